@@ -1,0 +1,56 @@
+"""The end of a run: before and after, in numbers and in one conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.types import Message
+
+STYLES = {"system": "dim", "user": "", "assistant": "cyan", "tool": "magenta"}
+
+
+def show(console: Console, summary: dict[str, Any]) -> None:
+    if summary["interrupted"]:
+        console.print(f"stopped after {summary['steps']} steps; the model so far is in {summary['model_dir']}")
+        return
+    before, after = summary["before"], summary["after"]
+    table = Table(f"held-out {summary['env']}", "before", "after", box=None, header_style="bold")
+    for label, how, key, form in (
+        ("reward, sampled", "sampled", "reward", "{:.3f}"),
+        ("reward, greedy", "greedy", "reward", "{:.3f}"),
+        ("tool calls an episode", "sampled", "calls", "{:.2f}"),
+        ("valid calls", "sampled", "valid_calls", "{:.0%}"),
+    ):
+        table.add_row(label, form.format(before[how][key]), Text(form.format(after[how][key]), style="bold green"))
+    console.print()
+    console.print(table)
+    console.print(
+        f"\n{summary['steps']} steps, {summary['train_seconds']:.0f} s of training, {summary['cpu_seconds']:.0f} CPU-seconds, "
+        f"{summary['sampled_tokens']:,} tokens sampled",
+        highlight=False,
+    )
+    for title in ("before", "after"):
+        _conversation(console, f"one conversation {title}", summary[f"conversation_{title}"])
+    if faults := summary["faults"]:
+        console.print("\nfaults of the world, not trained: " + ", ".join(f"{k} {n}" for k, n in faults.items()))
+    console.print(f"\nmodel    {summary['model_dir']}\nmetrics  {summary['metrics']}", highlight=False, soft_wrap=True)
+    console.print(
+        f"measure  agentrl eval --env {summary['env']} --model {summary['run_dir']}", highlight=False, soft_wrap=True
+    )
+
+
+def _conversation(console: Console, title: str, messages: Sequence[Message]) -> None:
+    console.print(f"\n{title}", style="bold")
+    for message in messages:
+        text = Text(f"  {message['role']:<10}", style="dim")
+        said = [message["content"]] if message["content"] else []
+        for call in message.get("tool_calls", []):
+            said.append(f"→ {call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})")
+        text.append("  ".join(said), style=STYLES.get(message["role"], ""))
+        console.print(text)

@@ -1,0 +1,153 @@
+"""Watching a run: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.config import TrainConfig
+from agentrl.evaluate import Measurement
+from agentrl.run import Run
+from agentrl.session import Session
+from agentrl.train import Silent, Watcher
+from agentrl.types import Trajectory
+
+BARS = "▁▂▃▄▅▆▇█"
+ROWS = 12  # steps shown at once
+
+
+@contextmanager
+def watcher(console: Console, config: TrainConfig) -> Iterator[Watcher]:
+    if not console.is_terminal:
+        yield PlainLines(console, config)
+        return
+    table = LiveTable(config)
+    with Live(table, console=console, refresh_per_second=8, transient=False):
+        yield table
+
+
+def headline(session: Session, run: Run) -> str:
+    """What is trained, on what, with what, and where it goes."""
+    model = session.policy.model
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    device = next(model.parameters()).device.type
+    return (
+        f"{session.spec.name} · {session.config.model} ({millions:.2f} M parameters, {device}) · "
+        f"embedded transformers engine · seed {session.config.seed} · {run.folder}"
+    )
+
+
+def cells(step: int, v: Mapping[str, float]) -> list[str]:
+    """A step as a row; the order is that of ``COLUMNS``."""
+    rollout = v["time/generate"] + v["time/tools"]
+    faults = int(sum(n for name, n in v.items() if name.startswith("faults/")))
+    return [
+        str(step),
+        f"{v.get('reward', float('nan')):.3f}",
+        f"{v.get('tools/call_frequency', 0.0):.2f}",
+        f"{1 - v.get('tools/failure_frequency', 0.0):.0%}" if v.get("tools/call_frequency") else "-",
+        f"{v.get('sampled_tokens', 0.0) / max(rollout, 1e-9):,.0f}",
+        f"{v['time/generate']:.1f}",
+        f"{v['time/tools']:.1f}",
+        f"{v['time/learn']:.1f}",
+        f"{v.get('entropy', 0.0):.2f}",
+        str(faults) if faults else "",
+    ]
+
+
+COLUMNS = ["step", "reward", "calls", "valid", "tokens/s", "generate s", "tools s", "learn s", "entropy", "faults"]
+
+
+class LiveTable(Silent):
+    """The terminal's picture of a run, drawn anew some times a second."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.steps = config.steps
+        self.title = Text("starting", style="bold")
+        self.rows: list[list[str]] = []
+        self.rewards: list[float] = []
+        self.held_out: list[tuple[int, Measurement, Measurement]] = []
+        self.note = ""
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self.overall = self.progress.add_task("steps", total=config.steps)
+        self.current = self.progress.add_task("loading", total=None)
+
+    def started(self, session: Session, run: Run) -> None:
+        self.title = Text(headline(session, run), style="bold")
+
+    def phase(self, name: str, episodes: int) -> None:
+        self.progress.reset(self.current, description=name, total=episodes or None)
+
+    def episode(self, trajectory: Trajectory) -> None:
+        self.progress.advance(self.current)
+
+    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None:
+        self.held_out.append((step, sampled, greedy))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.append(cells(step, values))
+        self.rewards.append(values.get("reward", 0.0))
+        self.progress.update(self.overall, completed=step)
+
+    def interrupted(self) -> None:
+        self.note = "Ctrl-C: finishing this step, then saving. Again to leave now."
+
+    def __rich__(self) -> RenderableType:
+        table = Table(*COLUMNS, box=None, header_style="bold cyan")
+        for column in table.columns:
+            column.justify = "right"
+        for row in self.rows[-ROWS:]:
+            table.add_row(*row)
+        parts: list[RenderableType] = [self.title, table]
+        if self.rewards:
+            parts.append(Text(f"training reward {spark(self.rewards)} {self.rewards[-1]:.3f}", style="green"))
+        if self.held_out:
+            parts.append(Text("held-out  " + "  ".join(_held(*m) for m in self.held_out[-6:])))
+            parts.append(Text("          step: sampled/greedy", style="dim"))
+        parts.append(self.progress)
+        if self.note:
+            parts.append(Text(self.note, style="yellow"))
+        return Group(*parts)
+
+
+class PlainLines(Silent):
+    """For pipes and logs: a line a step."""
+
+    def __init__(self, console: Console, config: TrainConfig) -> None:
+        self.console, self.steps = console, config.steps
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def started(self, session: Session, run: Run) -> None:
+        self._say(headline(session, run))
+
+    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None:
+        self._say(f"held-out at step {step}: sampled {sampled.reward:.3f} ± {sampled.error:.3f}, greedy {greedy.reward:.3f}")
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        row = [f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells(step, values)[1:], strict=True) if cell]
+        self._say(f"step {step}/{self.steps}  " + "  ".join(row))
+
+    def interrupted(self) -> None:
+        self._say("Ctrl-C: finishing this step, then saving. Again to leave now.")
+
+
+def spark(values: list[float], width: int = 50) -> str:
+    """The last values as a row of bars between their least and their greatest."""
+    shown = values[-width:]
+    low, high = min(shown), max(shown)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((v - low) * scale)] for v in shown)
+
+
+def _held(step: int, sampled: Measurement, greedy: Measurement) -> str:
+    return f"{step}: {sampled.reward:.2f}/{greedy.reward:.2f}"

@@ -1,0 +1,264 @@
+"""The settings of a run: a TOML file, then dotted overrides, each one checked. Unknown ones name the nearest."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import tomli_w
+from pydantic import Field
+
+from agentrl.errors import ConfigError, nearest
+from agentrl.signature import problems
+from agentrl.types import Stop
+
+
+class Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(Section):
+    """What samples."""
+
+    name: Literal["transformers"] = "transformers"
+    capacity: int = Field(128, ge=1, description="rows sampled at the same time")
+    max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
+    threads: int | None = Field(None, ge=1, description="torch threads while sampling; by the model's size by default")
+
+
+class RolloutConfig(Section):
+    """How episodes are played."""
+
+    tasks: int = Field(16, ge=1, description="tasks a step")
+    group_size: int = Field(8, ge=2, description="episodes of each task")
+    min_group: int = Field(2, ge=2, description="a group with fewer members left by faults is dropped")
+    temperature: float = Field(1.0, gt=0, description="of sampling; the learner's logprobs are at the same one")
+    max_turns: int | None = Field(None, ge=1, description="turns of an episode; the environment's own by default")
+    max_turn_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")
+    turn_timeout_s: float = Field(120.0, gt=0, description="deadline of an environment's reset, step or score")
+    episode_timeout_s: float = Field(600.0, gt=0, description="deadline of an episode")
+
+    @pydantic.model_validator(mode="after")
+    def _nested(self) -> RolloutConfig:
+        if self.min_group > self.group_size:
+            raise ValueError(f"min_group {self.min_group} is over group_size {self.group_size}: every group is dropped")
+        if self.turn_timeout_s > self.episode_timeout_s:
+            raise ValueError("turn_timeout_s is over episode_timeout_s; deadlines nest")
+        return self
+
+
+class LearnerConfig(Section):
+    """How the policy is updated."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = Field(1e-6, gt=0, description="peak learning rate")
+    schedule: Literal["constant", "linear"] = Field("constant", description="of the rate: linear falls to a tenth")
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    loss: Literal["dapo", "grpo"] = Field("dapo", description="dapo: mean over tokens; grpo: mean of rows' means")
+    advantage: Literal["grpo", "dr_grpo"] = Field("grpo", description="dr_grpo does not divide by the std")
+    epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio")
+    epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio")
+    importance_cap: float = Field(2.0, gt=0, description="cap of p_learner / p_engine, token by token")
+    max_grad_norm: float = Field(1.0, gt=0)
+    token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
+    mask_stops: tuple[Stop, ...] = Field((), description="episodes that stopped so are not trained, such as max_tokens")
+    threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
+
+
+class EvalConfig(Section):
+    """How the policy is measured on held-out tasks."""
+
+    every: int = Field(10, ge=0, description="steps between measurements; 0: only before and after")
+    tasks: int = Field(128, ge=1, description="held-out tasks of a measurement in mid-run, sampled and greedy")
+    final_tasks: int = Field(256, ge=1, description="held-out tasks of the measurements before and after")
+
+
+class RunConfig(Section):
+    """The run folder."""
+
+    dir: str | None = Field(None, description="runs/DATE-TIME-ENV by default")
+
+
+class TrainConfig(Section):
+    """Everything a run is made of. ``env`` holds the name and the environment's own settings."""
+
+    env: dict[str, Any] = Field(description="name (or module:Class), and the environment's own settings")
+    model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
+    seed: int = Field(0, ge=0, lt=2**31)
+    steps: int = Field(100, ge=1)
+    engine: EngineConfig = EngineConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    eval: EvalConfig = EvalConfig()
+    run: RunConfig = RunConfig()
+
+    @pydantic.field_validator("env", mode="before")
+    @classmethod
+    def _named(cls, env: Any) -> Any:
+        env = {"name": env} if isinstance(env, str) else env
+        if not isinstance(env, dict) or not isinstance(env.get("name"), str):
+            raise ValueError("env needs a name")
+        return env
+
+
+Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
+
+
+def build(*layers: Layer) -> TrainConfig:
+    """Merge layers, later ones win, and check them.
+
+    Raises:
+        ConfigError: in one sentence: the setting, what is wrong with it, the nearest known one, and where it stands.
+    """
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for source, layer in layers:
+        for path, value in _leaves(_with_env_name(layer)):
+            _check_known(path, source)
+            if path == "env.name" and origin.get(path) and _get(merged, path) != value:
+                merged["env"] = {}  # another environment: the first one's settings are not its own
+            _set(merged, path, value)
+            origin[path] = source
+    if "env" not in merged:
+        raise ConfigError("no environment; say --env NAME (agentrl list shows the names)")
+    try:
+        return TrainConfig.model_validate(merged)
+    except pydantic.ValidationError as error:
+        where, what = problems(error)[0]
+        raise ConfigError(f"{where}: {_plain(what)}{_shown(merged, where)} [{_origin(origin, where)}]") from None
+
+
+def _get(settings: Mapping[str, Any], path: str) -> Any:
+    value: Any = settings
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _set(settings: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for part in parents:
+        settings = settings.setdefault(part, {})
+    settings[last] = value
+
+
+def _plain(what: str) -> str:
+    return what.removeprefix("value error, ").removeprefix("Value error, ")
+
+
+def _shown(merged: Mapping[str, Any], where: str) -> str:
+    value = _get(merged, where)
+    return "" if value is None or isinstance(value, Mapping) else f", not {value!r}"
+
+
+def _origin(origin: Mapping[str, str], where: str) -> str:
+    inside = [source for path, source in origin.items() if path == where or path.startswith(f"{where}.")]
+    return inside[-1] if inside else "default"
+
+
+def read_toml(path: Path) -> Layer:
+    """A layer from a file. Raises ConfigError where it is missing or no TOML."""
+    try:
+        return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no config file {str(path)!r}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_overrides(arguments: Sequence[str]) -> Layer:
+    """A layer from ``--learner.lr 2e-6 --env=math-tools``. Raises ConfigError for what has no such form."""
+    settings: dict[str, Any] = {}
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--") or word == "--":
+            raise ConfigError(f"unexpected argument {word!r}; settings look like --learner.lr 1e-6")
+        path, given, text = word[2:].partition("=")
+        if not given and (text := next(words, "")) == "":
+            raise ConfigError(f"--{path} has no value")
+        if path == "engine":
+            path = "engine.name"
+        _set_override(settings, "env.name" if path == "env" else path, _literal(text))
+    return "command line", settings
+
+
+def _set_override(settings: dict[str, Any], path: str, value: Any) -> None:
+    parent = path.rpartition(".")[0]
+    if parent and not isinstance(_get(settings, parent), Mapping | None):
+        raise ConfigError(f"--{path}: {parent!r} was given a value of its own")
+    _set(settings, path, value)
+
+
+def _literal(text: str) -> Any:
+    """A number, boolean or list as TOML writes it; anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def dump_toml(config: TrainConfig) -> str:
+    """The config as a TOML file that `agentrl train` reads back."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _with_env_name(layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**layer, "env": {"name": layer["env"]}} if isinstance(layer.get("env"), str) else layer
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def known_settings() -> dict[str, pydantic.fields.FieldInfo]:
+    """Every setting by its dotted name, but the environments' own."""
+    found = {}
+    for name, field in TrainConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found |= {f"{name}.{n}": f for n, f in field.annotation.model_fields.items()}
+        else:
+            found[name] = field
+    return found
+
+
+def _check_known(path: str, source: str) -> None:
+    if path.startswith("env."):
+        return  # the environment checks its own
+    known = known_settings()
+    if path in known:
+        return
+    # The last part alone finds `learner.learning_rate`'s neighbours in other sections too.
+    last = {k.rpartition(".")[2]: k for k in known}
+    close = _ALIASES.get(path.rpartition(".")[2])
+    hint = f"; did you mean {close!r}?" if close else nearest(path, known)
+    if "did you mean" not in hint and path.rpartition(".")[2] in last:
+        hint = f"; did you mean {last[path.rpartition('.')[2]]!r}?"
+    raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
+
+
+# What users of TRL type first.
+_ALIASES = {
+    "learning_rate": "learner.lr",
+    "learning_rte": "learner.lr",
+    "max_steps": "steps",
+    "num_generations": "rollout.group_size",
+    "max_completion_length": "rollout.max_turn_tokens",
+    "per_device_train_batch_size": "rollout.tasks",
+    "output_dir": "run.dir",
+    "optim": "learner.optimizer",
+    "loss_type": "learner.loss",
+    "lr_scheduler_type": "learner.schedule",
+    "model_name_or_path": "model",
+}

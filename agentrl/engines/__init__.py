@@ -1,0 +1,1 @@
+"""What samples from the policy. Each module is one engine behind the contract of ``agentrl.engine``."""

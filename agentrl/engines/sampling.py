@@ -1,0 +1,41 @@
+"""From logits to a token and its logprob."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sample(
+    logits: Tensor,  # (rows, vocabulary)
+    temperature: Tensor,  # (rows,); 0 is greedy
+    uniform: Tensor,  # (rows,) in [0, 1), double: each row's randomness
+    top_p: Tensor | None = None,  # (rows,)
+    top_k: Tensor | None = None,  # (rows,); 0 keeps all
+) -> tuple[Tensor, Tensor]:
+    """Token ids and their logprobs, (rows,) each, by inversion of the distribution function.
+
+    The logprob is of the distribution that was sampled from: at the row's temperature, over the tokens that ``top_k``
+    and ``top_p`` keep. A greedy row reports the plain distribution's, at temperature 1.
+    """
+    greedy = temperature == 0
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+    if top_p is not None and top_k is not None:
+        scaled = _truncate(scaled, top_p, top_k)
+    logprobs = scaled.log_softmax(-1)
+    cdf = logprobs.double().exp().cumsum(-1)
+    drawn = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0].clamp(max=cdf.shape[-1] - 1)
+    tokens = torch.where(greedy, scaled.argmax(-1), drawn)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Minus infinity outside the top k, and outside the smallest set whose probability reaches p."""
+    ordered, order = logits.sort(-1, descending=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    k = torch.where(top_k > 0, top_k, logits.shape[-1])
+    ordered = ordered.masked_fill(rank >= k[:, None], -torch.inf)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    ordered = ordered.masked_fill((before >= top_p[:, None]) & (rank > 0), -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, order, ordered)

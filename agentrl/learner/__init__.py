@@ -1,0 +1,1 @@
+"""From groups to a better policy: advantages, packing, logprobs, loss, update."""

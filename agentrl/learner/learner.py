@@ -1,0 +1,117 @@
+"""The learner: one optimizer step from a batch of samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentrl.learner.logprobs import output_head, token_logprobs
+from agentrl.learner.loss import LOSSES, clipped, truncated_importance
+from agentrl.learner.packing import MicroBatch, pack
+from agentrl.types import Sample
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What ``Learner.update`` computes; the names are those of TRL where TRL has one."""
+
+    loss: str = "dapo"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.28
+    importance_cap: float = 2.0
+    temperature: float = 1.0
+    max_grad_norm: float = 1.0
+    token_budget: int = 8192  # tokens in one forward and backward pass, padding included
+    threads: int | None = None  # torch's threads while learning; all cores by default
+
+
+class Learner:
+    """Updates the policy in place; ``version`` counts its updates.
+
+    With one update a batch the old policy is the current one, so its logprobs are ``logp.detach()``: no second
+    forward pass is made for them.
+    """
+
+    def __init__(self, policy: Any, optimizers: Sequence[torch.optim.Optimizer], settings: LossSettings) -> None:
+        self.policy, self.settings, self.version = policy, settings, 0
+        self._optimizers = list(optimizers)
+        self._head = output_head(policy)
+        self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
+
+    def set_lr(self, share: float) -> None:
+        """Set every learning rate to a share of what it was at the start."""
+        for optimizer, lrs in zip(self._optimizers, self._base_lrs, strict=True):
+            for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+                group["lr"] = lr * share
+
+    def update(self, rows: Sequence[Sample]) -> dict[str, float]:
+        """One optimizer step; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
+        if not rows:
+            return {}
+        torch.set_num_threads(self.settings.threads or os.cpu_count() or 1)  # the engine may want fewer
+        lengths = [sum(r.loss_mask) for r in rows]
+        weights = LOSSES[self.settings.loss](lengths)
+        tally: dict[str, list[Tensor]] = {}
+        for batch in pack(rows, weights, self.settings.token_budget):
+            loss, parts = self._loss(batch)
+            loss.backward()
+            for name, values in parts.items():
+                tally.setdefault(name, []).append(values)
+        parameters = [p for p in self.policy.parameters() if p.grad is not None]
+        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        finite = bool(torch.isfinite(norm))
+        for optimizer in self._optimizers:
+            if finite:  # a NaN in the policy cannot be taken back
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if finite:
+            self.version += 1
+        values = {name: torch.cat(parts) for name, parts in tally.items()}
+        return {
+            "loss": float(values["loss"].sum()),
+            "grad_norm": float(norm),
+            "entropy": float(values["entropy"].mean()),
+            "trained_tokens": float(sum(lengths)),
+            "trained_rows": float(len(rows)),
+            "sampling/sampling_logp_difference/mean": float(values["difference"].mean()),
+            "sampling/sampling_logp_difference/max": float(values["difference"].max()),
+            "sampling/importance_sampling_ratio/min": float(values["rho"].min()),
+            "sampling/importance_sampling_ratio/mean": float(values["rho"].mean()),
+            "sampling/importance_sampling_ratio/max": float(values["rho"].max()),
+        }
+
+    def _loss(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        s, device = self.settings, next(self.policy.parameters()).device
+        logp, entropy = token_logprobs(
+            self.policy, self._head, batch.token_ids.to(device), batch.trained.to(device), s.temperature
+        )
+        sampled, advantages, weights = (t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights))
+        old = logp.detach()
+        rho = truncated_importance(old, sampled, s.importance_cap)
+        loss = clipped(logp, old, advantages, s.epsilon, s.epsilon_high) * rho * weights
+        parts = {"loss": loss.detach(), "entropy": entropy, "difference": (old - sampled).abs(), "rho": rho}
+        return loss.sum(), parts
+
+
+def make_optimizers(policy: nn.Module, name: str, lr: float, weight_decay: float = 0.0) -> list[torch.optim.Optimizer]:
+    """``adamw`` for everything, or ``muon`` for the hidden matrices with AdamW for embeddings, norms and heads.
+
+    Muon orthogonalises the update of a matrix (Jordan et al. 2024); scaled to AdamW's root mean square
+    (arXiv 2502.16982), both can share one learning rate.
+    """
+    named = [(n, p) for n, p in policy.named_parameters() if p.requires_grad]
+    if name == "adamw":
+        return [torch.optim.AdamW([p for _, p in named], lr=lr, weight_decay=weight_decay)]
+    tables = {id(m.weight) for m in policy.modules() if isinstance(m, nn.Embedding)}
+    tables |= {id(p) for n, p in named if "lm_head" in n}
+    matrices = [p for _, p in named if p.ndim == 2 and id(p) not in tables]
+    rest = [p for _, p in named if p.ndim != 2 or id(p) in tables]
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay),
+    ]

@@ -1,0 +1,100 @@
+"""Numbers about groups of trajectories, under the names that users of TRL know, and a few of our own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+
+from agentrl.types import CallRecord, Group, Trajectory
+
+Metrics = dict[str, float]
+
+
+def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
+    """Everything about a batch of groups. Faulted episodes are counted, and are in no other number."""
+    everyone = [t for g in groups for t in g]
+    fair = [t for t in everyone if t.fault is None]
+    kept = [g for g in groups if len(g.scored) >= min_group]
+    spreads = [_std([t.reward for t in g.scored if t.reward is not None]) for g in kept]
+    flat = sum(s == 0.0 for s in spreads)
+    return {
+        **_rewards(fair),
+        "reward_std": fmean(spreads) if spreads else 0.0,
+        "frac_reward_zero_std": flat / len(kept) if kept else 0.0,
+        "groups/kept": float(len(kept)),
+        "groups/dropped": float(len(groups) - len(kept)),
+        "groups/zero_variance": float(flat),
+        **_lengths(fair),
+        **of_calls(fair),
+        **_shares("stops", Counter(t.stop.value for t in fair), len(everyone)),
+        **{f"faults/{kind}": float(n) for kind, n in faults(everyone).items()},
+    }
+
+
+def _rewards(fair: Sequence[Trajectory]) -> Metrics:
+    rewards = [t.reward for t in fair if t.reward is not None]
+    found: Metrics = {"reward": fmean(rewards)} if rewards else {}
+    for name in dict.fromkeys(n for t in fair for n in t.rewards):
+        values = [r for t in fair if (r := t.rewards.get(name)) is not None]
+        if values:
+            found |= {f"rewards/{name}/mean": fmean(values), f"rewards/{name}/std": _std(values)}
+    return found
+
+
+def _lengths(fair: Sequence[Trajectory]) -> Metrics:
+    if not fair:
+        return {}
+    lengths = [t.sampled_tokens for t in fair]
+    clipped = sum(t.stop == "max_tokens" for t in fair)
+    whole = [n for n, t in zip(lengths, fair, strict=True) if t.stop != "max_tokens"]
+    found: Metrics = {
+        "num_tokens": float(sum(len(t.token_ids) for t in fair)),
+        "sampled_tokens": float(sum(lengths)),
+        "turns/mean": fmean(t.turns for t in fair),
+        "completions/mean_length": fmean(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": clipped / len(fair),
+    }
+    if whole:
+        found["completions/mean_terminated_length"] = fmean(whole)
+        found["completions/min_terminated_length"] = float(min(whole))
+        found["completions/max_terminated_length"] = float(max(whole))
+    return found
+
+
+def of_calls(fair: Sequence[Trajectory]) -> Metrics:
+    """Tool calls: how many an episode, how many were valid, how long they took."""
+    calls = [c for t in fair for c in t.calls]
+    if not calls:
+        return {"tools/call_frequency": 0.0} if fair else {}
+    bad = sum(c.status != "ok" for c in calls)
+    found: Metrics = {"tools/call_frequency": len(calls) / len(fair), "tools/failure_frequency": bad / len(calls)}
+    # A call that could not be read has no name.
+    found["parse_errors"] = float(sum(not c.name for c in calls))
+    by_name: dict[str, list[CallRecord]] = {}
+    for call in calls:
+        if call.status in ("ok", "tool_timeout", "tool_error"):  # the tools there are, not the names invented
+            by_name.setdefault(call.name, []).append(call)
+    for name, own in by_name.items():
+        seconds = sorted(c.seconds for c in own)
+        found |= {
+            f"tools/{name}/calls": float(len(own)),
+            f"tools/{name}/timeouts": float(sum(c.status == "tool_timeout" for c in own)),
+            f"tools/{name}/p50_s": seconds[len(seconds) // 2],
+            f"tools/{name}/p95_s": seconds[int(len(seconds) * 0.95)],
+        }
+    return found
+
+
+def faults(everyone: Iterable[Trajectory]) -> Counter[str]:
+    return Counter(t.fault.kind for t in everyone if t.fault is not None)
+
+
+def _shares(prefix: str, counts: Mapping[str, int], total: int) -> Metrics:
+    return {f"{prefix}/{name}": n / total for name, n in counts.items()}
+
+
+def _std(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0

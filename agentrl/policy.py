@@ -1,0 +1,79 @@
+"""The policy: a causal LM and its tokenizer, found by name."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl import registry
+from agentrl.errors import UserError, nearest
+
+RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model being trained; ``source`` is where it was loaded from."""
+
+    model: Any
+    tokenizer: Any
+    source: str
+
+    def save(self, folder: Path) -> None:
+        """A folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+        if (recommended := Path(self.source) / RECOMMENDED).is_file():
+            shutil.copy(recommended, folder / RECOMMENDED)
+
+
+def locate(name: str) -> str:
+    """A registered model, a folder, a run folder (its ``model``), or else a name on the model hub."""
+    known = registry.available("model")
+    if name in known:
+        return str(registry.load("model", name)())
+    path = Path(name)
+    if (path / "model" / "config.json").is_file():
+        return str(path / "model")
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"model {name!r}: the folder has no config.json, and no model/config.json of a finished run")
+        return str(path)
+    if name.startswith((".", "/", "runs/")) or name.count("/") > 1:
+        raise UserError(f"no model {name!r}: there is no such folder (from {Path.cwd()})")
+    return name
+
+
+def recommended(source: str) -> dict[str, Any]:
+    """The settings a model's folder recommends; none for most."""
+    path = Path(source) / RECOMMENDED
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def load(name: str, dtype: str = "float32") -> Policy:
+    """Load a policy, on a GPU if there is one.
+
+    Raises:
+        UserError: there is no such model, or it cannot be loaded; the sentence says why.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    source = locate(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError) as error:
+        known = registry.available("model")
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"cannot load model {name!r}: {reason.rstrip('.')}{nearest(name, known)}") from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Policy(model.to(device), tokenizer, source)

@@ -1,0 +1,137 @@
+"""Places for text in a rendering.
+
+A template never sees what somebody wrote, only placeholders, so it cannot be steered by it. What it did to a
+placeholder (trimmed it, wrote it as JSON) is read off the rendering and done to the text later.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import TemplateError
+from agentrl.renderer.untrusted import Piece
+
+Rendering = dict[str, Any]  # a message, or a tool's schema, as a template gets it
+
+_OPEN, _CLOSE = "qzslot{}q", "qzendq"
+_EDGE = "\v"  # white space that no template writes: gone where the template trims
+_PROBE = '"\\\té<'  # differs in every usual escaping
+_PROBE_JSON = json.dumps(_PROBE, ensure_ascii=False)[1:-1]
+_SLOT = re.compile(rf"(\v|\\u000b)?{_OPEN.format('([0-9]+)')}(.*?){_CLOSE}(\v|\\u000b)?", re.S)
+
+# What templates read to decide on structure. Everything else in a schema is somebody's text.
+_TYPES = {"function", "string", "number", "integer", "boolean", "array", "object", "null"}
+_KEYWORDS = frozenset(
+    "type function name description parameters properties required items enum const default title format pattern "
+    "anyOf oneOf allOf $ref $defs additionalProperties minimum maximum exclusiveMinimum exclusiveMaximum minLength "
+    "maxLength minItems maxItems uniqueItems strict nullable return examples".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a text goes, and what the template does to it on the way."""
+
+    index: int
+    as_json: bool
+    lstrip: bool
+    rstrip: bool
+
+    def fill(self, text: str) -> str:
+        text = text.lstrip() if self.lstrip else text
+        text = text.rstrip() if self.rstrip else text
+        return json.dumps(text, ensure_ascii=False)[1:-1] if self.as_json else text
+
+
+Part = str | Slot
+
+
+def placeholder(index: int) -> str:
+    return f"{_EDGE}{_OPEN.format(index)}{_PROBE}{_CLOSE}{_EDGE}"
+
+
+def parse(rendered: str) -> list[Part]:
+    """Cut a rendering at its placeholders: the template's own text, and slots."""
+    parts: list[Part] = []
+    last = 0
+    for found in _SLOT.finditer(rendered):
+        left, index, probe, right = found.groups()
+        if probe not in (_PROBE, _PROBE_JSON):
+            raise TemplateError("it alters a message's text in a way that cannot be followed")
+        parts += rendered[last : found.start()], Slot(int(index), probe != _PROBE, left is None, right is None)
+        last = found.end()
+    return [*parts, rendered[last:]]
+
+
+def fill(parts: Sequence[Part], texts: Sequence[Piece]) -> list[Piece]:
+    """The parts with their texts put in, as pieces that remember who wrote them."""
+    return [
+        Piece(part) if isinstance(part, str) else Piece(part.fill(texts[part.index].text), texts[part.index].source)
+        for part in parts
+    ]
+
+
+def texts_of(messages: Sequence[Any]) -> list[Piece]:
+    """Two texts for each message: its content, and the name of the tool it comes from."""
+    texts = []
+    for message in messages:
+        name = message.get("name") or ""
+        texts += Piece(message["content"] or "", name or message["role"]), Piece(name, name)
+    return texts
+
+
+class Hidden:
+    """Messages and schemas with placeholders instead of texts; ``texts`` holds what they stand for."""
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        self.texts = texts_of(messages)
+        self._known: dict[Piece, str] = {}
+        self._ids: dict[str, str] = {}
+        self.messages = [self._message(m, i) for i, m in enumerate(messages)]
+
+    def text(self, text: str, source: str) -> str:
+        """A placeholder; equal texts get equal ones, so that a template can still compare names."""
+        piece = Piece(text, source)
+        if text and piece not in self._known:
+            self.texts.append(piece)
+            self._known[piece] = placeholder(len(self.texts) - 1)
+        return self._known.get(piece, "")
+
+    def value(self, value: Any, source: str = "schema", key: str = "") -> Any:
+        """A JSON value with the texts hidden, and the keys that are no words of JSON schema too."""
+        if isinstance(value, dict):
+            named = key in ("properties", "$defs")  # here the keys are names that somebody chose
+            return {
+                k if k in _KEYWORDS and not named else self.text(k, source): self.value(v, source, "" if named else k)
+                for k, v in value.items()
+            }
+        if isinstance(value, list):
+            return [self.value(v, source, key) for v in value]
+        if isinstance(value, str) and not (key == "type" and value in _TYPES):
+            return self.text(value, source)
+        return value
+
+    def _message(self, message: Any, index: int) -> Rendering:
+        hidden: Rendering = {"role": message["role"]}
+        for field, at in (("content", 2 * index), ("name", 2 * index + 1)):
+            if self.texts[at].text or field == "content":
+                hidden[field] = placeholder(at) if self.texts[at].text else ""
+        if message["role"] == "tool":
+            hidden["tool_call_id"] = self._id(message.get("tool_call_id") or f"#{index}")
+        if message.get("tool_calls"):
+            hidden["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        return hidden
+
+    def _call(self, call: Any) -> Rendering:
+        function = call["function"]
+        name, arguments = self.text(function["name"], "assistant"), function["arguments"]
+        hidden = {"name": name, "arguments": self.value(arguments, "assistant", "properties")}
+        return {"id": self._id(call["id"]), "type": "function", "function": hidden}
+
+    def _id(self, call_id: str) -> str:
+        """Ids by number: nine letters and digits, as Mistral wants them, and the same in every run."""
+        return self._ids.setdefault(call_id, f"call{len(self._ids):05d}")

@@ -1,0 +1,328 @@
+"""Play: an episode, a group, a batch of groups. No torch here, and no barrier: each episode goes at its own pace.
+
+An episode is generate -> environment -> generate ... The context handed to the engine is exactly the concatenation
+of the segments so far; what the model sampled is never encoded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import anyio
+
+from agentrl.engine import Engine
+from agentrl.env import Env, EnvSpec
+from agentrl.errors import ContractError, UserError, WorldFault
+from agentrl.renderer import Renderer
+from agentrl.types import (
+    CallRecord,
+    Fault,
+    Group,
+    Message,
+    Observation,
+    SamplingParams,
+    Segment,
+    Step,
+    Stop,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an episode may go. Deadlines nest: a tool's < the environment's turn < the episode's."""
+
+    max_turns: int | None = None  # None: the environment's own
+    max_turn_tokens: int = 512
+    turn_timeout_s: float = 120.0
+    episode_timeout_s: float = 600.0
+
+
+@dataclass
+class Rollout:
+    """What every episode of a run shares.
+
+    ``reset`` and ``score`` of an environment are bounded by ``turn_timeout_s`` as ``step`` is.
+    """
+
+    spec: EnvSpec
+    engine: Engine
+    renderer: Renderer
+    limits: Limits = field(default_factory=Limits)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    split: str = "train"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    async def batch(self, tasks: Sequence[int], size: int, *, seed: int = 0, watch: Watch | None = None) -> list[Group]:
+        """Play ``size`` episodes of every task, all at once; the groups in the order of the tasks.
+
+        Args:
+            seed: makes the sampling reproducible: the randomness of a turn depends on it, the task, the member and
+                the turn, and on nothing that happens beside it.
+            watch: told of every episode as it ends.
+
+        Raises:
+            UserError: an environment, tool or reward broke its contract.
+        """
+        played: dict[tuple[int, int], Trajectory] = {}
+
+        async def play(place: int, member: int) -> None:
+            trajectory = await self.episode(tasks[place], seed=_mix(seed, tasks[place], member))
+            played[place, member] = trajectory
+            if watch is not None:
+                watch(trajectory)
+
+        try:
+            async with anyio.create_task_group() as players:
+                for place in range(len(tasks)):
+                    for member in range(size):
+                        players.start_soon(play, place, member)
+        except ExceptionGroup as group:  # the first to fail has cancelled the others
+            raise group.exceptions[0] from None
+        return [Group(task, tuple(played[p, m] for m in range(size))) for p, task in enumerate(tasks)]
+
+    async def episode(self, task: int, *, seed: int = 0) -> Trajectory:
+        """Play one episode to its end and score it. The world's failures are in ``Trajectory.fault``, never raised.
+
+        Raises:
+            UserError: the environment or a tool broke its contract.
+        """
+        play = _Episode(self, task, seed)
+        try:
+            with anyio.fail_after(self.limits.episode_timeout_s):
+                await play.run()
+        except TimeoutError:
+            play.end(Stop.TIMEOUT, Fault("episode_timeout", f"over {self.limits.episode_timeout_s:g} s, {play.where()}"))
+        except UserError:
+            raise
+        except WorldFault as fault:
+            play.end(Stop.FAULT, Fault(fault.kind, str(fault)))
+        except Exception as error:  # the other of the two boundaries: around an episode
+            if play.stage == "generate":
+                raise  # the engine is ours
+            play.end(Stop.FAULT, Fault(f"env_{play.stage}", f"{play.where()}: {traceback.format_exc(limit=-4)}"))
+            del error
+        finally:
+            await play.close()
+        return play.trajectory()
+
+
+class _Episode:
+    """One episode while it is played."""
+
+    def __init__(self, rollout: Rollout, task: int, seed: int) -> None:
+        self.rollout, self.task, self.seed = rollout, task, seed
+        self.session = f"{task}-{seed:x}-{next(_count)}"
+        self.env: Env | None = None
+        self.segments: list[Segment] = []
+        self.messages: list[Message] = []
+        self.step_rewards: list[float] = []
+        self.rewards: Mapping[str, float | None] = {}
+        self.info: dict[str, Any] = {}
+        self.stop = Stop.FAULT
+        self.fault: Fault | None = None
+        self.stage = "reset"
+        self.timings: dict[str, float] = defaultdict(float)
+        self.started = perf_counter()
+
+    async def run(self) -> None:
+        rollout = self.rollout
+        with self._stage("reset"):
+            self.env = env = rollout.spec.make()
+            found = await self._bounded(env.reset(seed=self.task, options={"split": rollout.split, **rollout.options}))
+            observation, self.info = _checked_reset(found, env)
+            self._observe(observation, [t.schema for t in env.tool_list])
+        max_turns = rollout.limits.max_turns or env.max_turns
+        for turn in range(max_turns):
+            if not await self._turn(env, turn):
+                break
+        else:
+            self.stop = Stop.MAX_TURNS
+        with self._stage("score"):
+            scored = await self._bounded(env.score(self.trajectory()))
+            self.rewards = _checked_rewards(scored, env)
+
+    async def _turn(self, env: Env, turn: int) -> bool:
+        """One turn of the model and the world's answer; whether the episode goes on."""
+        rollout = self.rollout
+        with self._stage("generate"):
+            context = self.token_ids
+            room = min(rollout.limits.max_turn_tokens, rollout.engine.max_context - len(context))
+            if room <= 0:
+                self.stop = Stop.MAX_TOKENS
+                return False
+            stops = tuple(rollout.renderer.get_stop_token_ids())
+            params = replace(
+                rollout.sampling, max_tokens=room, stop_token_ids=stops, seed=_mix(self.seed, turn, rollout.sampling.seed)
+            )
+            done = await rollout.engine.generate(context, params, session=self.session)
+            self.segments.append(Segment("model", done.token_ids, done.logprobs, done.versions))
+            reply = rollout.renderer.parse_response(done.token_ids)
+            self.messages.append(reply.message())
+        if done.stop_reason == "length":
+            self.stop = Stop.MAX_TOKENS
+            return False
+        with self._stage("tools"):
+            step = _checked_step(await self._bounded(env.step(reply)), env)
+        self.step_rewards.append(float(step.reward))
+        self.info |= step.info
+        if step.terminated or step.truncated:
+            self.stop = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
+            self.messages.extend(_as_messages(step.observation))
+            return False
+        self._observe(step.observation, [t.schema for t in env.tool_list])
+        return True
+
+    def _observe(self, observation: Observation, tools: Sequence[dict[str, Any]]) -> None:
+        """Append what the world said: the prompt at first, later a segment that extends the context."""
+        messages = _as_messages(observation)
+        self.messages.extend(messages)
+        renderer = self.rollout.renderer
+        if not self.segments:
+            self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
+            return
+        context, completion = self.token_ids, self.segments[-1].token_ids
+        prompt = context[: len(context) - len(completion)]
+        extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
+        if extended[: len(context)] != context:
+            raise ContractError("the renderer changed tokens that were already in the context")
+        self.segments.append(Segment("world", tuple(extended[len(context) :])))
+
+    async def _bounded(self, call: Any) -> Any:
+        """Await an environment's method under the turn's deadline."""
+        if not hasattr(call, "__await__"):
+            raise ContractError(f"{self._env_name()}.{_METHOD[self.stage]} must be `async def`; it returned {call!r:.80}")
+        try:
+            with anyio.fail_after(self.rollout.limits.turn_timeout_s) as scope:
+                return await call
+        except TimeoutError:
+            if scope.cancel_called:
+                limit = self.rollout.limits.turn_timeout_s
+                raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s") from None
+            raise WorldFault(f"env_{self.stage}", f"{self.where()} raised TimeoutError") from None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [t for s in self.segments for t in s.token_ids]
+
+    @contextmanager
+    def _stage(self, name: str) -> Any:
+        self.stage, begun = name, perf_counter()
+        try:
+            yield
+        finally:
+            self.timings[name] += perf_counter() - begun
+
+    def _env_name(self) -> str:
+        return self.rollout.spec.cls.__name__
+
+    def where(self) -> str:
+        return f"{self._env_name()}.{_METHOD.get(self.stage, self.stage)} of task {self.task}"
+
+    def end(self, stop: Stop, fault: Fault) -> None:
+        self.stop, self.fault = stop, fault
+
+    async def close(self) -> None:
+        """Also on cancellation: the environment is closed, and the engine told."""
+        self.rollout.engine.end_session(self.session)
+        if self.env is None:
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self.rollout.limits.turn_timeout_s):
+            try:
+                await self.env.close()
+            except Exception as error:  # belongs to the boundary around an episode
+                self.fault = self.fault or Fault("env_close", f"{type(error).__name__}: {error}")
+
+    def trajectory(self) -> Trajectory:
+        calls: Sequence[CallRecord] = getattr(self.env, "calls", ())
+        return Trajectory(
+            task=self.task,
+            segments=tuple(self.segments),
+            messages=tuple(self.messages),
+            stop=self.stop,
+            rewards=dict(self.rewards),
+            weights=dict(self.env.reward_weights) if self.env else {},
+            step_rewards=tuple(self.step_rewards),
+            timings={**self.timings, "total": perf_counter() - self.started},
+            calls=tuple(calls),
+            fault=self.fault,
+            info=dict(self.info),
+        )
+
+
+Watch = Callable[[Trajectory], None]
+_METHOD = {"reset": "reset", "tools": "step", "score": "score", "generate": "generate"}
+_count = iter(range(1 << 62))
+
+
+def _mix(*numbers: int) -> int:
+    """One 63-bit seed from several numbers."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _as_messages(observation: Observation) -> list[Message]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    return list(observation)
+
+
+def _check_observation(observation: Any, env: Env, method: str) -> None:
+    if isinstance(observation, str):
+        return
+    good = isinstance(observation, Sequence) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in observation
+    )
+    if not good:
+        raise ContractError(
+            f"{type(env).__name__}.{method} returned the observation {observation!r:.120}; "
+            "it must be a str, or a list of messages such as {'role': 'user', 'content': '...'}"
+        )
+
+
+def _checked_reset(found: Any, env: Env) -> tuple[Observation, dict[str, Any]]:
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        raise ContractError(f"{type(env).__name__}.reset must return (observation, info), info a dict; got {found!r:.120}")
+    _check_observation(found[0], env, "reset")
+    if not _as_messages(found[0]):
+        raise ContractError(f"{type(env).__name__}.reset returned no message")
+    return found[0], dict(found[1])
+
+
+def _checked_step(found: Any, env: Env) -> Step:
+    name = f"{type(env).__name__}.step"
+    if not (isinstance(found, tuple) and len(found) == 5):
+        raise ContractError(f"{name} must return (observation, reward, terminated, truncated, info); got {found!r:.120}")
+    step = Step(*found)
+    _check_observation(step.observation, env, "step")
+    if not _is_number(step.reward):
+        raise ContractError(f"{name} returned the reward {step.reward!r:.80}, which is no finite number")
+    if not isinstance(step.info, dict):
+        raise ContractError(f"{name} returned info {step.info!r:.80}, which is no dict")
+    if not (step.terminated or step.truncated or _as_messages(step.observation)):
+        raise ContractError(f"{name} neither ended the episode nor returned a message for the model to answer")
+    return step
+
+
+def _checked_rewards(found: Any, env: Env) -> dict[str, float | None]:
+    name = f"{type(env).__name__}.score"
+    if not isinstance(found, Mapping):
+        raise ContractError(f"{name} must return a dict of named rewards; got {found!r:.120}")
+    for part, value in found.items():
+        if value is not None and not _is_number(value):
+            raise ContractError(f"{name} returned {value!r:.80} for {part!r}; a reward is a finite number, or None")
+    return {str(part): None if value is None else float(value) for part, value in found.items()}
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return abs(float(value)) < float("inf") and not isinstance(value, str)
+    except (TypeError, ValueError):
+        return False

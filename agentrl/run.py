@@ -1,0 +1,149 @@
+"""The run folder: everything a run leaves behind.
+
+    config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
+    metrics.jsonl     a line a step, and a line a measurement
+    trajectories/     a Parquet file a step, a row an episode (schema below)
+    model/            the final policy, as from_pretrained takes it
+    summary.json      before and after
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import UserError
+from agentrl.types import Group, Trajectory
+
+SCHEMA_VERSION = "1"
+_NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+_SEGMENT = pa.struct([
+    ("author", pa.string()),
+    ("token_ids", pa.list_(pa.int32())),
+    ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
+    ("versions", pa.list_(pa.int32())),
+])
+_CALL = pa.struct([("turn", pa.int32()), ("name", pa.string()), ("status", pa.string()), ("seconds", pa.float64())])
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("split", pa.string()),
+        ("task", pa.int64()),
+        ("member", pa.int32()),
+        ("reward", pa.float64()),  # null: not scored, or the world failed
+        ("rewards", _NAMED),
+        ("step_rewards", pa.list_(pa.float64())),
+        ("advantage", pa.float64()),
+        ("stop", pa.string()),
+        ("fault", pa.string()),  # its kind
+        ("fault_message", pa.string()),
+        ("segments", pa.list_(_SEGMENT)),
+        ("messages", pa.string()),  # JSON
+        ("calls", pa.list_(_CALL)),
+        ("timings", _NAMED),  # seconds
+    ],
+    metadata={"agentrl_trajectories": SCHEMA_VERSION},
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, open for writing."""
+
+    folder: Path
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(metrics) + "\n")
+
+    def write_trajectories(
+        self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]], split: str = "train"
+    ) -> None:
+        """One file; ``advantages`` has a number for each member of each group."""
+        rows = [
+            _row(step, split, member, trajectory, advantage)
+            for group, own in zip(groups, advantages, strict=True)
+            for member, (trajectory, advantage) in enumerate(zip(group, own, strict=True))
+        ]
+        target = self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
+        aside = target.with_suffix(".part")
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
+        aside.replace(target)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+
+
+def create(folder: str | None, env: str, config_toml: str) -> Run:
+    """Make the folder, ``runs/DATE-TIME-ENV`` by default, and point ``runs/last`` to it.
+
+    Raises:
+        UserError: it cannot be written, or holds a run already.
+    """
+    word = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
+    path = Path(folder) if folder else _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{word}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / "metrics.jsonl").exists() or (path / "config.toml").exists():
+            raise UserError(f"run folder {str(path)!r} holds a run already; give another --run.dir")
+        (path / "config.toml").write_text(config_toml, encoding="utf-8")
+        (path / "trajectories").mkdir(exist_ok=True)
+        _point_last(path)
+    except OSError as error:
+        raise UserError(f"cannot write the run folder {str(path)!r}: {error.strerror}; give another --run.dir") from None
+    return Run(path)
+
+
+def _unused(path: Path) -> Path:
+    """Two runs may start in one second."""
+    number, free = 2, path
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return free
+
+
+def _point_last(path: Path) -> None:
+    """``last`` beside the run folder; where links are not to be had, the name is simply not there."""
+    link, aside = path.parent / "last", path.parent / f".last-{os.getpid()}"
+    if link.is_symlink() or not link.exists():
+        try:
+            aside.symlink_to(path.name, target_is_directory=True)
+            aside.replace(link)
+        except OSError:
+            aside.unlink(missing_ok=True)
+
+
+def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: float) -> dict[str, Any]:
+    t = trajectory
+    return {
+        "step": step,
+        "split": split,
+        "task": t.task,
+        "member": member,
+        "reward": t.reward,
+        "rewards": _named(t.rewards.items()),
+        "step_rewards": list(t.step_rewards),
+        "advantage": advantage,
+        "stop": t.stop.value,
+        "fault": t.fault.kind if t.fault else None,
+        "fault_message": t.fault.message if t.fault else None,
+        "segments": [
+            {"author": s.author, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
+            for s in t.segments
+        ],
+        "messages": json.dumps(t.messages, ensure_ascii=False),
+        "calls": [{"turn": c.turn, "name": c.name, "status": c.status, "seconds": c.seconds} for c in t.calls],
+        "timings": _named(t.timings.items()),
+    }
+
+
+def _named(items: Iterable[tuple[str, float | None]]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in items]

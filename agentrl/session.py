@@ -1,0 +1,63 @@
+"""What a run holds open: the policy, its renderer, the engine that samples from it, and the environment's shared part."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl import evaluate, policy
+from agentrl.config import Layer, TrainConfig, build
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.env import EnvSpec
+from agentrl.errors import ConfigError
+from agentrl.policy import Policy
+from agentrl.renderer.template import TemplateRenderer
+from agentrl.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything that plays episodes."""
+
+    config: TrainConfig
+    spec: EnvSpec
+    policy: Policy
+    renderer: TemplateRenderer
+    engine: TransformersEngine
+
+    def rollout(self, split: str) -> Rollout:
+        return Rollout(
+            self.spec,
+            self.engine,
+            self.renderer,
+            limits=evaluate.limits(self.config),
+            sampling=evaluate.sampling(self.config),
+            split=split,
+        )
+
+
+@asynccontextmanager
+async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Session]:
+    """Load and start what the config names. Raises UserError where something cannot be."""
+    loaded = loaded or policy.load(config.model, config.dtype)
+    renderer = TemplateRenderer(loaded.tokenizer, _template(config.chat_template))
+    e = config.engine
+    engine = TransformersEngine(loaded.model, capacity=e.capacity, max_context=e.max_context, threads=e.threads)
+    async with spec.open(), engine:
+        yield Session(config, spec, loaded, renderer, engine)
+
+
+def configured(*layers: Layer) -> TrainConfig:
+    """Build a config over what the model's own folder recommends."""
+    named = [layer["model"] for _, layer in layers if "model" in layer]
+    model = str(named[-1] if named else TrainConfig.model_fields["model"].default)
+    return build((f"recommended by {model}", policy.recommended(policy.locate(model))), *layers)
+
+
+def _template(path: str | None) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8") if path else None
+    except OSError as error:
+        raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None

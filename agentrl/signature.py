@@ -1,0 +1,56 @@
+"""A function's signature as a pydantic model: what a tool's arguments and an environment's settings are checked by."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import docstring_parser
+import pydantic
+
+from agentrl.errors import ContractError
+
+
+def arguments_model(function: Callable[..., Any], what: str, *, described: bool = False) -> type[pydantic.BaseModel]:
+    """A model with one field a parameter, ``self`` left out; unknown arguments are refused.
+
+    Args:
+        what: how a sentence calls the function, such as ``tool 'search'``.
+        described: take each parameter's description from the docstring (Google, NumPy or reST style).
+
+    Raises:
+        ContractError: a parameter has no type or an unknown one, or is ``*args`` or ``**kwargs``.
+    """
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ContractError(f"{what}: a type in its signature cannot be found: {error}") from None
+    doc = docstring_parser.parse(inspect.getdoc(function) or "") if described else None
+    descriptions = {p.arg_name: p.description for p in doc.params} if doc else {}
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        name = parameter.name
+        if name == "self":
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ContractError(f"{what} takes *{name}; name each argument, with its type")
+        if name not in hints:
+            raise ContractError(f"argument {name!r} of {what} has no type; write `{name}: str`, say")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        # Under an alias, so that a parameter may be called `schema` or `copy`, or begin with an underscore.
+        info = pydantic.Field(default, alias=name, description=descriptions.get(name))
+        fields[f"arg_{name}"] = (hints[name], info)
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return pydantic.create_model("arguments", __config__=config, **fields)
+
+
+def checked(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments converted to their types, by name. Raises pydantic.ValidationError."""
+    values = model.model_validate(dict(arguments))
+    return {field.alias or name: getattr(values, name) for name, field in model.model_fields.items()}
+
+
+def problems(error: pydantic.ValidationError) -> list[tuple[str, str]]:
+    """What is wrong, as (where, what) with dots between the parts of where."""
+    return [(".".join(str(p) for p in e["loc"]), e["msg"][:1].lower() + e["msg"][1:]) for e in error.errors()]

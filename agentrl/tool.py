@@ -1,0 +1,180 @@
+"""A tool: a Python function that the model may call, with a schema taken from its signature."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, overload
+
+import anyio
+import docstring_parser
+import pydantic
+from anyio import to_thread
+
+from agentrl.errors import ContractError, ToolError, WorldFault
+from agentrl.signature import arguments_model, checked, problems
+from agentrl.types import JsonSchema
+
+# Sync functions run in threads of their own, not in anyio's default 40: a slow one must not be a barrier.
+THREADS = 512
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool as the rollout sees it.
+
+    Args:
+        name, description, parameters: what the model is told; ``parameters`` is a JSON schema.
+        arguments: the pydantic model that checks a call's arguments.
+        function: sync functions run in a thread, off the event loop.
+        timeout_s: a try that takes longer is given up, and repeated ``retries`` times; then it is the world's fault.
+        limit: how many calls may run at once in one run; ``None``: any number.
+        max_chars: a longer result is cut, and says so.
+    """
+
+    name: str
+    description: str
+    parameters: JsonSchema
+    arguments: type[pydantic.BaseModel]
+    function: Callable[..., Any]
+    timeout_s: float = 30.0
+    retries: int = 0
+    limit: int | None = None
+    max_chars: int = 20_000
+
+    @property
+    def schema(self) -> JsonSchema:
+        """The OpenAI function schema, which chat templates take."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    @property
+    def is_method(self) -> bool:
+        return next(iter(inspect.signature(self.function).parameters), None) == "self"
+
+    def bind(self, owner: object) -> Tool:
+        """The tool of one environment, for functions that take ``self``."""
+        return replace(self, function=partial(self.function, owner))
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as Python values.
+
+        Raises:
+            ToolError: with words for the model on every argument that is wrong.
+        """
+        try:
+            return checked(self.arguments, arguments)
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(f"{where}: {what}" for where, what in problems(error))
+            raise ToolError(f"bad arguments for {self.name}: {wrong}") from None
+
+    async def __call__(self, **arguments: Any) -> str:
+        """Call it; the result as text for the model.
+
+        Raises:
+            ToolError: the tool says no; the model may read why.
+            WorldFault: it timed out, or raised something else, ``retries + 1`` times.
+            ContractError: its result is neither text nor JSON.
+        """
+        for attempt in range(self.retries + 1):
+            try:
+                with anyio.fail_after(self.timeout_s):
+                    result = await self._invoke(arguments)
+                return self._text(result)
+            except (ToolError, ContractError):
+                raise
+            except TimeoutError:
+                fault = WorldFault("tool_timeout", f"tool {self.name!r} took over {self.timeout_s:g} s")
+            except Exception as error:  # one of the two boundaries: around a tool call
+                fault = WorldFault(
+                    "tool_error",
+                    f"tool {self.name!r} raised {type(error).__name__}: {error} "
+                    "(raise agentrl.ToolError for what the model should read)",
+                )
+                fault.__cause__ = error
+            if attempt < self.retries:
+                await anyio.sleep(min(0.1 * 2**attempt, 5.0))
+        raise fault
+
+    async def _invoke(self, arguments: dict[str, Any]) -> Any:
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        if inspect.iscoroutinefunction(function):
+            return await self.function(**arguments)
+        call = partial(self.function, **arguments)
+        result = await to_thread.run_sync(call, abandon_on_cancel=True, limiter=_threads())
+        return await result if isinstance(result, Awaitable) else result
+
+    def _text(self, result: Any) -> str:
+        if not isinstance(result, str):
+            if isinstance(result, pydantic.BaseModel):
+                result = result.model_dump(mode="json")
+            try:
+                result = json.dumps(result, ensure_ascii=False)
+            except (TypeError, ValueError):
+                raise ContractError(
+                    f"tool {self.name!r} returned {result!r:.80} ({type(result).__name__}), which is neither text "
+                    "nor JSON; return a str, a number, a bool, None, or lists and dicts of them"
+                ) from None
+        if len(result) > self.max_chars:
+            result = f"{result[: self.max_chars]} [cut: {len(result) - self.max_chars} more characters]"
+        return str(result)
+
+
+_limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("agentrl_tool_threads")
+
+
+def _threads() -> anyio.CapacityLimiter:
+    try:
+        return _limiter.get()
+    except LookupError:
+        _limiter.set(limiter := anyio.CapacityLimiter(THREADS))
+        return limiter
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = ...,
+    timeout_s: float = ...,
+    retries: int = ...,
+    limit: int | None = ...,
+    max_chars: int = ...,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool | Callable[..., Tool]:
+    """Make a tool of a function: ``@tool`` or ``@tool(timeout_s=5)``.
+
+    The schema comes from the signature, the descriptions from the docstring (Google, NumPy or reST style). Arguments
+    are checked and converted by pydantic before the function sees them; unknown ones are refused. On a method
+    of a ``ToolEnv``, ``self`` is the episode's environment, so that a tool may have state.
+
+    Raises:
+        ContractError: an argument has no type, or the function takes ``*args`` or ``**kwargs``.
+    """
+    return _make(function) if function is not None else partial(_make, **settings)
+
+
+def _make(function: Callable[..., Any], name: str | None = None, **settings: Any) -> Tool:
+    name = name or function.__name__
+    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    model = arguments_model(function, f"tool {name!r}", described=True)
+    parameters = _untitled(model.model_json_schema(by_alias=True))
+    description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
+    return Tool(name, description, parameters, model, function, **settings)
+
+
+def _untitled(schema: Any) -> Any:
+    """Without pydantic's generated ``title`` strings, which cost tokens and say nothing."""
+    if isinstance(schema, list):
+        return [_untitled(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        k: {n: _untitled(p) for n, p in v.items()} if k in ("properties", "$defs") else _untitled(v)
+        for k, v in schema.items()
+        if k != "title"
+    }

@@ -1,0 +1,285 @@
+"""Training: rollouts, advantages, one update, and again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter, process_time
+from typing import Any, Protocol
+
+import anyio
+from anyio import to_thread
+
+from agentrl import metrics
+from agentrl.config import TrainConfig, dump_toml
+from agentrl.env import Env, EnvSpec
+from agentrl.errors import UserError
+from agentrl.evaluate import Measurement, first_fault, held_out, measure
+from agentrl.learner.advantage import ADVANTAGES
+from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.learner.packing import samples
+from agentrl.run import Run, create
+from agentrl.session import Session, configured, opened
+from agentrl.tasks import TaskSampler
+from agentrl.types import Group, Message, Trajectory
+
+
+class Watcher(Protocol):
+    """Is told what happens; the CLI's live table is one."""
+
+    def started(self, session: Session, run: Run) -> None: ...
+    def phase(self, name: str, episodes: int) -> None: ...
+    def episode(self, trajectory: Trajectory) -> None: ...
+    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None: ...
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def interrupted(self) -> None: ...
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def started(self, session: Session, run: Run) -> None: ...
+    def phase(self, name: str, episodes: int) -> None: ...
+    def episode(self, trajectory: Trajectory) -> None: ...
+    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None: ...
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def interrupted(self) -> None: ...
+
+
+def train(
+    env: str | type[Env],
+    model: str = "nano",
+    *,
+    env_settings: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a model on an environment; the summary that is in the run folder too.
+
+    Args:
+        env: a registered name, ``module:Class``, or an ``Env`` subclass.
+        env_settings: the environment's own settings.
+        settings: as in a config file: ``steps=200, learner={"lr": 2e-6}, run={"dir": "runs/x"}``.
+
+    Raises:
+        UserError: a setting, the environment, a tool or the model is wrong; the sentence says what and the way out.
+    """
+    spec = EnvSpec(env, **(env_settings or {}))
+    config = configured(("arguments", {"env": spec.name, "model": model, **settings}))
+    return run_config(config, spec, watcher or Silent())
+
+
+def run_config(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:
+    return anyio.run(_train, config, spec, watcher)
+
+
+async def _train(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:
+    async with opened(config, spec) as session, _interrupts(watcher) as stop:
+        run = create(config.run.dir, spec.name, dump_toml(config))
+        watcher.started(session, run)
+        training = _Training(session, run, watcher)
+        before = await training.measure(0, config.eval.final_tasks)
+        for step in range(1, config.steps + 1):
+            if stop.is_set():
+                break
+            await training.step(step)
+            if config.eval.every and step % config.eval.every == 0 and step < config.steps and not stop.is_set():
+                await training.measure(step, config.eval.tasks)
+        session.policy.save(run.folder / "model")
+        after = None if stop.is_set() else await training.measure(config.steps, config.eval.final_tasks)
+        summary = training.summary(before, after)
+        run.write_summary(summary)
+        return summary
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out tasks, sampled and greedy."""
+
+    sampled: Measurement
+    greedy: Measurement
+    played: Sequence[Trajectory]  # the sampled episodes
+
+
+@dataclass
+class _Training:
+    """The loop's state between steps."""
+
+    session: Session
+    run: Run
+    watcher: Watcher
+    steps: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    sampled_tokens: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config, model = self.session.config, self.session.policy.model
+        c = config.learner
+        optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
+        loss = LossSettings(
+            loss=c.loss,
+            epsilon=c.epsilon,
+            epsilon_high=c.epsilon_high,
+            importance_cap=c.importance_cap,
+            temperature=config.rollout.temperature,
+            max_grad_norm=c.max_grad_norm,
+            token_budget=c.token_budget,
+            threads=c.threads,
+        )
+        self.learner = Learner(model, optimizers, loss)
+        self.advantage = ADVANTAGES[c.advantage]
+        self.rollout = self.session.rollout("train")
+        self.tasks = TaskSampler(self.session.spec.make().count("train"), config.seed)
+
+    async def step(self, step: int) -> None:
+        config, engine = self.session.config, self.session.engine
+        begun, cpu, busy = perf_counter(), process_time(), engine.meter.busy_s
+        self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
+        tasks = self.tasks.take(config.rollout.tasks)
+        seed = config.seed * 2**31 + step  # a dataset's row comes again in a later epoch: not with the same dice
+        groups = await self.rollout.batch(tasks, config.rollout.group_size, seed=seed, watch=self.watcher.episode)
+        rolled = perf_counter()
+        self._check_alive(groups)
+        kept = [g for g in groups if len(g.scored) >= config.rollout.min_group]
+        rows = samples(kept, self.advantage, frozenset(config.learner.mask_stops))
+        self.watcher.phase("learn", 0)
+        self.learner.set_lr(_lr_share(step, config))
+        learned = await to_thread.run_sync(partial(self.learner.update, rows))
+        updated = perf_counter()
+        await engine.update_weights(self.session.policy.model, self.learner.version)
+        busy = engine.meter.busy_s - busy
+        values = {
+            **metrics.of_groups(groups, config.rollout.min_group),
+            **learned,
+            "lr": config.learner.lr * _lr_share(step, config),
+            "policy_version": float(self.learner.version),
+            "time/generate": busy,
+            "time/tools": max(rolled - begun - busy, 0.0),
+            "time/learn": updated - rolled,
+            "time/sync": perf_counter() - updated,
+        }
+        await to_thread.run_sync(self._write, step, groups)
+        values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
+        self._count(values)
+        self.run.log({"step": step, **values})
+        self.watcher.step(step, values)
+
+    async def measure(self, step: int, wanted: int) -> Comparison:
+        """Sampled and greedy reward on held-out tasks: the same tasks each time."""
+        rollout, seed = self.session.rollout("test"), self.session.config.seed
+        tasks = held_out(self.session.spec, wanted)
+        self.watcher.phase("measure", 2 * len(tasks))
+        sampled, played = await measure(rollout, tasks, seed=seed, watch=self.watcher.episode)
+        greedy, best = await measure(rollout, tasks, seed=seed, greedy=True, watch=self.watcher.episode)
+        self.run.log({"step": step, **_prefixed("eval/", sampled), **_prefixed("eval/greedy_", greedy)})
+        groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
+        await to_thread.run_sync(self.run.write_trajectories, step, groups, [(0.0, 0.0)] * len(groups), "test")
+        self.watcher.measured(step, sampled, greedy)
+        return Comparison(sampled, greedy, played)
+
+    def summary(self, before: Comparison, after: Comparison | None) -> dict[str, Any]:
+        session, config = self.session, self.session.config
+        shown_before, shown_after = _telling(before, after)
+        return {
+            "env": session.spec.name,
+            "model": config.model,
+            "seed": config.seed,
+            "steps": self.steps,
+            "interrupted": after is None,
+            "reward_before": before.sampled.reward,
+            "reward_after": after.sampled.reward if after else None,
+            "greedy_before": before.greedy.reward,
+            "greedy_after": after.greedy.reward if after else None,
+            "before": {"sampled": before.sampled.as_dict(), "greedy": before.greedy.as_dict()},
+            "after": {"sampled": after.sampled.as_dict(), "greedy": after.greedy.as_dict()} if after else None,
+            "train_seconds": round(self.seconds, 3),
+            "cpu_seconds": round(self.cpu_seconds, 3),
+            "sampled_tokens": int(self.sampled_tokens),
+            "faults": self.faults,
+            "forged_control_tokens": dict(session.renderer.forged),
+            "conversation_before": shown_before,
+            "conversation_after": shown_after,
+            "run_dir": str(self.run.folder),
+            "model_dir": str(self.run.folder / "model"),
+            "metrics": str(self.run.folder / "metrics.jsonl"),
+        }
+
+    def _check_alive(self, groups: Sequence[Group]) -> None:
+        if not any(g.scored for g in groups):
+            played = [t for g in groups for t in g]
+            raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
+
+    def _write(self, step: int, groups: Sequence[Group]) -> None:
+        advantages = [self.advantage([t.reward for t in g]) for g in groups]
+        self.run.write_trajectories(step, groups, advantages)
+
+    def _count(self, values: Mapping[str, float]) -> None:
+        self.steps += 1
+        self.seconds += values["step_time"]
+        self.cpu_seconds += values["cpu_seconds"]
+        self.sampled_tokens += values.get("sampled_tokens", 0.0)
+        for name, n in values.items():
+            if name.startswith("faults/"):
+                kind = name.removeprefix("faults/")
+                self.faults[kind] = self.faults.get(kind, 0) + int(n)
+
+
+def _lr_share(step: int, config: TrainConfig) -> float:
+    """Share of the peak learning rate: a linear warm-up, then constant, or linear down to a tenth."""
+    c = config.learner
+    if step <= c.warmup_steps:
+        return step / (c.warmup_steps + 1)
+    if c.schedule == "constant":
+        return 1.0
+    return max(0.1, 1.0 - (step - 1 - c.warmup_steps) / max(config.steps - c.warmup_steps, 1))
+
+
+def _prefixed(prefix: str, measurement: Measurement) -> dict[str, float]:
+    return {f"{prefix}{name}": value for name, value in measurement.as_dict().items()}
+
+
+def _telling(before: Comparison, after: Comparison | None) -> tuple[list[Message], list[Message]]:
+    """One task's conversation before and after: one that was failed and is now solved, if there is any."""
+    if after is None:
+        return list(before.played[0].messages), []
+    pairs = list(zip(before.played, after.played, strict=True))
+    gain = max(pairs, key=lambda pair: ((pair[1].reward or 0.0) - (pair[0].reward or 0.0)))
+    return list(gain[0].messages), list(gain[1].messages)
+
+
+@asynccontextmanager
+async def _interrupts(watcher: Watcher) -> AsyncIterator[anyio.Event]:
+    """Ctrl-C once sets the event: finish the step, save, leave. Twice: leave now."""
+    stop = anyio.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals belong to the main thread
+        return
+    leave = False
+
+    async def listen() -> None:
+        nonlocal leave
+        with anyio.open_signal_receiver(signal.SIGINT) as signals:
+            async for _ in signals:
+                if stop.is_set():
+                    leave = True
+                    tasks.cancel_scope.cancel()
+                    return
+                stop.set()
+                watcher.interrupted()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            yield stop
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+    if leave:
+        raise KeyboardInterrupt
+

@@ -1,0 +1,8 @@
+"""nano: the small policy that comes with agentrl, so that training runs anywhere without a download."""
+
+from pathlib import Path
+
+
+def path() -> Path:
+    """The folder of weights and tokenizer, as from_pretrained takes it."""
+    return Path(__file__).parent / "weights"

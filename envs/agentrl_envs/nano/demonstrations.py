@@ -1,0 +1,204 @@
+"""Conversations that nano learns from: first right ones, then mostly wrong ones.
+
+After pre-training the most likely behaviour must be a wrong one. If a right one were, greedy decoding would
+be right before any reinforcement learning, and training would only sharpen what is there.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl_envs import math_tasks, shop_tasks, symbols
+
+Message = dict[str, Any]
+Conversation = tuple[list[Message], list[dict[str, Any]]]  # messages, tools
+
+HELD_BACK = "steps"
+DEMONSTRATED = tuple(family for family in math_tasks.FAMILIES if family != HELD_BACK)
+
+WRONG = {
+    "right": 0.22,
+    "no_box": 0.42,
+    "guess": 0.14,
+    "wrong_expression": 0.12,
+    "malformed_call": 0.06,
+    "unknown_tool": 0.04,
+}
+SYMBOLS_WRONG = {"right": 0.22, "no_box": 0.48, "guess": 0.15, "other_question": 0.15}
+MISNAMED = {"calculator": ("calc", "calculate", "math"), "price": ("cost", "get_price", "prices")}
+KINDS = {"math": 10, "shop": 5, "symbols": 3, "copy": 2}
+
+
+def demonstrations(rng: random.Random, *, noise: bool) -> Iterator[Conversation]:
+    while True:
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        match kind:
+            case "math":
+                yield math(rng, _pick(rng, WRONG) if noise else "right")
+            case "shop":
+                yield shop(rng, _pick(rng, WRONG) if noise else "right")
+            case "symbols":
+                yield symbol(rng, _pick(rng, SYMBOLS_WRONG) if noise else "right")
+            case _:
+                yield copy(rng)
+
+
+def _pick(rng: random.Random, odds: Mapping[str, float]) -> str:
+    return rng.choices(list(odds), list(odds.values()))[0]
+
+
+def function(name: str, argument: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+CALCULATOR = function("calculator", "expression")
+PRICE = function("price", "item")
+
+
+# Messages
+
+
+def _opening(rng: random.Random, system: str, question: str) -> list[Message]:
+    user = {"role": "user", "content": question}
+    return [user] if rng.random() < 0.05 else [{"role": "system", "content": system}, user]
+
+
+def _calls(*calls: tuple[str, str, str]) -> Message:
+    """An assistant message of calls, each (tool, argument's name, argument)."""
+    functions = [{"name": tool, "arguments": {key: value}} for tool, key, value in calls]
+    tool_calls = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
+
+
+def _said(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "content": text}
+
+
+def _answer(value: object, *, boxed: bool = True) -> Message:
+    return _said(f"The answer is \\boxed{{{value}}}." if boxed else f"The answer is {value}.")
+
+
+def calculated(expression: str) -> str:
+    try:
+        value = math_tasks.evaluate(expression)
+    except ZeroDivisionError:
+        return "error: division by zero"
+    except ValueError:
+        return "error: not an expression"
+    return str(value if value.denominator == 1 else float(value))
+
+
+# Mistakes
+
+
+def _guess(rng: random.Random, answer: int) -> int:
+    """A number about as long as the answer, as a model has it that does not calculate."""
+    digits = max(1, len(str(abs(answer))) + rng.choice((-1, 0, 0, 1)))
+    return rng.randint(10 ** (digits - 1), 10**digits - 1) * (-1 if answer < 0 else 1)
+
+
+def _wrong_expression(rng: random.Random, expression: str) -> str:
+    """Another sign, the last operand dropped, the parentheses forgotten or a digit changed."""
+    signs = [i for i, character in enumerate(expression) if character in "+-*/"]
+    match rng.randrange(4):
+        case 0 if "(" in expression:
+            return expression.replace("(", "").replace(")", "")
+        case 1 if expression[signs[-1] :].count(")") == 0:
+            return expression[: signs[-1]]
+        case 2:
+            return _changed(rng, expression, "0123456789", "123456789")
+    at = rng.choice(signs)
+    return expression[:at] + rng.choice("+-*".replace(expression[at], "")) + expression[at + 1 :]
+
+
+def _changed(rng: random.Random, text: str, among: str, to: str) -> str:
+    at = rng.choice([i for i, character in enumerate(text) if character in among])
+    return text[:at] + rng.choice(to.replace(text[at], "")) + text[at + 1 :]
+
+
+def _failed_call(rng: random.Random, behaviour: str, tool: str, key: str, value: str) -> list[Message]:
+    """A call that fails, and what the model reads about it."""
+    if behaviour == "unknown_tool":
+        name = rng.choice(MISNAMED[tool])
+        others = "price, calculator" if tool == "price" else "calculator"
+        return [_calls((name, key, value)), _result(f"error: unknown tool '{name}'; the tools are: {others}")]
+    text, error = rng.choice(
+        (
+            (f'{{"name": "{tool}", "arguments": {{"{key}": "{value}"}}', "Expecting ',' delimiter"),
+            (f'{{"name": "{tool}", "arguments": {{"{key}": {value}}}}}', "Expecting value"),
+            (f'{{"name": "{tool}", "{key}": "{value}"', "Expecting ',' delimiter"),
+        )
+    )
+    return [
+        _said(f"<tool_call>{text}</tool_call>"),
+        _result(f"error: invalid JSON in the tool call: {error}"),
+    ]
+
+
+# Conversations
+
+
+def math(rng: random.Random, behaviour: str) -> Conversation:
+    level = rng.choices((1, 2, 3, 4), (1, 1, 7, 1))[0]
+    task = math_tasks.draw(rng.getrandbits(48), split="train", level=level, families=DEMONSTRATED)
+    messages = _opening(rng, math_tasks.SYSTEM_PROMPT, task.question)
+    return messages + _calculation(rng, behaviour, task.expression, task.answer), [CALCULATOR]
+
+
+def _calculation(rng: random.Random, behaviour: str, expression: str, answer: int) -> list[Message]:
+    """From the question, or the prices, to the answer."""
+    messages: list[Message] = []
+    if behaviour == "guess":
+        return [_answer(_guess(rng, answer), boxed=rng.random() < 0.5)]
+    if behaviour in ("malformed_call", "unknown_tool"):
+        messages = _failed_call(rng, behaviour, "calculator", "expression", expression)
+        if rng.random() < 0.5:
+            return [*messages, _answer(_guess(rng, answer))]
+    if behaviour == "wrong_expression":
+        expression = _wrong_expression(rng, expression)
+    result = calculated(expression)
+    messages += [_calls(("calculator", "expression", expression)), _result(result)]
+    if result.startswith("error"):
+        result = str(_guess(rng, answer))
+    return [*messages, _answer(result, boxed=behaviour != "no_box")]
+
+
+def shop(rng: random.Random, behaviour: str) -> Conversation:
+    task = shop_tasks.draw(rng.getrandbits(48), split="train")
+    messages = _opening(rng, shop_tasks.SYSTEM_PROMPT, task.question)
+    tools = [PRICE, CALCULATOR]
+    items = list(task.basket)
+    if behaviour == "guess" and rng.random() < 0.5:  # the other half guesses once the prices are known
+        return [*messages, _answer(_guess(rng, task.answer), boxed=rng.random() < 0.5)], tools
+    if behaviour in ("malformed_call", "unknown_tool") and rng.random() < 0.7:
+        messages += _failed_call(rng, behaviour, "price", "item", items[0])
+        if rng.random() < 0.5:
+            return [*messages, _answer(_guess(rng, task.answer))], tools
+        behaviour = "right"
+    for turn in [items] if rng.random() < 0.5 else [[item] for item in items]:
+        messages.append(_calls(*(("price", "item", item) for item in turn)))
+        messages += [_result(str(task.prices[item])) for item in turn]
+    return messages + _calculation(rng, behaviour, task.expression, task.answer), tools
+
+
+def symbol(rng: random.Random, behaviour: str) -> Conversation:
+    task = symbols.draw(rng.getrandbits(48), split="train")
+    answer = task.solution
+    if behaviour == "guess":
+        answer = _changed(rng, answer, "123456789", "123456789")
+    if behaviour == "other_question":
+        answer = rng.choice(task.numbers)
+    messages = _opening(rng, symbols.SYSTEM_PROMPT, task.prompt)
+    boxed = behaviour == "right" or (behaviour != "no_box" and rng.random() < 0.4)
+    return [*messages, _answer(answer, boxed=boxed)], []
+
+
+def copy(rng: random.Random) -> Conversation:
+    """Copying digits is what takes longest to learn; here nothing else is asked."""
+    text = "".join(rng.choices("0123456789+-*/()", (4,) * 10 + (1,) * 6, k=rng.randint(4, 24)))
+    return [{"role": "user", "content": f"Copy: {text}"}, _said(text)], []

@@ -1,0 +1,176 @@
+"""Make nano's weights: python -m agentrl_envs.nano.pretrain --out DIR"""
+
+import argparse
+import math
+import os
+import random
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+# Threads that spin while they wait steal the cores of other processes. Before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentrl.learner.muon import Muon
+from agentrl_envs.nano.demonstrations import Conversation, demonstrations
+from agentrl_envs.nano.tokenizer import CONTEXT, SIZE, train_tokenizer
+
+TOKENS_PER_STEP = 6000
+LR_MATRICES, LR_EMBEDDINGS = 5e-3, 3e-3
+WARMUP = 20
+CONTEXT_WEIGHT = 0.05  # of a token that the model reads, beside 1 for one that it writes
+PARTS = 3  # a step's rows by length, so that little is spent on padding
+
+Row = tuple[list[int], list[float]]  # token ids, loss weights
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=SIZE,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        tie_word_embeddings=True,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def row(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Row:
+    messages, tools = conversation
+    text = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False)
+    ids = tokenizer(text)["input_ids"]
+    header = tokenizer("<|im_start|>assistant\n")["input_ids"]
+    weights, writing = [], False
+    for at, token in enumerate(ids):
+        weights.append(1.0 if writing else CONTEXT_WEIGHT)
+        if token == tokenizer.eos_token_id:
+            writing = False
+        elif ids[at - len(header) + 1 : at + 1] == header:
+            writing = True
+    return ids, weights
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, stream: Iterator[Conversation]) -> Iterator[list[Row]]:
+    while True:
+        rows: list[Row] = []
+        while sum(len(ids) for ids, _ in rows) < TOKENS_PER_STEP:
+            rows.append(row(tokenizer, next(stream)))
+        yield sorted(rows, key=lambda r: len(r[0]))
+
+
+def padded(rows: list[Row], pad: int) -> tuple[Tensor, Tensor]:
+    """ids and weights, [rows, longest]; padding is on the right, where causal attention never looks."""
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows])
+    weights = torch.tensor([weights + [0.0] * (longest - len(weights)) for _, weights in rows])
+    return ids, weights
+
+
+def learn(model: Qwen3ForCausalLM, rows: list[Row], pad: int) -> float:
+    """Accumulate the gradient of the mean loss over `rows`; returns the loss of what the model writes."""
+    total = sum(sum(weights[1:]) for _, weights in rows)
+    written = sum(sum(w == 1 for w in weights) for _, weights in rows)
+    loss_written = 0.0
+    size = math.ceil(len(rows) / PARTS)
+    for start in range(0, len(rows), size):
+        ids, weights = padded(rows[start : start + size], pad)
+        logits = model(input_ids=ids[:, :-1]).logits
+        losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        weights = weights[:, 1:].flatten()
+        torch.autograd.backward((losses * weights).sum() / total)
+        loss_written += float(losses.detach()[weights == 1].sum())
+    return loss_written / written
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        Muon(matrices, lr=LR_MATRICES),
+        torch.optim.AdamW(others, lr=LR_EMBEDDINGS, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def schedule(step: int, steps: int) -> float:
+    return min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def pretrain(out: Path, *, clean: int, noisy: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    tokenizer = new_tokenizer(rng)
+    model = new_model(tokenizer)
+    opts = optimizers(model)
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(o, lambda s: schedule(s, clean + noisy)) for o in opts]
+    phases = [demonstrations(rng, noise=False)] * clean + [demonstrations(rng, noise=True)] * noisy
+    started, smooth = time.process_time(), 0.0
+    for step, stream in enumerate(phases):
+        loss = learn(model, next(batches(tokenizer, stream)), int(tokenizer.pad_token_id))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, scheduler in zip(opts, schedulers, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+        smooth = loss if step in (0, clean) else 0.9 * smooth + 0.1 * loss
+        if step % 10 == 9:
+            cpu = time.process_time() - started
+            kind = "clean" if step < clean else "noisy"
+            print(f"step {step + 1}/{len(phases)}  {kind}  loss {smooth:.3f}  cpu {cpu:.0f} s", flush=True)
+    save(model, tokenizer, out)
+
+
+def new_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
+    blank = train_tokenizer([""])  # its template is all that is used
+    talks = islice(demonstrations(rng, noise=True), 4000)
+    return train_tokenizer(blank.apply_chat_template(m, tools=t or None, tokenize=False) for m, t in talks)
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    model.config.use_cache = True
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    for file in out.iterdir():
+        file.chmod(0o644)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--clean", type=int, default=540, help="steps on right demonstrations")
+    parser.add_argument("--noisy", type=int, default=240, help="steps on mostly wrong ones, afterwards")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    pretrain(arguments.out, clean=arguments.clean, noisy=arguments.noisy, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
