@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from agentrl.env import Env, EnvSpec, ToolEnv
@@ -31,6 +33,17 @@ __all__ = [
     "tool",
     "train",
 ]
+
+
+class _Package(ModuleType):
+    """Keeps ``agentrl.train`` the function: importing the module of that name would put it in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in ("train", "evaluate") and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

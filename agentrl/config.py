@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,8 +61,9 @@ class LearnerConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     loss: Literal["dapo", "grpo"] = Field("dapo", description="dapo: mean over tokens; grpo: mean of rows' means")
     advantage: Literal["grpo", "dr_grpo"] = Field("grpo", description="dr_grpo does not divide by the std")
-    epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio")
-    epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio")
+    updates: int = Field(1, ge=1, description="optimizer steps on one batch")
+    epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
+    epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; from a batch's second update on")
     importance_cap: float = Field(2.0, gt=0, description="cap of p_learner / p_engine, token by token")
     max_grad_norm: float = Field(1.0, gt=0)
     token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
@@ -119,11 +121,12 @@ def build(*layers: Layer) -> TrainConfig:
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, layer in layers:
-        for path, value in _leaves(_with_env_name(layer)):
+        leaves = dict(_leaves(_with_names(layer)))
+        if leaves.get("env.name", _get(merged, "env.name")) != _get(merged, "env.name"):
+            merged.pop("env", None)  # another environment: the first one's settings are not its own
+        for path, value in leaves.items():
             _check_known(path, source)
-            if path == "env.name" and origin.get(path) and _get(merged, path) != value:
-                merged["env"] = {}  # another environment: the first one's settings are not its own
-            _set(merged, path, value)
+            _set(merged, path, value, source)
             origin[path] = source
     if "env" not in merged:
         raise ConfigError("no environment; say --env NAME (agentrl list shows the names)")
@@ -141,10 +144,12 @@ def _get(settings: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _set(settings: dict[str, Any], path: str, value: Any) -> None:
+def _set(settings: dict[str, Any], path: str, value: Any, source: str) -> None:
     *parents, last = path.split(".")
     for part in parents:
         settings = settings.setdefault(part, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{path}: {part!r} was given a value of its own [{source}]")
     settings[last] = value
 
 
@@ -158,7 +163,7 @@ def _shown(merged: Mapping[str, Any], where: str) -> str:
 
 
 def _origin(origin: Mapping[str, str], where: str) -> str:
-    inside = [source for path, source in origin.items() if path == where or path.startswith(f"{where}.")]
+    inside = [s for path, s in origin.items() if f"{path}.".startswith(f"{where}.") or where.startswith(f"{path}.")]
     return inside[-1] if inside else "default"
 
 
@@ -182,27 +187,21 @@ def read_overrides(arguments: Sequence[str]) -> Layer:
         if not word.startswith("--") or word == "--":
             raise ConfigError(f"unexpected argument {word!r}; settings look like --learner.lr 1e-6")
         path, given, text = word[2:].partition("=")
-        if not given and (text := next(words, "")) == "":
+        if not given and ((text := next(words, "")) == "" or text.startswith("--")):
             raise ConfigError(f"--{path} has no value")
         if path == "engine":
             path = "engine.name"
-        _set_override(settings, "env.name" if path == "env" else path, _literal(text))
+        _set(settings, "env.name" if path == "env" else path, _literal(text), "command line")
     return "command line", settings
 
 
-def _set_override(settings: dict[str, Any], path: str, value: Any) -> None:
-    parent = path.rpartition(".")[0]
-    if parent and not isinstance(_get(settings, parent), Mapping | None):
-        raise ConfigError(f"--{path}: {parent!r} was given a value of its own")
-    _set(settings, path, value)
-
-
 def _literal(text: str) -> Any:
-    """A number, boolean or list as TOML writes it; anything else is text."""
+    """A number, boolean, list or table as TOML writes it; anything else is text, dates too."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if isinstance(value, date | datetime | time) else value
 
 
 def dump_toml(config: TrainConfig) -> str:
@@ -210,8 +209,10 @@ def dump_toml(config: TrainConfig) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def _with_env_name(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**layer, "env": {"name": layer["env"]}} if isinstance(layer.get("env"), str) else layer
+def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``env = "shop"`` and ``engine = "transformers"`` are short for a table with a name."""
+    short = {k: {"name": layer[k]} for k in ("env", "engine") if isinstance(layer.get(k), str)}
+    return {**layer, **short}
 
 
 def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -224,7 +225,7 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 def known_settings() -> dict[str, pydantic.fields.FieldInfo]:
     """Every setting by its dotted name, but the environments' own."""
-    found = {}
+    found: dict[str, pydantic.fields.FieldInfo] = {}
     for name, field in TrainConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             found |= {f"{name}.{n}": f for n, f in field.annotation.model_fields.items()}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from types import UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin
+from typing import Any, Self, Union, get_args, get_origin
 
 import anyio
 import pydantic
@@ -27,6 +28,9 @@ class Env:
     max_turns: int = 8
     reward_weights: Mapping[str, float] = {}
     shared: Any = None
+    call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
+
+    def __init__(self) -> None: ...
 
     @classmethod
     @asynccontextmanager
@@ -40,11 +44,11 @@ class Env:
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         """Begin task ``seed``: the same seed and options give the same task. ``options["split"]`` is set."""
-        raise NotImplementedError
+        raise ContractError(f"{type(self).__name__} has no method `reset`")
 
     async def step(self, action: Reply) -> Step:
         """Answer one turn of the model."""
-        raise NotImplementedError
+        raise ContractError(f"{type(self).__name__} has no method `step`")
 
     async def score(self, trajectory: Trajectory) -> Mapping[str, float | None]:
         """Named rewards of the finished episode; ``None``: does not apply. By default the sum of the steps' rewards."""
@@ -66,12 +70,19 @@ class ToolEnv(Env):
     """
 
     system_prompt: str = ""
-    tools: ClassVar[Sequence[Tool | str]] = ()
+    tools: Sequence[Tool | str] = ()
+    call_records: list[CallRecord]
+    _turn: int
 
-    def __init__(self) -> None:
-        self.calls: list[CallRecord] = []
+    def __new__(cls, *_: Any, **__: Any) -> Self:  # and no __init__, which a subclass may forget to call
+        self = super().__new__(cls)
+        self.call_records = []
         self._turn = 0
-        self._tools = {t.name: t.bind(self) if t.is_method else t for t in _class_tools(type(self))}
+        return self
+
+    @cached_property
+    def _tools(self) -> dict[str, Tool]:
+        return {t.name: t.bind(self) if t.is_method else t for t in _tools_of(self)}
 
     @property
     def tool_list(self) -> Sequence[Tool]:
@@ -91,7 +102,7 @@ class ToolEnv(Env):
                 for slot, call in zip(results, action.tool_calls, strict=True):
                     calls.start_soon(self._answer, call, slot)
         except ExceptionGroup as group:  # the first to fail has cancelled the others
-            raise group.exceptions[0] from None
+            raise group.exceptions[0] from group.exceptions[0].__cause__
         self._turn += 1
         return Step(results, 0.0, False, False, {})
 
@@ -108,7 +119,7 @@ class ToolEnv(Env):
             status = getattr(error, "kind", "error")
             raise
         finally:
-            self.calls.append(CallRecord(self._turn, call.name, status, anyio.current_time() - started))
+            self.call_records.append(CallRecord(self._turn, call.name, status, anyio.current_time() - started))
 
     async def _run(self, call: ToolCall) -> str:
         if call.error is not None:
@@ -137,21 +148,29 @@ def _limiter(tool: Tool) -> anyio.CapacityLimiter | None:
     return limiters.setdefault(tool.name, anyio.CapacityLimiter(tool.limit))
 
 
-def _class_tools(cls: type[ToolEnv]) -> list[Tool]:
-    """The tools named in ``cls.tools``, then the methods marked ``@tool``."""
-    if "_resolved" not in cls.__dict__:
-        named = [registry.load("tool", t) if isinstance(t, str) else t for t in cls.tools]
-        methods = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items() if isinstance(v, Tool)}
-        found = [*named, *methods.values()]
-        for t in found:
-            if not isinstance(t, Tool):
-                raise ContractError(f"{cls.__name__}.tools holds {t!r}, which is no tool; decorate it with @agentrl.tool")
-        names = [t.name for t in found]
-        if twice := {n for n in names if names.count(n) > 1}:
-            raise ContractError(f"{cls.__name__} has two tools called {twice.pop()!r}")
-        cls._resolved = found  # type: ignore[attr-defined]
-    resolved: list[Tool] = cls._resolved  # type: ignore[attr-defined]
-    return resolved
+def _tools_of(env: ToolEnv) -> list[Tool]:
+    """Those of the class are looked up once; an environment may set ``self.tools`` of its own."""
+    cls = type(env)
+    if "tools" in vars(env):
+        return _resolved(cls, env.tools)
+    if "_class_tools" not in vars(cls):
+        cls._class_tools = _resolved(cls, cls.tools)  # type: ignore[attr-defined]
+    found: list[Tool] = cls._class_tools  # type: ignore[attr-defined]
+    return found
+
+
+def _resolved(cls: type[ToolEnv], tools: Sequence[Tool | str]) -> list[Tool]:
+    """The methods marked ``@tool``, then the tools listed."""
+    named = [registry.load("tool", t) if isinstance(t, str) else t for t in tools]
+    attributes = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items()}
+    found = [*(v for v in attributes.values() if isinstance(v, Tool)), *named]
+    for t in found:
+        if not isinstance(t, Tool):
+            raise ContractError(f"{cls.__name__}.tools holds {t!r}, which is no tool; decorate it with @agentrl.tool")
+    names = [t.name for t in found]
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise ContractError(f"{cls.__name__} has two tools called {twice.pop()!r}")
+    return found
 
 
 class EnvSpec:
@@ -178,6 +197,8 @@ class EnvSpec:
             values = checked(model, given)
         except pydantic.ValidationError as error:
             where, what = problems(error)[0]
+            if what == "field required":
+                raise ContractError(f"env {self.name!r} needs a value for --env.{where}") from None
             shown = f", not {settings[where]!r}" if where in settings else ""
             raise ContractError(f"env.{where} of env {self.name!r}: {what}{shown}") from None
         return {k: values[k] for k in given}

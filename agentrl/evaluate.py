@@ -11,11 +11,10 @@ from typing import Any
 import anyio
 
 from agentrl import metrics
-from agentrl.config import TrainConfig
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.rollout import Limits, Rollout, Watch
-from agentrl.types import SamplingParams, Trajectory
+from agentrl.rollout import Rollout, Watch
+from agentrl.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,6 @@ def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) ->
     return list(range(first, first + wanted if count is None else min(first + wanted, count)))
 
 
-def limits(config: TrainConfig) -> Limits:
-    r = config.rollout
-    return Limits(r.max_turns, r.max_turn_tokens, r.turn_timeout_s, r.episode_timeout_s)
-
-
 def evaluate(
     env: str | type[Env],
     model: str = "nano",
@@ -115,7 +109,3 @@ def evaluate(
             return found
 
     return anyio.run(go)
-
-
-def sampling(config: TrainConfig) -> SamplingParams:
-    return SamplingParams(temperature=config.rollout.temperature)

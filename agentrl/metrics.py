@@ -12,7 +12,10 @@ Metrics = dict[str, float]
 
 
 def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
-    """Everything about a batch of groups. Faulted episodes are counted, and are in no other number."""
+    """Everything about a batch of groups.
+
+    Faulted episodes are counted, and are in no number about the policy; their tools' time-outs are about the tools.
+    """
     everyone = [t for g in groups for t in g]
     fair = [t for t in everyone if t.fault is None]
     kept = [g for g in groups if len(g.scored) >= min_group]
@@ -27,7 +30,8 @@ def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
         "groups/zero_variance": float(flat),
         **_lengths(fair),
         **of_calls(fair),
-        **_shares("stops", Counter(t.stop.value for t in fair), len(everyone)),
+        **_by_tool(everyone),
+        **_shares("stops", Counter(t.stop.value for t in fair), len(fair)),
         **{f"faults/{kind}": float(n) for kind, n in faults(everyone).items()},
     }
 
@@ -65,7 +69,7 @@ def _lengths(fair: Sequence[Trajectory]) -> Metrics:
 
 
 def of_calls(fair: Sequence[Trajectory]) -> Metrics:
-    """Tool calls: how many an episode, how many were valid, how long they took."""
+    """Tool calls: how many an episode, and how many of them no tool answered."""
     calls = [c for t in fair for c in t.calls]
     if not calls:
         return {"tools/call_frequency": 0.0} if fair else {}
@@ -73,14 +77,22 @@ def of_calls(fair: Sequence[Trajectory]) -> Metrics:
     found: Metrics = {"tools/call_frequency": len(calls) / len(fair), "tools/failure_frequency": bad / len(calls)}
     # A call that could not be read has no name.
     found["parse_errors"] = float(sum(not c.name for c in calls))
-    by_name: dict[str, list[CallRecord]] = {}
+    return found
+
+
+def _by_tool(everyone: Sequence[Trajectory]) -> Metrics:
+    """Each tool's calls, and how long they took. A name that was only ever refused is one the model invented."""
+    calls = [c for t in everyone for c in t.calls]
+    by_name: dict[str, list[CallRecord]] = {c.name: [] for c in calls if c.status != "refused"}
     for call in calls:
-        if call.status in ("ok", "tool_timeout", "tool_error"):  # the tools there are, not the names invented
-            by_name.setdefault(call.name, []).append(call)
+        if call.name in by_name:
+            by_name[call.name].append(call)
+    found: Metrics = {}
     for name, own in by_name.items():
         seconds = sorted(c.seconds for c in own)
         found |= {
             f"tools/{name}/calls": float(len(own)),
+            f"tools/{name}/failures": float(sum(c.status == "refused" for c in own)),
             f"tools/{name}/timeouts": float(sum(c.status == "tool_timeout" for c in own)),
             f"tools/{name}/p50_s": seconds[len(seconds) // 2],
             f"tools/{name}/p95_s": seconds[int(len(seconds) * 0.95)],

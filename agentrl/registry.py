@@ -26,28 +26,31 @@ def load(kind: Kind, name: str) -> Any:
     """
     known = available(kind)
     if name in known:
-        return _import(kind, name, known[name].value)
+        return imported(f"{kind} {name!r}", f"{known[name].module}:{known[name].attr}")
     if ":" not in name:
         raise UserError(f"no {kind} {name!r}{nearest(name, known)} (or say module:attribute)")
-    return _import(kind, name, name)
+    return imported(f"{kind} {name!r}", name)
 
 
-def _import(kind: Kind, name: str, target: str) -> Any:
+def imported(what: str, target: str) -> Any:
+    """What ``module:attribute`` or ``file.py:attribute`` means. Raises UserError, which begins with ``what``."""
     module_name, _, attribute = target.partition(":")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        if not path.is_file():
-            raise UserError(f"{kind} {name!r}: there is no file {module_name}")
-        sys.path.insert(0, str(path.parent.resolve()))
-        module_name = path.stem
-    elif str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    path = Path(module_name) if module_name.endswith(".py") else None
+    if path and not path.is_file():
+        raise UserError(f"{what}: there is no file {module_name} (from {Path.cwd()})")
+    folder = str(path.parent.resolve() if path else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module_name = path.stem if path else module_name
     try:
         found = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
+    except (ImportError, ValueError, TypeError) as error:  # the two others: no module's name at all
+        raise UserError(f"{what}: cannot import {module_name!r}: {error}") from error
+    if path and path.resolve() != Path(getattr(found, "__file__", None) or "").resolve():
+        raise UserError(f"{what}: another module is called {module_name!r} already; give {path} another name")
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UserError(f"{kind} {name!r}: {module_name!r} has no {part!r}{nearest(part, vars(found))}")
+            public = [n for n in getattr(found, "__dict__", ()) if not n.startswith("_")]
+            raise UserError(f"{what}: {module_name!r} has no {part!r}{nearest(part, public)}")
         found = getattr(found, part)
     return found

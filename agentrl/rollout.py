@@ -22,7 +22,6 @@ from agentrl.env import Env, EnvSpec
 from agentrl.errors import ContractError, UserError, WorldFault
 from agentrl.renderer import Renderer
 from agentrl.types import (
-    CallRecord,
     Fault,
     Group,
     Message,
@@ -32,6 +31,7 @@ from agentrl.types import (
     Step,
     Stop,
     Trajectory,
+    utf8,
 )
 
 
@@ -74,7 +74,8 @@ class Rollout:
         played: dict[tuple[int, int], Trajectory] = {}
 
         async def play(place: int, member: int) -> None:
-            trajectory = await self.episode(tasks[place], seed=_mix(seed, tasks[place], member))
+            throw = member + size * tasks[:place].count(tasks[place])  # a task given twice gets other dice
+            trajectory = await self.episode(tasks[place], seed=_mix(seed, tasks[place], throw))
             played[place, member] = trajectory
             if watch is not None:
                 watch(trajectory)
@@ -85,7 +86,7 @@ class Rollout:
                     for member in range(size):
                         players.start_soon(play, place, member)
         except ExceptionGroup as group:  # the first to fail has cancelled the others
-            raise group.exceptions[0] from None
+            raise group.exceptions[0] from group.exceptions[0].__cause__
         return [Group(task, tuple(played[p, m] for m in range(size))) for p, task in enumerate(tasks)]
 
     async def episode(self, task: int, *, seed: int = 0) -> Trajectory:
@@ -96,19 +97,21 @@ class Rollout:
         """
         play = _Episode(self, task, seed)
         try:
-            with anyio.fail_after(self.limits.episode_timeout_s):
+            with anyio.move_on_after(self.limits.episode_timeout_s) as deadline:
                 await play.run()
-        except TimeoutError:
-            play.end(Stop.TIMEOUT, Fault("episode_timeout", f"over {self.limits.episode_timeout_s:g} s, {play.where()}"))
+            if deadline.cancelled_caught:
+                limit = f"over {self.limits.episode_timeout_s:g} s, in {play.where()}"
+                play.end(Stop.TIMEOUT, Fault("episode_timeout", limit))
         except UserError:
             raise
         except WorldFault as fault:
             play.end(Stop.FAULT, Fault(fault.kind, str(fault)))
-        except Exception as error:  # the other of the two boundaries: around an episode
-            if play.stage == "generate":
-                raise  # the engine is ours
-            play.end(Stop.FAULT, Fault(f"env_{play.stage}", f"{play.where()}: {traceback.format_exc(limit=-4)}"))
-            del error
+        except Exception:  # the other of the two boundaries: around an episode
+            if play.stage not in _METHOD:
+                raise  # the engine and the renderer are ours
+            play.end(
+                Stop.FAULT, Fault(f"env_{_METHOD[play.stage]}", f"{play.where()}: {traceback.format_exc(limit=-4)}")
+            )
         finally:
             await play.close()
         return play.trajectory()
@@ -138,7 +141,14 @@ class _Episode:
             self.env = env = rollout.spec.make()
             found = await self._bounded(env.reset(seed=self.task, options={"split": rollout.split, **rollout.options}))
             observation, self.info = _checked_reset(found, env)
-            self._observe(observation, [t.schema for t in env.tool_list])
+            tools = [t.schema for t in env.tool_list]
+        self._observe(observation, tools)
+        if len(self.token_ids) >= rollout.engine.max_context:
+            raise WorldFault(
+                "prompt_too_long",
+                f"the prompt of task {self.task} has {len(self.token_ids)} tokens, of {rollout.engine.max_context} "
+                "that the engine can hold",
+            )
         max_turns = rollout.limits.max_turns or env.max_turns
         for turn in range(max_turns):
             if not await self._turn(env, turn):
@@ -160,7 +170,10 @@ class _Episode:
                 return False
             stops = tuple(rollout.renderer.get_stop_token_ids())
             params = replace(
-                rollout.sampling, max_tokens=room, stop_token_ids=stops, seed=_mix(self.seed, turn, rollout.sampling.seed)
+                rollout.sampling,
+                max_tokens=room,
+                stop_token_ids=stops,
+                seed=_mix(self.seed, turn, rollout.sampling.seed),
             )
             done = await rollout.engine.generate(context, params, session=self.session)
             self.segments.append(Segment("model", done.token_ids, done.logprobs, done.versions))
@@ -171,13 +184,14 @@ class _Episode:
             return False
         with self._stage("tools"):
             step = _checked_step(await self._bounded(env.step(reply)), env)
+            tools = [t.schema for t in env.tool_list]
         self.step_rewards.append(float(step.reward))
         self.info |= step.info
         if step.terminated or step.truncated:
             self.stop = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
             self.messages.extend(_as_messages(step.observation))
             return False
-        self._observe(step.observation, [t.schema for t in env.tool_list])
+        self._observe(step.observation, tools)
         return True
 
     def _observe(self, observation: Observation, tools: Sequence[dict[str, Any]]) -> None:
@@ -185,20 +199,21 @@ class _Episode:
         messages = _as_messages(observation)
         self.messages.extend(messages)
         renderer = self.rollout.renderer
-        if not self.segments:
-            self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
-            return
-        context, completion = self.token_ids, self.segments[-1].token_ids
-        prompt = context[: len(context) - len(completion)]
-        extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
-        if extended[: len(context)] != context:
-            raise ContractError("the renderer changed tokens that were already in the context")
-        self.segments.append(Segment("world", tuple(extended[len(context) :])))
+        with self._stage("render"):
+            if not self.segments:
+                self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
+                return
+            context, completion = self.token_ids, self.segments[-1].token_ids
+            prompt = context[: len(context) - len(completion)]
+            extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
+            if extended[: len(context)] != context:
+                raise ContractError("the renderer changed tokens that were already in the context")
+            self.segments.append(Segment("world", tuple(extended[len(context) :])))
 
     async def _bounded(self, call: Any) -> Any:
         """Await an environment's method under the turn's deadline."""
         if not hasattr(call, "__await__"):
-            raise ContractError(f"{self._env_name()}.{_METHOD[self.stage]} must be `async def`; it returned {call!r:.80}")
+            raise ContractError(f"{self._method()} must be `async def`; it returned {call!r:.80}")
         try:
             with anyio.fail_after(self.rollout.limits.turn_timeout_s) as scope:
                 return await call
@@ -206,7 +221,7 @@ class _Episode:
             if scope.cancel_called:
                 limit = self.rollout.limits.turn_timeout_s
                 raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s") from None
-            raise WorldFault(f"env_{self.stage}", f"{self.where()} raised TimeoutError") from None
+            raise WorldFault(f"env_{_METHOD[self.stage]}", f"{self.where()} raised TimeoutError") from None
 
     @property
     def token_ids(self) -> list[int]:
@@ -220,11 +235,11 @@ class _Episode:
         finally:
             self.timings[name] += perf_counter() - begun
 
-    def _env_name(self) -> str:
-        return self.rollout.spec.cls.__name__
+    def _method(self) -> str:
+        return f"{self.rollout.spec.cls.__name__}.{_METHOD[self.stage]}" if self.stage in _METHOD else self.stage
 
     def where(self) -> str:
-        return f"{self._env_name()}.{_METHOD.get(self.stage, self.stage)} of task {self.task}"
+        return f"{self._method()} of task {self.task}"
 
     def end(self, stop: Stop, fault: Fault) -> None:
         self.stop, self.fault = stop, fault
@@ -234,14 +249,17 @@ class _Episode:
         self.rollout.engine.end_session(self.session)
         if self.env is None:
             return
-        with anyio.CancelScope(shield=True), anyio.move_on_after(self.rollout.limits.turn_timeout_s):
+        self.stage = "close"
+        with anyio.CancelScope(shield=True):
             try:
-                await self.env.close()
+                await self._bounded(self.env.close())
+            except UserError:
+                raise
             except Exception as error:  # belongs to the boundary around an episode
-                self.fault = self.fault or Fault("env_close", f"{type(error).__name__}: {error}")
+                if self.fault is None:
+                    self.end(Stop.FAULT, Fault("env_close", f"{self.where()}: {type(error).__name__}: {error}"))
 
     def trajectory(self) -> Trajectory:
-        calls: Sequence[CallRecord] = getattr(self.env, "calls", ())
         return Trajectory(
             task=self.task,
             segments=tuple(self.segments),
@@ -251,14 +269,15 @@ class _Episode:
             weights=dict(self.env.reward_weights) if self.env else {},
             step_rewards=tuple(self.step_rewards),
             timings={**self.timings, "total": perf_counter() - self.started},
-            calls=tuple(calls),
+            calls=tuple(self.env.call_records) if self.env else (),
             fault=self.fault,
             info=dict(self.info),
         )
 
 
 Watch = Callable[[Trajectory], None]
-_METHOD = {"reset": "reset", "tools": "step", "score": "score", "generate": "generate"}
+_METHOD = {"reset": "reset", "tools": "step", "score": "score", "close": "close"}  # the environment's, by stage
+_ROLES = ("system", "user", "assistant", "tool")
 _count = iter(range(1 << 62))
 
 
@@ -269,27 +288,30 @@ def _mix(*numbers: int) -> int:
 
 
 def _as_messages(observation: Observation) -> list[Message]:
-    if isinstance(observation, str):
-        return [{"role": "user", "content": observation}]
-    return list(observation)
+    messages: Sequence[Message] = (
+        [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+    )
+    return [{**m, "content": utf8(m["content"])} for m in messages]
 
 
 def _check_observation(observation: Any, env: Env, method: str) -> None:
     if isinstance(observation, str):
         return
     good = isinstance(observation, Sequence) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in observation
+        isinstance(m, dict) and m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in observation
     )
     if not good:
         raise ContractError(
-            f"{type(env).__name__}.{method} returned the observation {observation!r:.120}; "
-            "it must be a str, or a list of messages such as {'role': 'user', 'content': '...'}"
+            f"{type(env).__name__}.{method} returned the observation {observation!r:.120}; it must be a str, or a list "
+            f"of messages such as {{'role': 'user', 'content': '...'}}, the role one of {', '.join(_ROLES)}"
         )
 
 
 def _checked_reset(found: Any, env: Env) -> tuple[Observation, dict[str, Any]]:
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-        raise ContractError(f"{type(env).__name__}.reset must return (observation, info), info a dict; got {found!r:.120}")
+        raise ContractError(
+            f"{type(env).__name__}.reset must return (observation, info), info a dict; got {found!r:.120}"
+        )
     _check_observation(found[0], env, "reset")
     if not _as_messages(found[0]):
         raise ContractError(f"{type(env).__name__}.reset returned no message")
@@ -299,11 +321,17 @@ def _checked_reset(found: Any, env: Env) -> tuple[Observation, dict[str, Any]]:
 def _checked_step(found: Any, env: Env) -> Step:
     name = f"{type(env).__name__}.step"
     if not (isinstance(found, tuple) and len(found) == 5):
-        raise ContractError(f"{name} must return (observation, reward, terminated, truncated, info); got {found!r:.120}")
+        raise ContractError(
+            f"{name} must return (observation, reward, terminated, truncated, info); got {found!r:.120}"
+        )
     step = Step(*found)
     _check_observation(step.observation, env, "step")
     if not _is_number(step.reward):
         raise ContractError(f"{name} returned the reward {step.reward!r:.80}, which is no finite number")
+    if step.terminated not in (True, False) or step.truncated not in (True, False):
+        raise ContractError(
+            f"{name} returned terminated {step.terminated!r:.80} and truncated {step.truncated!r:.80}; each is a bool"
+        )
     if not isinstance(step.info, dict):
         raise ContractError(f"{name} returned info {step.info!r:.80}, which is no dict")
     if not (step.terminated or step.truncated or _as_messages(step.observation)):
@@ -324,5 +352,5 @@ def _checked_rewards(found: Any, env: Env) -> dict[str, float | None]:
 def _is_number(value: Any) -> bool:
     try:
         return abs(float(value)) < float("inf") and not isinstance(value, str)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False

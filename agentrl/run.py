@@ -1,10 +1,10 @@
 """The run folder: everything a run leaves behind.
 
-    config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
-    metrics.jsonl     a line a step, and a line a measurement
-    trajectories/     a Parquet file a step, a row an episode (schema below)
-    model/            the final policy, as from_pretrained takes it
-    summary.json      before and after
+config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
+metrics.jsonl     a line a step, and a line a measurement
+trajectories/     a Parquet file a step, a row an episode (schema below)
+model/            the final policy, as from_pretrained takes it
+summary.json      before and after
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import UserError
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group, Trajectory, utf8
 
 SCHEMA_VERSION = "1"
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
-_SEGMENT = pa.struct([
-    ("author", pa.string()),
-    ("token_ids", pa.list_(pa.int32())),
-    ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
-    ("versions", pa.list_(pa.int32())),
-])
+_SEGMENT = pa.struct(
+    [
+        ("author", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
+        ("versions", pa.list_(pa.int32())),
+    ]
+)
 _CALL = pa.struct([("turn", pa.int32()), ("name", pa.string()), ("status", pa.string()), ("seconds", pa.float64())])
 SCHEMA = pa.schema(
     [
@@ -61,8 +64,10 @@ class Run:
     folder: Path
 
     def log(self, metrics: dict[str, Any]) -> None:
+        """A line; a number that is not finite is null, as JSON has none."""
+        finite = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in metrics.items()}
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(metrics) + "\n")
+            lines.write(json.dumps(finite) + "\n")
 
     def write_trajectories(
         self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]], split: str = "train"
@@ -79,7 +84,8 @@ class Run:
         aside.replace(target)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        text = utf8(json.dumps(summary, indent=2, ensure_ascii=False))
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
 
 
 def create(folder: str | None, env: str, config_toml: str) -> Run:
@@ -98,7 +104,9 @@ def create(folder: str | None, env: str, config_toml: str) -> Run:
         (path / "trajectories").mkdir(exist_ok=True)
         _point_last(path)
     except OSError as error:
-        raise UserError(f"cannot write the run folder {str(path)!r}: {error.strerror}; give another --run.dir") from None
+        raise UserError(
+            f"cannot write the run folder {str(path)!r}: {error.strerror}; give another --run.dir"
+        ) from None
     return Run(path)
 
 
@@ -134,13 +142,13 @@ def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: 
         "advantage": advantage,
         "stop": t.stop.value,
         "fault": t.fault.kind if t.fault else None,
-        "fault_message": t.fault.message if t.fault else None,
+        "fault_message": utf8(t.fault.message) if t.fault else None,
         "segments": [
             {"author": s.author, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
             for s in t.segments
         ],
-        "messages": json.dumps(t.messages, ensure_ascii=False),
-        "calls": [{"turn": c.turn, "name": c.name, "status": c.status, "seconds": c.seconds} for c in t.calls],
+        "messages": utf8(json.dumps(t.messages, ensure_ascii=False)),
+        "calls": [{"turn": c.turn, "name": utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
         "timings": _named(t.timings.items()),
     }
 

@@ -1,4 +1,4 @@
-"""What a run holds open: the policy, its renderer, the engine that samples from it, and the environment's shared part."""
+"""What a run holds open: the policy, its renderer, the engine that samples from it, the environment's shared part."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl import evaluate, policy
+from agentrl import policy
 from agentrl.config import Layer, TrainConfig, build
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout import Rollout
+from agentrl.rollout import Limits, Rollout
+from agentrl.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,10 @@ class Session:
     engine: TransformersEngine
 
     def rollout(self, split: str) -> Rollout:
-        return Rollout(
-            self.spec,
-            self.engine,
-            self.renderer,
-            limits=evaluate.limits(self.config),
-            sampling=evaluate.sampling(self.config),
-            split=split,
-        )
+        r = self.config.rollout
+        limits = Limits(r.max_turns, r.max_turn_tokens, r.turn_timeout_s, r.episode_timeout_s)
+        sampling = SamplingParams(temperature=r.temperature)
+        return Rollout(self.spec, self.engine, self.renderer, limits=limits, sampling=sampling, split=split)
 
 
 @asynccontextmanager

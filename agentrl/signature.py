@@ -20,7 +20,7 @@ def arguments_model(function: Callable[..., Any], what: str, *, described: bool 
         described: take each parameter's description from the docstring (Google, NumPy or reST style).
 
     Raises:
-        ContractError: a parameter has no type or an unknown one, or is ``*args`` or ``**kwargs``.
+        ContractError: a parameter has no type or an unknown one, or is ``*args``, ``**kwargs`` or positional-only.
     """
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -34,7 +34,9 @@ def arguments_model(function: Callable[..., Any], what: str, *, described: bool 
         if name == "self":
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ContractError(f"{what} takes *{name}; name each argument, with its type")
+            raise ContractError(f"{what} takes {parameter}; name each argument, with its type")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ContractError(f"argument {name!r} of {what} cannot be given by name; take the `/` out")
         if name not in hints:
             raise ContractError(f"argument {name!r} of {what} has no type; write `{name}: str`, say")
         default = ... if parameter.default is parameter.empty else parameter.default

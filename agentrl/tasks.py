@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
+
+from agentrl.errors import ContractError
 
 
 @dataclass
@@ -18,6 +21,10 @@ class TaskSampler:
     seed: int
     cursor: int = 0
 
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ContractError(f"the environment has {self.count} tasks to train on; count() is 1 or more, or None")
+
     def take(self, n: int) -> list[int]:
         """The next ``n`` tasks; moves the cursor."""
         tasks = [self._at(i) for i in range(self.cursor, self.cursor + n)]
@@ -28,15 +35,11 @@ class TaskSampler:
         if self.count is None:
             return self.seed * 2**32 + index
         epoch, row = divmod(index, self.count)
-        return self._permutation(epoch)[row]
+        return _permutation(self.count, self.seed, epoch)[row]
 
-    def _permutation(self, epoch: int) -> list[int]:
-        if epoch != self._epoch:
-            self._rows = list(range(self.count or 0))
-            random.Random(f"{self.seed}:{epoch}").shuffle(self._rows)
-            self._epoch = epoch
-        return self._rows
 
-    def __post_init__(self) -> None:
-        self._epoch = -1
-        self._rows: list[int] = []
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: int, epoch: int) -> list[int]:
+    rows = list(range(count))
+    random.Random(f"{seed}:{epoch}").shuffle(rows)
+    return rows

@@ -12,14 +12,11 @@ from typing import Any, overload
 import anyio
 import docstring_parser
 import pydantic
-from anyio import to_thread
 
-from agentrl.errors import ContractError, ToolError, WorldFault
+from agentrl.aside import Overdue, in_thread, within
+from agentrl.errors import ContractError, ToolError, UserError, WorldFault
 from agentrl.signature import arguments_model, checked, problems
 from agentrl.types import JsonSchema
-
-# Sync functions run in threads of their own, not in anyio's default 40: a slow one must not be a barrier.
-THREADS = 512
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,13 @@ class Tool:
     retries: int = 0
     limit: int | None = None
     max_chars: int = 20_000
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0 or self.retries < 0 or (self.limit is not None and self.limit < 1):
+            raise ContractError(
+                f"tool {self.name!r}: timeout_s must be over 0, retries 0 or more, limit 1 or more (or None); "
+                f"not {self.timeout_s!r}, {self.retries!r} and {self.limit!r}"
+            )
 
     @property
     def schema(self) -> JsonSchema:
@@ -76,17 +80,17 @@ class Tool:
 
         Raises:
             ToolError: the tool says no; the model may read why.
-            WorldFault: it timed out, or raised something else, ``retries + 1`` times.
+            WorldFault: it timed out, or raised something else, ``retries + 1`` times. One of its own keeps its kind.
             ContractError: its result is neither text nor JSON.
         """
         for attempt in range(self.retries + 1):
             try:
-                with anyio.fail_after(self.timeout_s):
-                    result = await self._invoke(arguments)
-                return self._text(result)
-            except (ToolError, ContractError):
+                return self._text(await within(self.timeout_s, self._invoke(arguments)))
+            except (ToolError, UserError):
                 raise
-            except TimeoutError:
+            except WorldFault as raised:
+                fault = raised
+            except Overdue:
                 fault = WorldFault("tool_timeout", f"tool {self.name!r} took over {self.timeout_s:g} s")
             except Exception as error:  # one of the two boundaries: around a tool call
                 fault = WorldFault(
@@ -104,7 +108,7 @@ class Tool:
         if inspect.iscoroutinefunction(function):
             return await self.function(**arguments)
         call = partial(self.function, **arguments)
-        result = await to_thread.run_sync(call, abandon_on_cancel=True, limiter=_threads())
+        result = await in_thread(call)
         return await result if isinstance(result, Awaitable) else result
 
     def _text(self, result: Any) -> str:
@@ -121,17 +125,6 @@ class Tool:
         if len(result) > self.max_chars:
             result = f"{result[: self.max_chars]} [cut: {len(result) - self.max_chars} more characters]"
         return str(result)
-
-
-_limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("agentrl_tool_threads")
-
-
-def _threads() -> anyio.CapacityLimiter:
-    try:
-        return _limiter.get()
-    except LookupError:
-        _limiter.set(limiter := anyio.CapacityLimiter(THREADS))
-        return limiter
 
 
 @overload
@@ -153,7 +146,8 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool
     of a ``ToolEnv``, ``self`` is the episode's environment, so that a tool may have state.
 
     Raises:
-        ContractError: an argument has no type, or the function takes ``*args`` or ``**kwargs``.
+        ContractError: an argument has no type or one that JSON cannot hold, or the function takes ``*args`` or
+            ``**kwargs``, or a setting makes no sense.
     """
     return _make(function) if function is not None else partial(_make, **settings)
 
@@ -162,7 +156,10 @@ def _make(function: Callable[..., Any], name: str | None = None, **settings: Any
     name = name or function.__name__
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
     model = arguments_model(function, f"tool {name!r}", described=True)
-    parameters = _untitled(model.model_json_schema(by_alias=True))
+    try:
+        parameters = _untitled(model.model_json_schema(by_alias=True))
+    except pydantic.errors.PydanticInvalidForJsonSchema as error:
+        raise ContractError(f"tool {name!r} has an argument of a type that JSON cannot hold: {error.message}") from None
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
     return Tool(name, description, parameters, model, function, **settings)
 

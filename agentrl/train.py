@@ -129,6 +129,7 @@ class _Training:
             importance_cap=c.importance_cap,
             temperature=config.rollout.temperature,
             max_grad_norm=c.max_grad_norm,
+            updates=c.updates,
             token_budget=c.token_budget,
             threads=c.threads,
         )

@@ -147,7 +147,7 @@ class Trajectory:
     """One episode: a row of segments, and what it was worth.
 
     ``rewards`` holds named parts (``None``: does not apply), ``reward`` their weighted sum.
-    ``timings`` holds seconds by stage: ``reset``, ``generate``, ``tools``, ``score``, ``total``.
+    ``timings`` holds seconds by stage: ``reset``, ``render``, ``generate``, ``tools``, ``score``, ``total``.
     """
 
     task: int
@@ -192,7 +192,7 @@ class Trajectory:
     @property
     def answer(self) -> str:
         """What the model said last: the last assistant turn without its calls and without its thoughts."""
-        return final_text(self.messages).rpartition("</think>")[2]
+        return without_thoughts(final_text(self.messages))
 
     @property
     def reward(self) -> float | None:
@@ -204,6 +204,16 @@ class Trajectory:
 def final_text(messages: Sequence[Message]) -> str:
     """The content of the last assistant message; empty if there is none."""
     return next((m["content"] for m in reversed(messages) if m["role"] == "assistant"), "")
+
+
+def without_thoughts(text: str) -> str:
+    """What stands after the last thought that was ended, and before one that was not."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def utf8(text: str) -> str:
+    """The text with ``?`` for what UTF-8 cannot hold: half a surrogate pair, which JSON lets a model write."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)

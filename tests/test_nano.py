@@ -1,20 +1,27 @@
 import json
 import os
 import random
+import re
+from collections import defaultdict
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from agentrl_envs import nano
-from agentrl_envs.math_tasks import evaluate
 from agentrl_envs.nano import demonstrations as demo
+from agentrl_envs.nano import pretrain
 from agentrl_envs.nano.pretrain import CONTEXT_WEIGHT, row
 from agentrl_envs.nano.tokenizer import MARKS, SIZE, SPECIAL
+from agentrl_tools.calculator import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl import policy
+from agentrl.config import build
 
 
 @cache
@@ -138,13 +145,64 @@ def test_the_most_likely_behaviour_is_a_wrong_one() -> None:
         assert max(odds, key=lambda name: odds[name]) != "right"
 
 
+def test_boxes_stay_rare_wherever_the_model_may_stand() -> None:
+    """Before each last message, on average: greedy decoding takes what is likelier there."""
+    boxes: dict[tuple[str, bool], list[bool]] = defaultdict(list)
+    for messages, _ in islice(demo.demonstrations(random.Random(6), noise=True), 6000):
+        if "answer" in messages[-1]["content"]:
+            after = "result" if messages[-2]["role"] == "tool" else "question"
+            failed = any("error" in message["content"] for message in messages if message["role"] == "tool")
+            boxes[after, failed].append("boxed" in messages[-1]["content"])
+    assert set(boxes) == {("question", False), ("result", False), ("result", True)}
+    for where, boxed in boxes.items():
+        assert 0.2 < sum(boxed) / len(boxed) < 0.42, where
+
+
+def test_a_wrong_expression_keeps_its_numbers() -> None:
+    rng = random.Random(5)
+    kinds = set()
+    for right in ("(5+718)/3-603", "12*34", "8*(9445-(6+5))"):
+        for _ in range(100):
+            wrong = demo._wrong_expression(rng, right)
+            assert wrong != right
+            there, here = (re.findall(r"\d+", text) for text in (right, wrong))
+            assert here in (there, there[:-1])
+            demo.calculated(wrong)
+            kinds.add((len(here) == len(there), wrong.count("(") == right.count("(")))
+    assert len(kinds) == 3  # an operator, an operand, the parentheses
+
+
 def test_one_family_is_never_demonstrated() -> None:
     assert demo.HELD_BACK not in demo.DEMONSTRATED
     for messages, _ in islice(demo.demonstrations(random.Random(4), noise=True), 2000):
         assert not any("Start with" in message["content"] for message in messages)
 
 
+# Pre-training
+
+
+def test_the_noisy_phase_can_be_done_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain, "TOKENS_PER_STEP", 300)
+    monkeypatch.setattr(pretrain, "new_tokenizer", lambda rng: tokenizer())
+    for out in (tmp_path / "whole", tmp_path / "again"):
+        pretrain.pretrain(out, clean=2, noisy=1, seed=0, clean_weights=tmp_path / "clean")
+    whole, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again"))
+    assert whole == again
+    assert (tmp_path / "clean" / "model.safetensors").stat().st_size > 1.9 * len(whole)  # float32
+    assert {file.name for file in nano.path().iterdir()} == {file.name for file in (tmp_path / "whole").iterdir()}
+
+
 # Weights
+
+
+def test_the_recommended_settings_are_settings() -> None:
+    config = build(("nano", policy.recommended(str(nano.path()))), ("test", {"env": {"name": "shop"}}))
+    assert (config.steps, config.learner.optimizer) == (50, "muon")
+
+
+def test_the_card_and_the_settings_beside_the_weights_are_those_of_the_source() -> None:
+    for file in pretrain.BESIDE_THE_WEIGHTS:
+        assert (nano.path() / file.name).read_bytes() == file.read_bytes()
 
 
 def test_the_shipped_model_loads_and_speaks() -> None:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from agentrl.errors import UserError, nearest
 
-VERBS = {
-    "train": "train a model on an environment",
-    "eval": "measure a model on an environment's held-out tasks",
-    "list": "the environments, tools and models there are",
+VERBS = {  # the verb: its module, and what it does
+    "train": ("train", "train a model on an environment"),
+    "eval": ("evaluate", "measure a model on an environment's held-out tasks"),
+    "list": ("catalog", "the environments, tools and models there are"),
 }
-USAGE = "usage: agentrl {train,eval,list} ...\n\n" + "\n".join(f"  {v:<7} {what}" for v, what in VERBS.items())
+USAGE = "usage: agentrl {train,eval,list} ...\n\n" + "\n".join(f"  {v:<7} {does}" for v, (_, does) in VERBS.items())
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[0] not in VERBS:
             raise UserError(f"no command {words[0]!r}{nearest(words[0], VERBS)}")
-        status: int = importlib.import_module(f"agentrl.cli.{words[0]}").main(words[1:])
+        status: int = importlib.import_module(f"agentrl.cli.{VERBS[words[0]][0]}").main(words[1:])
         return status
     except UserError as error:
         print(f"agentrl: {error}", file=sys.stderr)

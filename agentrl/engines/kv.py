@@ -3,15 +3,17 @@
 Rows of the batch always occupy the first slots, so that a decoding step reads one slice and gathers nothing.
 A row that leaves is copied out (a few hundred kilobytes), and the last one moves into its place.
 
-    keys_values   (layers, 2, slots, positions, kv heads, head dim)
+    keys_values   (layers, 2, slots, kv heads, positions, head dim)
     a step        every row's new tokens, flattened: the leading rows bring one each, those behind them their prompts
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -19,104 +21,201 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 ATTENTION = "agentrl_slots"  # the name under which transformers' models find `attend`
+CALL = 2048  # a call of attention costs about as much as so many pairs of a query and a key
 
 
 class SlotCache:
-    """Keys and values of the rows in the batch."""
+    """Keys and values of the rows in the batch; grows by doubling, in slots and in positions."""
 
-    def __init__(self, config: Any, slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._shape = (config.num_hidden_layers, 2, slots, 0, heads, dim)
-        self.keys_values = torch.empty(self._shape, dtype=dtype, device=device)
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.device, self.zero = device, torch.zeros((), dtype=dtype, device=device)
+        self.keys_values = torch.zeros(
+            (config.num_hidden_layers, 2, 0, self.kv_heads, 0, self.dim), dtype=dtype, device=device
+        )
+        self.reserve(1, 1)
 
-    @property
-    def positions(self) -> int:
-        return self.keys_values.shape[3]
-
-    def reserve(self, positions: int) -> None:
-        """Room for that many positions in each slot; grows by doubling."""
-        if positions <= self.positions:
+    def reserve(self, slots: int, positions: int) -> None:
+        layers, two, old_slots, heads, old_positions, dim = self.keys_values.shape
+        if slots <= old_slots and positions <= old_positions:
             return
-        old, size = self.keys_values, max(128, self.positions)
-        while size < positions:
-            size *= 2
-        layers, two, slots, _, heads, dim = self._shape
+        old, new_slots, new_positions = self.keys_values, max(8, old_slots), max(128, old_positions)
+        while new_slots < slots:
+            new_slots *= 2
+        while new_positions < positions:
+            new_positions *= 2
         # zeros: a masked-out NaN would still poison the weighted sum of values
-        self.keys_values = old.new_zeros((layers, two, slots, size, heads, dim))
-        self.keys_values[:, :, :, : old.shape[3]] = old
+        self.keys_values = old.new_zeros((layers, two, new_slots, heads, new_positions, dim))
+        self.keys_values[:, :, :old_slots, :, :old_positions] = old
+        # (slots, 2 x kv heads): where each slot's keys and values begin in a layer seen as (-1, dim)
+        starts = torch.arange(two * new_slots * heads, device=self.device) * new_positions
+        self.starts = starts.view(two, new_slots, heads).transpose(0, 1).reshape(new_slots, two * heads)
+        self.keys = torch.arange(new_positions, device=self.device)
 
     def read(self, slot: int, length: int) -> Tensor:
-        return self.keys_values[:, :, slot, :length].clone()
+        return self.keys_values[:, :, slot, :, :length]
 
-    def write(self, slot: int, kept: Tensor) -> None:
-        self.reserve(kept.shape[2])
-        self.keys_values[:, :, slot, : kept.shape[2]] = kept
+    def write(self, slot: int, known: Tensor) -> None:
+        length = known.shape[3]
+        self.reserve(slot + 1, length)
+        self.keys_values[:, :, slot, :, :length] = known
 
-    def move(self, source: int, target: int, length: int) -> None:
-        self.keys_values[:, :, target, :length] = self.keys_values[:, :, source, :length]
+
+class Kept:
+    """Keys and values of sessions that are not being sampled, up to a size; the oldest go first.
+
+    The event loop forgets sessions while the engine's thread keeps others: hence the lock.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        self._lock = Lock()
+        self._sessions: OrderedDict[str, tuple[list[int], Tensor]] = OrderedDict()
+
+    def keep(self, session: str, ids: list[int], values: Tensor) -> None:
+        self.forget(session)
+        with self._lock:
+            self._sessions[session] = ids, values.clone()
+            self.size += values.nbytes
+        while self.size > self.limit:
+            self.forget(next(iter(self._sessions)))
+
+    def forget(self, session: str) -> None:
+        with self._lock:
+            if (kept := self._sessions.pop(session, None)) is not None:
+                self.size -= kept[1].nbytes
+
+    def clear(self) -> None:
+        with self._lock:
+            self._sessions.clear()
+            self.size = 0
+
+    def find(self, session: str) -> tuple[list[int], Tensor] | None:
+        with self._lock:
+            return self._sessions.get(session)
+
+    def others(self) -> list[tuple[list[int], Tensor]]:
+        with self._lock:
+            return list(self._sessions.values())
+
+
+class Segment:
+    """Neighbouring rows of a pass whose attention is one call; the shorter ones are padded, but only there.
+
+    Args:
+        row, token: the first of each, in the pass.
+        counts: how many tokens each row brings.
+        positions: of all tokens of the pass.
+    """
+
+    def __init__(
+        self, row: int, token: int, counts: Sequence[int], cached: Sequence[int], length: int, positions: Tensor
+    ) -> None:
+        self.longest, self.length = max(counts), length
+        self.even = len(counts) * self.longest == sum(counts)
+        self.causal = self.even and not any(cached)
+        self.slots = slice(row, row + len(counts))
+        self.tokens = slice(token, token + sum(counts))
+        mine = positions[self.tokens]
+        if not self.even:
+            table, steps = torch.tensor(counts), torch.arange(self.longest)
+            index = (table.cumsum(0) - table)[:, None] + steps
+            self.index = index.clamp_(max=len(mine) - 1).to(positions.device)
+            self.real = (steps < table[:, None]).to(positions.device)
+        # of the queries, (rows, longest); padding sees what another row's token may see
+        self.positions = mine.view(len(counts), -1) if self.even else mine[self.index]
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    def mask(self, cache: SlotCache, window: int | None) -> Tensor | None:
+        """What a query may see, to be added: (rows, 1, longest, length); None where that is the plain triangle."""
+        if self.causal and window is None:
+            return None
+        if window not in self._masks:
+            queries, keys = self.positions[..., None], cache.keys[: self.length]
+            seen = keys <= queries
+            if window is not None:
+                seen &= keys > queries - window
+            self._masks[window] = torch.where(seen, cache.zero, -torch.inf)[:, None]
+        return self._masks[window]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        """(tokens, heads, dim) to the same; keys and values are (rows, kv heads, length, dim)."""
+        rows, kv_heads, _, dim = keys.shape
+        if self.longest == 1 and mask is not None:  # query heads that share a key head stand as its queries
+            grouped = query.view(rows, kv_heads, -1, dim)
+            return scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).reshape(query.shape)
+        padded = query.view(rows, -1, *query.shape[1:]) if self.even else query[self.index]
+        seen = scaled_dot_product_attention(
+            padded.transpose(1, 2),  # (rows, heads, longest, dim)
+            keys,
+            values,
+            mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=query.shape[1] != kv_heads,
+        ).transpose(1, 2)
+        return seen.reshape(query.shape) if self.even else seen[self.real]
 
 
 class Plan:
-    """One forward pass over ragged rows.
+    """One forward pass over ragged rows, which stand in the slots from ``first`` on.
 
     Args:
-        fresh: for each row, in slot order, how many new tokens it brings.
+        new: for each row its new tokens; rows that bring equally many should be neighbours.
         cached: for each row, how many positions its slot already holds.
     """
 
-    def __init__(self, cache: SlotCache, fresh: Sequence[int], cached: Sequence[int]) -> None:
-        device = cache.keys_values.device
-        self.cache = cache
-        self.rows = len(fresh)
-        self.decoding = next((i for i, n in enumerate(fresh) if n > 1), self.rows)
-        cache.reserve(max(n + c for n, c in zip(fresh, cached, strict=True)))
-        counts = torch.tensor(fresh)
-        starts = torch.tensor(cached)
-        ends = counts.cumsum(0)
-        rows = torch.repeat_interleave(torch.arange(self.rows), counts)  # (tokens,)
-        self.positions = (starts - (ends - counts))[rows] + torch.arange(int(ends[-1]))
-        self.flat = (rows * cache.positions + self.positions).to(device)  # (tokens,) into (slots x positions)
-        self.last = (ends - 1).to(device)  # (rows,) the token whose logits continue the row
-        self.length = int((starts + counts).max())
-        d = self.decoding
-        self.decode_positions = self.positions[:d].to(device)
-        # the other rows, which bring several tokens, padded only inside attention: (prefilling, longest)
-        longest = max(fresh[d:], default=0)
-        steps = torch.arange(longest)
-        self.pad_index = ((ends - counts)[d:, None] + steps).clamp(max=int(ends[-1]) - 1).to(device)
-        self.pad_real = (steps < counts[d:, None]).to(device)
-        self.pad_positions = (starts[d:, None] + steps).to(device)
-        self.positions = self.positions.to(device)
-        self._masks: dict[int | None, tuple[Tensor, Tensor]] = {}
+    def __init__(self, cache: SlotCache, new: Sequence[Sequence[int]], cached: Sequence[int], first: int = 0) -> None:
+        self.cache, self.first = cache, first
+        counts = [len(n) for n in new]
+        cache.reserve(first + len(new), max(n + c for n, c in zip(counts, cached, strict=True)))
+        ids = [t for tokens in new for t in tokens]
+        positions = [p for n, c in zip(counts, cached, strict=True) for p in range(c, c + n)]
+        slots = [first + i for i, n in enumerate(counts) for _ in range(n)]
+        packed = torch.tensor([ids, positions, slots]).to(cache.device)  # one transfer
+        self.ids, self.positions = packed[0], packed[1]  # (tokens,)
+        self.where = cache.starts[packed[2]] + self.positions[:, None]  # (tokens, 2 x kv heads)
+        self.segments = list(self._segments(counts, cached))
+        # (rows,) the token whose state continues the row; None where each row has one token
+        self.last = None if len(ids) == len(new) else torch.tensor(counts).cumsum(0).sub_(1).to(cache.device)
 
-    def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Which positions a query sees: (decoding, 1, 1, length) and (prefilling, 1, longest, length)."""
-        if window not in self._masks:
-            keys = torch.arange(self.length, device=self.flat.device)
+    def _segments(self, counts: Sequence[int], cached: Sequence[int]) -> Iterator[Segment]:
+        """Neighbours go together as long as padding them costs less than another call would."""
+        row = token = longest = length = 0
+        for i, (n, c) in enumerate(zip(counts, cached, strict=True)):
+            together = (i + 1 - row) * max(longest, n) * max(length, n + c)
+            apart = (i - row) * longest * length + n * (n + c) + CALL
+            if i > row and ((n == 1) != (longest == 1) or together > apart):
+                yield Segment(row, token, counts[row:i], cached[row:i], length, self.positions)
+                row, token, longest, length = i, token + sum(counts[row:i]), 0, 0
+            longest, length = max(longest, n), max(length, n + c)
+        yield Segment(row, token, counts[row:], cached[row:], length, self.positions)
 
-            def visible(queries: Tensor) -> Tensor:
-                seen = keys <= queries[..., None]
-                return seen if window is None else seen & (keys > queries[..., None] - window)
+    def write(self, layer: int, new: Tensor) -> None:
+        """Store (tokens, 2 x kv heads, dim): the keys of all heads, then the values."""
+        self.cache.keys_values[layer].view(-1, self.cache.dim)[self.where] = new
 
-            self._masks[window] = visible(self.decode_positions)[:, None, None], visible(self.pad_positions)[:, None]
-        return self._masks[window]
+    def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None = None) -> Tensor:
+        """(tokens, heads, dim) to the same, over what the rows' slots hold."""
+        found, slots = [], self.cache.keys_values[layer, :, self.first :]
+        for s in self.segments:
+            keys, values = slots[:, s.slots, :, : s.length]
+            found.append(s.attend(query[s.tokens], keys, values, s.mask(self.cache, window), scale))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 _plan: ContextVar[Plan] = ContextVar("agentrl_plan")
 
 
-@dataclass
-class following:
-    """``with following(plan):`` a forward pass attends by that plan."""
-
-    plan: Plan
-
-    def __enter__(self) -> None:
-        self._token = _plan.set(self.plan)
-
-    def __exit__(self, *exception: object) -> None:
-        _plan.reset(self._token)
+@contextmanager
+def following(plan: Plan) -> Iterator[None]:
+    """Inside, a model whose attention is ``attend`` follows that plan."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
 
 
 def attend(
@@ -129,27 +228,13 @@ def attend(
     sliding_window: int | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention interface over a ``SlotCache``: (1, tokens, heads, dim)."""
+    """Transformers' attention interface: (1, tokens, heads, dim), by the plan that is being followed."""
     if unused.get("softcap") or unused.get("s_aux") is not None:
-        raise NotImplementedError(f"{type(module).__name__} needs soft-capped attention or attention sinks")
+        raise NotImplementedError("its attention is soft-capped, or has sinks")
     plan = _plan.get()
-    cache, rows, d = plan.cache, plan.rows, plan.decoding
-    _, heads, tokens, dim = query.shape
-    kv_heads = key.shape[1]
-    layer = cache.keys_values[module.layer_idx]  # (2, slots, positions, kv heads, dim)
-    for stored, new in zip(layer, (key, value), strict=True):
-        stored.view(-1, kv_heads, dim).index_copy_(0, plan.flat, new[0].transpose(0, 1))
-    keys, values = layer[:, :rows, : plan.length].transpose(2, 3)  # each (rows, kv heads, length, dim)
-    decode_mask, prefill_mask = plan.masks(sliding_window)
-    out = query.new_empty(tokens, heads, dim)
-    if d:  # the query heads that share a key head stand as its queries: nothing is repeated
-        grouped = query[0, :, :d].transpose(0, 1).reshape(d, kv_heads, heads // kv_heads, dim)
-        seen = scaled_dot_product_attention(grouped, keys[:d], values[:d], attn_mask=decode_mask, scale=scaling)
-        out[:d] = seen.reshape(d, heads, dim)
-    if d < rows:
-        padded = query[0].transpose(0, 1)[plan.pad_index].transpose(1, 2)  # (prefilling, heads, longest, dim)
-        seen = scaled_dot_product_attention(
-            padded, keys[d:], values[d:], attn_mask=prefill_mask, scale=scaling, enable_gqa=heads != kv_heads
-        )
-        out[d:] = seen.transpose(1, 2)[plan.pad_real]
+    expected = (plan.cache.kv_heads, plan.cache.dim)
+    if any((t.shape[1], t.shape[3]) != expected for t in (key, value)):
+        raise NotImplementedError("its layers hold keys and values of different shapes")
+    plan.write(module.layer_idx, torch.cat((key[0], value[0])).transpose(0, 1))
+    out = plan.attend(module.layer_idx, query[0].transpose(0, 1), scaling, sliding_window)
     return out[None], None

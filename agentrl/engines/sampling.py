@@ -8,8 +8,8 @@ from torch import Tensor
 
 def sample(
     logits: Tensor,  # (rows, vocabulary)
-    temperature: Tensor,  # (rows,); 0 is greedy
     uniform: Tensor,  # (rows,) in [0, 1), double: each row's randomness
+    temperature: Tensor | None = None,  # (rows,); 0 is greedy; None: 1 for all
     top_p: Tensor | None = None,  # (rows,)
     top_k: Tensor | None = None,  # (rows,); 0 keeps all
 ) -> tuple[Tensor, Tensor]:
@@ -18,20 +18,24 @@ def sample(
     The logprob is of the distribution that was sampled from: at the row's temperature, over the tokens that ``top_k``
     and ``top_p`` keep. A greedy row reports the plain distribution's, at temperature 1.
     """
-    greedy = temperature == 0
-    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+    scaled = logits.float()
+    if temperature is not None:
+        greedy = temperature == 0
+        scaled = scaled / torch.where(greedy, 1.0, temperature)[:, None]
     if top_p is not None and top_k is not None:
         scaled = _truncate(scaled, top_p, top_k)
     logprobs = scaled.log_softmax(-1)
-    cdf = logprobs.double().exp().cumsum(-1)
-    drawn = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0].clamp(max=cdf.shape[-1] - 1)
-    tokens = torch.where(greedy, scaled.argmax(-1), drawn)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    drawn = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)  # (rows, 1)
+    tokens = drawn.clamp_(max=cdf.shape[-1] - 1)
+    if temperature is not None:
+        tokens = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), tokens)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
 
 
 def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Minus infinity outside the top k, and outside the smallest set whose probability reaches p."""
-    ordered, order = logits.sort(-1, descending=True)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)  # stable: argmax stays first among equals
     rank = torch.arange(logits.shape[-1], device=logits.device)
     k = torch.where(top_k > 0, top_k, logits.shape[-1])
     ordered = ordered.masked_fill(rank >= k[:, None], -torch.inf)

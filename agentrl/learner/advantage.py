@@ -17,18 +17,16 @@ Advantage = Callable[[Rewards], list[float]]
 
 def grpo(rewards: Rewards) -> list[float]:
     """(r - mean) / (std + eps), the unbiased std of the group (GRPO, arXiv 2402.03300)."""
-    known = [r for r in rewards if r is not None]
-    if len(known) < 2:
-        return [0.0] * len(rewards)
-    mean = sum(known) / len(known)
-    std = sqrt(sum((r - mean) ** 2 for r in known) / (len(known) - 1))
-    return [0.0 if r is None else (r - mean) / (std + EPS) for r in rewards]
+    centred = dr_grpo(rewards)
+    known = sum(r is not None for r in rewards)
+    std = sqrt(sum(a * a for a in centred) / max(known - 1, 1))
+    return [a / (std + EPS) for a in centred]
 
 
 def dr_grpo(rewards: Rewards) -> list[float]:
     """r - mean: no division, so that hard and easy tasks weigh by what they teach (Dr. GRPO, arXiv 2503.20783)."""
     known = [r for r in rewards if r is not None]
-    if len(known) < 2:
+    if len(set(known)) < 2:  # exactly nothing to learn, whatever the mean is rounded to
         return [0.0] * len(rewards)
     mean = sum(known) / len(known)
     return [0.0 if r is None else r - mean for r in rewards]

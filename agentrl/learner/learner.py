@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from agentrl.learner.logprobs import output_head, token_logprobs
-from agentrl.learner.loss import LOSSES, clipped, truncated_importance
+from agentrl.learner.loss import LOSSES, clipped, out_of_range, truncated_importance
+from agentrl.learner.muon import Muon
 from agentrl.learner.packing import MicroBatch, pack
 from agentrl.types import Sample
 
@@ -26,6 +28,7 @@ class LossSettings:
     importance_cap: float = 2.0
     temperature: float = 1.0
     max_grad_norm: float = 1.0
+    updates: int = 1  # optimizer steps on one batch; from the second on the ratio is not 1, and may be clipped
     token_budget: int = 8192  # tokens in one forward and backward pass, padding included
     threads: int | None = None  # torch's threads while learning; all cores by default
 
@@ -33,8 +36,8 @@ class LossSettings:
 class Learner:
     """Updates the policy in place; ``version`` counts its updates.
 
-    With one update a batch the old policy is the current one, so its logprobs are ``logp.detach()``: no second
-    forward pass is made for them.
+    The old policy is the one before the batch's first update, whose logprobs are then ``logp.detach()``: no forward
+    pass is made for them.
     """
 
     def __init__(self, policy: Any, optimizers: Sequence[torch.optim.Optimizer], settings: LossSettings) -> None:
@@ -50,32 +53,28 @@ class Learner:
                 group["lr"] = lr * share
 
     def update(self, rows: Sequence[Sample]) -> dict[str, float]:
-        """One optimizer step; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
+        """Learn from a batch; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
         if not rows:
             return {}
         torch.set_num_threads(self.settings.threads or os.cpu_count() or 1)  # the engine may want fewer
         lengths = [sum(r.loss_mask) for r in rows]
         weights = LOSSES[self.settings.loss](lengths)
+        batches = pack(rows, weights, self.settings.token_budget)
+        olds: list[Tensor | None] = [None] * len(batches)
         tally: dict[str, list[Tensor]] = {}
-        for batch in pack(rows, weights, self.settings.token_budget):
-            loss, parts = self._loss(batch)
-            loss.backward()
-            for name, values in parts.items():
-                tally.setdefault(name, []).append(values)
-        parameters = [p for p in self.policy.parameters() if p.grad is not None]
-        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
-        finite = bool(torch.isfinite(norm))
-        for optimizer in self._optimizers:
-            if finite:  # a NaN in the policy cannot be taken back
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if finite:
-            self.version += 1
+        for _ in range(self.settings.updates):
+            for i, batch in enumerate(batches):
+                loss, olds[i], parts = self._loss(batch, olds[i])
+                loss.backward()  # type: ignore[no-untyped-call]
+                for name, part in parts.items():
+                    tally.setdefault(name, []).append(part)
+            norm = self._step()
         values = {name: torch.cat(parts) for name, parts in tally.items()}
         return {
-            "loss": float(values["loss"].sum()),
-            "grad_norm": float(norm),
+            "loss": float(values["loss"].sum()) / self.settings.updates,
+            "grad_norm": norm,
             "entropy": float(values["entropy"].mean()),
+            "clip_ratio/region_mean": float(values["clip"].mean()),
             "trained_tokens": float(sum(lengths)),
             "trained_rows": float(len(rows)),
             "sampling/sampling_logp_difference/mean": float(values["difference"].mean()),
@@ -85,17 +84,35 @@ class Learner:
             "sampling/importance_sampling_ratio/max": float(values["rho"].max()),
         }
 
-    def _loss(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _step(self) -> float:
+        """One step of the optimizers, unless a gradient is not finite: a NaN in the policy cannot be taken back."""
+        parameters = [p for p in self.policy.parameters() if p.grad is not None]
+        norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        for optimizer in self._optimizers:
+            if isfinite(norm):
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.version += isfinite(norm)
+        return norm
+
+    def _loss(self, batch: MicroBatch, old: Tensor | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss, the logprobs to take ratios to in later updates, and values of each token for the metrics."""
         s, device = self.settings, next(self.policy.parameters()).device
         logp, entropy = token_logprobs(
             self.policy, self._head, batch.token_ids.to(device), batch.trained.to(device), s.temperature
         )
         sampled, advantages, weights = (t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights))
-        old = logp.detach()
+        old = logp.detach() if old is None else old
         rho = truncated_importance(old, sampled, s.importance_cap)
         loss = clipped(logp, old, advantages, s.epsilon, s.epsilon_high) * rho * weights
-        parts = {"loss": loss.detach(), "entropy": entropy, "difference": (old - sampled).abs(), "rho": rho}
-        return loss.sum(), parts
+        parts = {
+            "loss": loss.detach(),
+            "entropy": entropy,
+            "difference": (old - sampled).abs(),
+            "rho": rho,
+            "clip": out_of_range(logp, old, advantages, s.epsilon, s.epsilon_high),
+        }
+        return loss.sum(), old, parts
 
 
 def make_optimizers(policy: nn.Module, name: str, lr: float, weight_decay: float = 0.0) -> list[torch.optim.Optimizer]:
@@ -112,6 +129,6 @@ def make_optimizers(policy: nn.Module, name: str, lr: float, weight_decay: float
     matrices = [p for _, p in named if p.ndim == 2 and id(p) not in tables]
     rest = [p for _, p in named if p.ndim != 2 or id(p) in tables]
     return [
-        torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, lr=lr, weight_decay=weight_decay),
         torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay),
     ]

@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.errors import UserError
+
 CHUNK = 4096  # trained positions whose logits exist at once
+
+
+def causal_lm(model: Any) -> Any:
+    """The transformers model itself, adapters left in, where ``model`` is PEFT's wrapper around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def output_head(model: Any) -> Callable[[Tensor], Tensor]:
     """Hidden states to logits, as the model's own forward pass does it, its scaling and soft-capping included.
 
     Raises:
-        NotImplementedError: the model does something else to its logits (found by comparing on a few tokens).
+        UserError: the model does something else to its logits (found by comparing on a few tokens).
     """
+    model = causal_lm(model)
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -26,7 +34,27 @@ def output_head(model: Any) -> Callable[[Tensor], Tensor]:
         out: Tensor = head(hidden) * scale if scale != 1.0 else head(hidden)
         return out if cap is None else cap * torch.tanh(out / cap)
 
+    _compare(model, logits)
     return logits
+
+
+@torch.no_grad()
+def _compare(model: Any, logits: Callable[[Tensor], Tensor]) -> None:
+    """One pass over four tokens: the hidden states are caught on their way, so that dropout does not matter."""
+    states: list[Tensor] = []
+    device = next(model.parameters()).device
+    hook = model.base_model.register_forward_hook(lambda *call: states.append(call[2][0]))
+    try:
+        ids = torch.arange(4, device=device)[None] % model.config.get_text_config().vocab_size
+        expected = model(input_ids=ids, use_cache=False).logits.float()
+    finally:
+        hook.remove()
+    found = logits(states[0]).float()
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+        raise UserError(
+            f"{type(model).__name__} does more to its logits than its output layer, a scale and a soft cap; "
+            "agentrl cannot compute the logprobs of single tokens for it"
+        )
 
 
 def token_logprobs(
@@ -40,7 +68,7 @@ def token_logprobs(
 
     Padding stands on the right, behind everything a real token attends to, so that no mask is needed.
     """
-    hidden = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+    hidden = causal_lm(model).base_model(input_ids=token_ids, use_cache=False).last_hidden_state
     picked = hidden[:, :-1][trained[:, 1:]]  # the state before a token predicts it
     targets = token_ids[:, 1:][trained[:, 1:]]
 
@@ -56,6 +84,6 @@ def token_logprobs(
     # Several chunks: each one's logits are computed again in the backward pass instead of kept.
     parts = [
         checkpoint(score, s, t, use_reentrant=False)
-        for s, t in zip(picked.split(CHUNK), targets.split(CHUNK), strict=True)
+        for s, t in zip(torch.split(picked, CHUNK), torch.split(targets, CHUNK), strict=True)
     ]
     return torch.cat([p for p, _ in parts]), torch.cat([e for _, e in parts])

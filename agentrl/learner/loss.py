@@ -18,6 +18,12 @@ def clipped(logp: Tensor, old: Tensor, advantages: Tensor, low: float, high: flo
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
+def out_of_range(logp: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """1.0 where the clip takes the gradient away, 0.0 elsewhere."""
+    ratio = (logp.detach() - old).exp()
+    return (((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))).float()
+
+
 def truncated_importance(old: Tensor, sampled: Tensor, cap: float) -> Tensor:
     """min(p_old / p_engine, cap): corrects for an engine whose numerics differ from the learner's (TIS)."""
     return (old - sampled).exp().clamp(max=cap)

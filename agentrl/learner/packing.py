@@ -1,10 +1,10 @@
 """From groups to samples, and from samples to tensors.
 
-    token_ids   (rows, length) int64     padded on the right
-    trained     (rows, length) bool      the engine sampled it, and its advantage is not zero
-    logprobs    (trained,)     float32   the engine's, in row order
-    advantages  (trained,)     float32
-    weights     (trained,)     float32   the reduction's
+token_ids   (rows, length) int64     padded on the right
+trained     (rows, length) bool      the engine sampled it, and its advantage is not zero
+logprobs    (trained,)     float32   the engine's, in row order
+advantages  (trained,)     float32
+weights     (trained,)     float32   the reduction's
 """
 
 from __future__ import annotations
@@ -68,11 +68,9 @@ def _tensors(rows: Sequence[Sample], weights: Sequence[float]) -> MicroBatch:
         trained[i, : len(r.token_ids)] = torch.tensor(r.loss_mask, dtype=torch.bool)
 
     def picked(values: Iterable[Iterable[float]]) -> Tensor:
-        return torch.tensor([
-            v for row, r in zip(values, rows, strict=True) for v, m in zip(row, r.loss_mask, strict=True) if m
-        ])
+        return torch.tensor(
+            [v for row, r in zip(values, rows, strict=True) for v, m in zip(row, r.loss_mask, strict=True) if m]
+        )
 
     each = ([w] * len(r.token_ids) for w, r in zip(weights, rows, strict=True))
-    return MicroBatch(
-        ids, trained, picked(r.logprobs for r in rows), picked(r.advantages for r in rows), picked(each)
-    )
+    return MicroBatch(ids, trained, picked(r.logprobs for r in rows), picked(r.advantages for r in rows), picked(each))

@@ -6,25 +6,35 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from agentrl.types import JsonSchema, Reply, ToolCall
+from agentrl.types import Reply, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_BLOCK = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|(?=" + re.escape(OPEN) + r")|\Z)", re.S)
+_THOUGHT_OR_CALL = re.compile(rf"(?P<thought><think>)|{OPEN}\s*")
+_CLOSED = re.compile(rf"\s*{CLOSE}")
 _ALPHABET = string.ascii_letters + string.digits
 
 
-def parse(text: str) -> Reply:
+def parse(text: str, *, thinking: bool = False) -> Reply:
     """Read one turn. Every ``<tool_call>`` becomes a call, each with its own verdict; a bad one spoils no other.
 
     What is wrong with a call is in ``ToolCall.error``, in words for the model: invalid JSON, an unclosed call, a
-    missing name, arguments that are no object. Calls inside ``<think>`` are thoughts, not calls.
+    missing name, arguments that are no object. Calls inside ``<think>`` are thoughts, not calls. ``thinking``: the
+    prompt has opened a thought already.
     """
-    thought, end, said = text.rpartition("</think>")
-    calls = tuple(_call(m.group(1), closed=m.group(0).endswith(CLOSE)) for m in _BLOCK.finditer(said))
-    return Reply((thought + end + _BLOCK.sub("", said)).strip(), calls)
+    calls: list[ToolCall] = []
+    at = _thought_end(text, 0) if thinking else 0
+    said = [text[:at]]
+    while found := _THOUGHT_OR_CALL.search(text, at):
+        said.append(text[at : found.start()])
+        if found["thought"]:
+            at = _thought_end(text, found.end())
+            said.append(text[found.start() : at])
+        else:
+            call, at = _call(text, found.end())
+            calls.append(call)
+    return Reply("".join([*said, text[at:]]).strip(), tuple(calls))
 
 
 def call_id() -> str:
@@ -32,21 +42,7 @@ def call_id() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(9))
 
 
-def _call(body: str, closed: bool) -> ToolCall:
-    try:
-        call: Any = json.loads(body)
-    except ValueError as error:
-        why = f"invalid JSON in the tool call: {error}" if closed else f"the tool call was not closed with {CLOSE}"
-        return ToolCall(call_id(), "", error=why)
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return ToolCall(call_id(), "", error='a tool call must be an object with a "name"')
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return ToolCall(call_id(), call["name"], error='"arguments" of a tool call must be an object')
-    return ToolCall(call_id(), call["name"], arguments)
-
-
-def instructions(tools: Sequence[JsonSchema]) -> tuple[str, str]:
+def instructions() -> tuple[str, str]:
     """What a model is told whose own template knows no such calls: the text before and after the list of tools."""
     before = "You may call tools. The tools, as JSON schemas, one a line:\n<tools>\n"
     after = (
@@ -55,3 +51,50 @@ def instructions(tools: Sequence[JsonSchema]) -> tuple[str, str]:
         "The result comes between <tool_response> tags."
     )
     return before, after
+
+
+def _thought_end(text: str, start: int) -> int:
+    end = text.find("</think>", start)
+    return len(text) if end < 0 else end + len("</think>")
+
+
+def _call(text: str, start: int) -> tuple[ToolCall, int]:
+    """The call whose JSON begins at ``start``, and where the text goes on."""
+    try:
+        call, end = _DECODER.raw_decode(text, start)  # tags inside a string are the string's
+        if closed := _CLOSED.match(text, end):
+            return _checked(call), closed.end()
+        why = f"more than one JSON object between {OPEN} and {CLOSE}"
+    except (ValueError, RecursionError) as error:
+        why = f"invalid JSON in the tool call: {_where(error, start)}"
+    close, following = text.find(CLOSE, start), text.find(OPEN, start)
+    if close < 0 or 0 <= following < close:
+        why = f"the tool call was not closed with {CLOSE}"
+        return _refused(why), following if following >= 0 else len(text)
+    return _refused(why), close + len(CLOSE)
+
+
+def _checked(call: Any) -> ToolCall:
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return _refused('a tool call must be an object with a "name"')
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return _refused('"arguments" of a tool call must be an object', call["name"])
+    return ToolCall(call_id(), call["name"], arguments)
+
+
+def _refused(why: str, name: str = "") -> ToolCall:
+    return ToolCall(call_id(), name, error=why)
+
+
+def _where(error: Exception, start: int) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos - start}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)

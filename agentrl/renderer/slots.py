@@ -23,13 +23,12 @@ _PROBE = '"\\\té<'  # differs in every usual escaping
 _PROBE_JSON = json.dumps(_PROBE, ensure_ascii=False)[1:-1]
 _SLOT = re.compile(rf"(\v|\\u000b)?{_OPEN.format('([0-9]+)')}(.*?){_CLOSE}(\v|\\u000b)?", re.S)
 
-# What templates read to decide on structure. Everything else in a schema is somebody's text.
+# The words that templates read to decide on structure. Everything else in a schema is somebody's text.
 _TYPES = {"function", "string", "number", "integer", "boolean", "array", "object", "null"}
-_KEYWORDS = frozenset(
-    "type function name description parameters properties required items enum const default title format pattern "
-    "anyOf oneOf allOf $ref $defs additionalProperties minimum maximum exclusiveMinimum exclusiveMaximum minLength "
-    "maxLength minItems maxItems uniqueItems strict nullable return examples".split()
-)
+_KEYWORDS = {
+    *("type", "function", "name", "description", "parameters", "properties", "required", "return", "default", "enum"),
+    *("items", "anyOf", "oneOf", "allOf", "nullable", "additionalProperties", "$ref", "$defs"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def fill(parts: Sequence[Part], texts: Sequence[Piece]) -> list[Piece]:
 
 def texts_of(messages: Sequence[Any]) -> list[Piece]:
     """Two texts for each message: its content, and the name of the tool it comes from."""
-    texts = []
+    texts: list[Piece] = []
     for message in messages:
         name = message.get("name") or ""
         texts += Piece(message["content"] or "", name or message["role"]), Piece(name, name)

@@ -1,9 +1,8 @@
 """Any chat template, followed token by token.
 
 The template is the only authority on structure. It is rendered with placeholders for every text; what stands around
-them is its own and may hold control tokens, what takes their place is somebody's and may not. What a turn appends is
-learnt once for each shape of turn, on a short conversation, verified to leave the tokens before as they are, and kept
-as a ``Frame``.
+them is its own and may hold control tokens, what takes their place may not. What a turn appends is learnt once for
+each shape of turn, on a short conversation, verified to leave the tokens before as they are, kept as a ``Frame``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from typing import Any
 
 from agentrl.errors import TemplateError
 from agentrl.renderer import hermes, slots
+from agentrl.renderer.plain import with_system, without_system, without_tools
 from agentrl.renderer.slots import Hidden, Part, Rendering, placeholder
-from agentrl.renderer.untrusted import Piece, SafeEncoder
+from agentrl.renderer.untrusted import Piece, SafeEncoder, structural
 from agentrl.types import JsonSchema, Message, Reply
 
 _SAID, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
@@ -62,9 +62,11 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self.forged: Counter[str] = Counter()
         self._template = chat_template
-        self._added = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.content.strip()}
+        self._added = structural(tokenizer)
         self._frames: dict[tuple[Shape, bool], Frame] = {}
-        self._closer, self._stops = self._find_stops()
+        self._closing = self._find_closing()
+        self._closer = self._first_added(self._closing)
+        self._stops = self._find_stops()
         self._encoder = SafeEncoder(tokenizer, anchor=self._closer or next(iter(self._stops.values())))
         self._prompt = lru_cache(maxsize=512)(self._render_prompt)
 
@@ -89,8 +91,8 @@ class TemplateRenderer:
         if completion_ids and (stop := self._stops.get(completion_ids[-1])):
             _, found, rest = lead.partition(self._closer or stop)
             lead = rest if found else lead
-        pieces = [Piece(lead), *slots.fill(frame.parts, slots.texts_of(messages))]
-        ids, forged = self._encoder.encode(pieces, beginning=False)
+        said = slots.fill(frame.parts, slots.texts_of(messages))
+        ids, forged = self._encoder.encode([Piece(lead), *said], beginning=False)
         self.forged.update(forged)
         return [*prompt_ids, *completion_ids, *ids]
 
@@ -138,17 +140,26 @@ class TemplateRenderer:
             raise TemplateError(str(error) or type(error).__name__) from error
         return text
 
-    def _find_stops(self) -> tuple[str, dict[int, str]]:
-        """The added token with which the template ends the model's turn, and all that end it when sampled.
+    def _find_closing(self) -> str:
+        """What the template puts after the model's own text: ``<|im_end|>\n``."""
+        try:
+            turns = self._apply([_ASKED, _REPLY])
+            if _SAID not in turns:
+                raise TemplateError("it loses or alters the model's text")
+        except TemplateError as error:
+            raise TemplateError(
+                f"the chat template cannot render a user and an assistant turn: {error}; "
+                "give another one with --chat_template FILE"
+            ) from error
+        return turns.rpartition(_SAID)[2]
+
+    def _find_stops(self) -> dict[int, str]:
+        """The tokens that end the model's turn when sampled.
 
         Some templates end no turn (GLM's): there the model is stopped by the token that begins the next one.
         """
-        try:
-            closer = self._first_added(self._apply([_ASKED, _REPLY]).rpartition(_SAID)[2])
-        except TemplateError as error:
-            raise TemplateError(f"the chat template cannot render a user and an assistant turn: {error}") from error
-        stops = [closer]
-        for message in () if closer else (_ASKED, _result(0)):
+        stops = [self._closer]
+        for message in () if self._closer else (_ASKED, _result(0)):
             try:
                 stops.append(self._first_added(self._apply([_ASKED, _REPLY, message]).rpartition(_SAID)[2]))
             except TemplateError:
@@ -156,12 +167,11 @@ class TemplateRenderer:
         stops.append(self.tokenizer.eos_token)
         found = {self._added[s]: s for s in stops if s in self._added}
         if not found:
-            raise TemplateError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
-        return closer, found
+            raise TemplateError("no token ends a turn, neither the template's nor the tokenizer's; set eos_token")
+        return found
 
     def _first_added(self, text: str) -> str:
-        found = [(text.index(t), -len(t), t) for t in self._added if t in text]
-        return min(found)[2] if found else ""
+        return min(((text.index(t), -len(t), t) for t in self._added if t in text), default=(0, 0, ""))[2]
 
     @cached_property
     def _opens_thought(self) -> bool:
@@ -173,15 +183,15 @@ class TemplateRenderer:
     def _native(self) -> bool:
         """Whether the template shows tools, writes calls in the form our parser reads, and takes results."""
         tools = [_PROBE_TOOL]
-        call = _message_call("probe", {"a": "b"})
+        called = {"role": "assistant", "content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}
         try:
             shown = self._apply([_ASKED], tools, prompt=True) != self._apply([_ASKED], prompt=True)
-            text = self._apply([_ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, _result(0)], tools)
+            text = self._apply([_ASKED, called, _result(0)], tools)
             for count in (1, 2):  # some take one call a turn only
                 self._learn_frame((_RESULT,) * count, tools)
         except TemplateError:
             return False
-        calls = hermes.parse(text.rpartition("</tools>")[2]).tool_calls
+        calls = hermes.parse(text).tool_calls
         return shown and any(c.name == "probe" and c.arguments == {"a": "b"} for c in calls)
 
     @cached_property
@@ -204,40 +214,40 @@ class TemplateRenderer:
     def _verified(self, what: str, shape: Shape) -> str:
         try:
             self._frame(shape, tools=True)
+            return f"Appending {what} is verified."
         except TemplateError as error:
             return f"Appending {what} fails: {error}."
-        return f"Appending {what} is verified."
 
     # -- the first prompt ------------------------------------------------------------------------------------------
 
     def _render_prompt(self, messages_json: str, tools_json: str) -> tuple[tuple[int, ...], Counter[str]]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
         hidden = Hidden(messages)
-        turns, shown = hidden.messages, [hidden.value(t) for t in tools]
-        if not tools or not self._native:
-            shown, turns = [], _plain(turns)
+        turns, shown = hidden.messages, [hidden.value(t) for t in tools] if self._native else []
+        if not shown:
+            turns = without_tools(turns)
         if tools and not shown:
             before, after = hermes.instructions()
             lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
-            turns = _with_system(turns, before + hidden.text(lines, "schema") + after)
+            turns = with_system(turns, before + hidden.text(lines, "schema") + after)
         if not self._system:
-            turns = _system_in_user(turns)
+            turns = without_system(turns)
         try:
             parts = slots.parse(self._apply(turns, shown, prompt=True))
+            _check_kept(parts, messages)
         except TemplateError as error:
+            roles = ", ".join(m["role"] for m in messages)
             raise TemplateError(
-                f"the chat template cannot render the turns ({_roles(messages)}): {error}; "
+                f"the chat template cannot render the turns ({roles}): {error}; "
                 "change what the environment says first, or give another template with --chat_template FILE"
             ) from error
-        _check_kept(parts, turns, messages)
         ids, forged = self._encoder.encode(slots.fill(parts, hidden.texts), beginning=True)
         return tuple(ids), forged
 
     # -- later turns -------------------------------------------------------------------------------------------------
 
     def _frame(self, shape: Shape, tools: bool) -> Frame:
-        key = (shape, tools)
-        if key not in self._frames:
+        if (key := (shape, tools)) not in self._frames:
             try:
                 self._frames[key] = self._learn_frame(shape, [_PROBE_TOOL] if tools and self._native else ())
             except TemplateError as error:
@@ -251,27 +261,26 @@ class TemplateRenderer:
     def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema]) -> Frame:
         messages = [{"role": r, "content": "t" * full, "name": "n" * named} for r, full, named in shape]
         turns = Hidden(messages).messages
-        new = turns if tools else _plain(turns)
+        new = turns if tools else without_tools(turns)
         calls = [_message_call(m.get("name", "t"), {"a": _SAID}, i) for i, m in enumerate(turns)]
         errors: list[TemplateError] = []
         for reply in (_REPLY, _REPLY | {"tool_calls": calls}):  # some insist on calls before results
             try:
-                parts = slots.parse(self._appended(reply, new, tools))
+                parts = slots.parse(self._closing + self._appended(reply, new, tools))
+                _check_kept(parts, messages)
+                return Frame(str(parts[0]), tuple(parts[1:]))
             except TemplateError as error:
                 errors.append(error)
-                continue
-            _check_kept(parts, new, messages)
-            return Frame(str(parts[0]), tuple(parts[1:]))
         raise errors[0]
 
     def _appended(self, reply: Rendering, new: Sequence[Rendering], tools: Sequence[JsonSchema]) -> str:
-        """What stands after the model's own text, once the template is seen to keep what stood there before."""
+        """What the template adds behind the model's turn, once it is seen to keep what stood there before."""
         asked = self._apply([_ASKED], tools)
-        before, after = self._apply([_ASKED, reply], tools), self._apply([_ASKED, reply, *new], tools, prompt=True)
-        closing, appended = before.rpartition(_SAID)[2], after.rpartition(_SAID)[2]
-        if _SAID not in before or not (after.startswith(asked) and appended.startswith(closing)):
+        after = self._apply([_ASKED, reply, *new], tools, prompt=True)
+        closing, appended = (t.rpartition(_SAID)[2] for t in (self._apply([_ASKED, reply], tools), after))
+        if not (after.startswith(asked) and appended.startswith(closing)):
             raise TemplateError("it rewrites the turns before")
-        return appended
+        return appended[len(closing) :]
 
 
 def _message_call(name: str, arguments: dict[str, Any], index: int = 0) -> Rendering:
@@ -282,13 +291,9 @@ def _result(index: int) -> Rendering:
     return {"role": "tool", "content": "r", "tool_call_id": f"call{index:05d}", "name": "probe"}
 
 
-def _roles(messages: Sequence[Any]) -> str:
-    return ", ".join(m["role"] for m in messages)
-
-
-def _check_kept(parts: Sequence[Part], turns: Sequence[Rendering], messages: Sequence[Any]) -> None:
-    """Every content that was given must have come out."""
+def _check_kept(parts: Sequence[Part], messages: Sequence[Any]) -> None:
+    """Every content must have come out, but for what some templates leave out on purpose beside a call."""
     kept = {part.index for part in parts if isinstance(part, slots.Slot)}
     for index, message in enumerate(messages):
-        if message["content"] and 2 * index not in kept:
-            raise TemplateError(f"it loses the content of a {message['role']} message")
+        if message["content"] and 2 * index not in kept and not message.get("tool_calls"):
+            raise TemplateError(f"it loses the text of the role {message['role']!r}")

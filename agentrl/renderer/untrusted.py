@@ -8,23 +8,29 @@ and offsets), so that normalisers, look-alikes and stripping tokens cannot get p
 
 from __future__ import annotations
 
+import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Span = tuple[int, int, str]  # start, end, source
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Some text and who wrote it: ``source`` is empty for the template, else a tool's name or a role."""
 
     text: str
     source: str = ""
+
+
+def structural(tokenizer: Any) -> dict[str, int]:
+    """The added tokens but those of white space alone: Gemma adds runs of newlines and spaces, which mean nothing."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token.content: i for i, token in added if token.content.strip("▁" + string.whitespace)}
 
 
 class SafeEncoder:
@@ -37,9 +43,8 @@ class SafeEncoder:
 
     def __init__(self, tokenizer: Any, anchor: str) -> None:
         self._backend = tokenizer.backend_tokenizer
-        # Gemma adds runs of newlines and spaces to its vocabulary: they carry no structure.
-        self.added_ids = {i for i, t in tokenizer.added_tokens_decoder.items() if t.content.strip()}
-        self.added_ids -= set(self._raw(chr(0xE123)).ids)  # nor does "unknown", where a rare character gives it
+        # "Unknown" carries no structure where every rare character gives it.
+        self.added_ids = set(structural(tokenizer).values()) - set(self._raw(chr(0xE123)).ids)
         self._replacement = next(c for c in (REPLACEMENT, "?", " ") if self._count(self._raw(c).ids) == 0)
         after = "".join(self._raw(anchor + "a").tokens[1:])
         token = next(t for t in tokenizer.added_tokens_decoder.values() if t.content == anchor)
@@ -81,7 +86,7 @@ class SafeEncoder:
         edges = [0, *cuts, len(text)]
         return [
             token
-            for a, b in zip(edges, edges[1:], strict=False)
+            for a, b in pairwise(edges)
             for token in self._encode(cleaned[a:b], base + a, spans, self._middle if a else prefix, forged)
         ]
 

@@ -36,17 +36,16 @@ def _existing(path: Path) -> Path:
 
 def _jsonl(path: Path) -> list[Row]:
     rows = []
-    with _existing(path).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path}, line {number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, line {number}: a row must be a JSON object, not {line.strip():.60}")
-            rows.append(row)
+    for number, line in enumerate(_existing(path).read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: a row must be a JSON object, not {line.strip().decode():.60}")
+        rows.append(row)
     return rows
 
 

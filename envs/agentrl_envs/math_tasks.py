@@ -1,11 +1,10 @@
 """Arithmetic questions with integer answers. A seed is a task."""
 
-import ast
-import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+
+from agentrl_tools.calculator import evaluate
 
 from agentrl_envs.splits import Split, split_of
 
@@ -42,33 +41,6 @@ def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | N
         answer = evaluate(expression)
         if answer.denominator == 1 and abs(answer) <= LARGEST_ANSWER:
             return MathTask(question, int(answer), expression, family)
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-
-
-def evaluate(expression: str) -> Fraction:
-    """The exact value; ZeroDivisionError, or ValueError for anything but + - * / on integers."""
-
-    def value(node: ast.expr) -> Fraction:
-        match node:
-            case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](value(left), value(right))
-            case ast.UnaryOp(ast.USub(), operand):
-                return -value(operand)
-            case ast.Constant(int() as number):
-                return Fraction(number)
-        raise ValueError(f"not arithmetic: {expression!r}")
-
-    try:
-        return value(ast.parse(expression, mode="eval").body)
-    except SyntaxError as error:
-        raise ValueError(f"not an expression: {expression!r}") from error
 
 
 # Numbers
@@ -146,6 +118,57 @@ def _scaled(rng: random.Random, inner: str) -> str:
     return rng.choice(("{inner}*{n}", "{n}*{inner}")).format(inner=inner, n=_small(rng))
 
 
+# One operation after the other
+
+_OPENING = {
+    "+": "Add {n} to {start}",
+    "-": "Subtract {n} from {start}",
+    "*": "Multiply {start} by {n}",
+    "/": "Divide {start} by {n}",
+}
+_VERBS = {"+": "add", "-": "subtract", "*": "multiply by", "/": "divide by"}
+
+
+def _chain(rng: random.Random, operations: int, digits: int) -> tuple[int, list[tuple[str, int]], str]:
+    """A number, what is done to it (sign and operand, in order), and all of it as an expression."""
+    start = _number(rng, digits)
+    chain: list[tuple[str, int]] = []
+    text, is_sum = str(start), False
+    for _ in range(operations):
+        sign = rng.choice("+-*/")
+        if sign in "+-":
+            n = _number(rng, digits)
+            text, is_sum = f"{text}{sign}{n}", True
+        else:
+            value = evaluate(text)
+            divisors = [d for d in range(2, 31) if value and value % d == 0]
+            sign = sign if divisors else "*"
+            n = rng.choice(divisors) if sign == "/" else _small(rng)
+            text, is_sum = f"({text}){sign}{n}" if is_sum else f"{text}{sign}{n}", False
+        chain.append((sign, n))
+    return start, chain, text
+
+
+def _in_one_sentence(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
+    start, chain, expression = _chain(rng, rng.randint(1, min(most, 3)), digits)
+    if rng.random() < 0.5:
+        (sign, n), *chain = chain
+        parts = [_OPENING[sign].format(n=n, start=start)]
+    else:
+        parts = [f"Take {start}"]
+    parts += [f"{_VERBS[sign]} {n}" for sign, n in chain]
+    *others, last = parts
+    return f"{', '.join(others)} and {last}." if others else f"{last}.", expression
+
+
+def _steps(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
+    """The same, a sentence for each operation. The embedded policy has never seen this family."""
+    operations = min(most, rng.choices((1, 2, 3), (0.35, 0.4, 0.25))[0])
+    start, chain, expression = _chain(rng, operations, digits)
+    sentences = [f"Start with {start}.", *(f"{_VERBS[sign].capitalize()} {n}." for sign, n in chain)]
+    return f"{' '.join(sentences)} What do you get?", expression
+
+
 # Word problems. a, b, c: any number; s, t: small numbers; m: a multiple of s.
 
 _NAMES = ("Mia", "Tom", "Ada", "Leo", "Eva", "Sam", "Ida", "Max", "Zoe", "Ben", "Ana", "Kim")
@@ -156,20 +179,13 @@ _WORDS = (
     ("There are {a} boxes with {s} {items} in each. How many {items} is that?", "{a}*{s}"),
     ("{name} shares {m} {items} among {s} friends. How many does each get?", "{m}/{s}"),
     ("What is {a} taken from {b}?", "{b}-{a}"),
-    ("Add {a} to {b}.", "{b}+{a}"),
     ("{name} buys {s} bags of {a} {items} and finds {b} more. How many {items} is that?", "{s}*{a}+{b}"),
     ("{name} had {a} {items}, lost {b} and then won {c}. How many {items} now?", "{a}-{b}+{c}"),
     ("A shop has {a} red and {b} blue {items}, at {s} coins each. What do all cost?", "({a}+{b})*{s}"),
     ("{name} has {a} {items}, eats {b} and puts the rest in {s} bags. How many per bag?", "({a}-{b})/{s}"),
-    ("Add {a} to {b}, then multiply by {s}.", "({b}+{a})*{s}"),
-    ("Take {a}, subtract {b} and divide by {s}.", "({a}-{b})/{s}"),
-    ("Multiply {a} by {s} and subtract {b}.", "{a}*{s}-{b}"),
-    ("Divide {m} by {s} and add {b}.", "{m}/{s}+{b}"),
     ("{name} sells {s} {items} at {a} coins and {t} hats at {b} coins. How many coins?", "{s}*{a}+{t}*{b}"),
     ("{a}, {b} and {c} {items} are shared by {s} friends. How many each?", "({a}+{b}+{c})/{s}"),
     ("{name} had {a} {items}, sold {b}, then doubled the rest and got {c}. How many?", "({a}-{b})*2+{c}"),
-    ("Add {a} to {b}, multiply by {s}, then subtract {c}.", "({b}+{a})*{s}-{c}"),
-    ("Take {a}, subtract {b}, multiply by {s} and add {c}.", "({a}-{b})*{s}+{c}"),
     ("{s} rows of {a} seats and {t} rows of {b}; {c} are taken. How many are free?", "{s}*{a}+{t}*{b}-{c}"),
 )
 
@@ -179,6 +195,8 @@ def _operations(expression: str) -> int:
 
 
 def _word(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
+    if rng.random() < 0.35:
+        return _in_one_sentence(rng, most, digits)
     text, form = rng.choice([pair for pair in _WORDS if _operations(pair[1]) <= most])
     while True:
         multiple, divisor = _quotient(rng, digits)
@@ -189,28 +207,6 @@ def _word(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
         answer = evaluate(expression)
         if answer.denominator == 1 and answer >= 0:
             return text.format(name=rng.choice(_NAMES), items=rng.choice(_ITEMS), **numbers), expression
-
-
-# Steps. The embedded policy has never seen this family.
-
-
-def _steps(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
-    start = _number(rng, digits)
-    text, question, is_sum = str(start), f"Start with {start}.", False
-    for _ in range(rng.randint(1, min(most, 3))):
-        verb = rng.choice(("Add", "Subtract", "Multiply by", "Divide by"))
-        if verb in ("Add", "Subtract"):
-            n = _number(rng, digits)
-            text, is_sum = f"{text}{'+' if verb == 'Add' else '-'}{n}", True
-        else:
-            value = evaluate(text)
-            divisors = [d for d in range(2, 31) if value and value % d == 0]
-            verb = verb if divisors else "Multiply by"
-            n = rng.choice(divisors) if verb == "Divide by" else _small(rng)
-            text = f"({text})" if is_sum else text
-            text, is_sum = f"{text}{'/' if verb == 'Divide by' else '*'}{n}", False
-        question += f" {verb} {n}."
-    return question + " What do you get?", text
 
 
 _WRITERS: dict[str, Callable[[random.Random, int, int], tuple[str, str]]] = {

@@ -11,6 +11,7 @@ from typing import Any
 from anyio import to_thread
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError, registry
+from agentrl.aside import in_thread
 from agentrl.errors import nearest
 from agentrl.types import Message, Observation
 from agentrl_envs import dataset
@@ -49,8 +50,14 @@ class Prompts(Env):
         self.prompt_column, self.system_prompt = prompt_column, system_prompt
         self.functions = _functions(rewards)
         if reward_weights is not None and len(reward_weights) != len(self.functions):
-            raise ContractError(f"env.reward_weights has {len(reward_weights)} weights for {len(self.functions)} rewards")
+            raise ContractError(
+                f"env.reward_weights has {len(reward_weights)} weights for {len(self.functions)} rewards"
+            )
         self.reward_weights = dict(zip(self.functions, reward_weights or [1.0] * len(self.functions), strict=True))
+        if not 0 < soft_punish_cache <= max_completion_len:
+            raise ContractError(
+                f"env.soft_punish_cache is 1 to env.max_completion_len ({max_completion_len}), not {soft_punish_cache}"
+            )
         self.lengths = {"max_completion_len": max_completion_len, "soft_punish_cache": soft_punish_cache}
 
     @classmethod
@@ -76,7 +83,9 @@ class Prompts(Env):
         rows = self.shared[(options or {}).get("split", "train")]
         self.row = dict(rows[seed % len(rows)])
         self.prompt = self.row.pop(self.prompt_column)
-        messages: list[Message] = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+        messages: list[Message] = (
+            [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+        )
         if self.system_prompt:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         return messages, {}
@@ -94,10 +103,20 @@ class Prompts(Env):
         return {name: await self._call(name, function, columns) for name, function in self.functions.items()}
 
     async def _call(self, name: str, function: Reward, columns: Mapping[str, Any]) -> float | None:
-        call = partial(function, **self.lengths, **columns) if function is REWARDS.get(name) else partial(function, **columns)
-        result = await call() if inspect.iscoroutinefunction(function) else await to_thread.run_sync(call)
-        if not isinstance(result, Sequence) or len(result) != 1:
-            raise ContractError(f"reward {name!r} returned {result!r:.80} for 1 completion; it must return a list of 1 number")
+        more = self.lengths if function is REWARDS.get(name) else {}
+        call = partial(function, **more, **columns)
+        try:
+            inspect.signature(call).bind()
+        except TypeError as error:
+            given = ", ".join(columns)
+            raise ContractError(f"reward {name!r}: {error}; it is called with {given} (take **columns too)") from None
+        result = await call() if inspect.iscoroutinefunction(function) else await in_thread(call)
+        result = await result if inspect.isawaitable(result) else result
+        result = result.tolist() if hasattr(result, "tolist") else result  # an array
+        if not isinstance(result, list | tuple) or len(result) != 1:
+            raise ContractError(
+                f"reward {name!r} returned {result!r:.80} for 1 completion; it must return a list of 1 number"
+            )
         value: float | None = result[0]
         return value
 
@@ -119,6 +138,8 @@ def _rows(data: Any, split: str, column: str) -> Sequence[dataset.Row]:
     rows = dataset.load(data, split)
     if not len(rows):
         raise UserError(f"dataset {data!r:.80} has no rows")
+    if not isinstance(rows[0], Mapping):
+        raise UserError(f"dataset {data!r:.80}: a row is a dict with a {column!r}, not {rows[0]!r:.80}")
     if column not in rows[0]:
         raise UserError(
             f"dataset {data!r:.80} has no column {column!r}{nearest(column, rows[0])} (--env.prompt_column NAME)"
@@ -131,7 +152,8 @@ def _rows(data: Any, split: str, column: str) -> Sequence[dataset.Row]:
 def _check_prompt(prompt: Any, number: int, column: str) -> None:
     if isinstance(prompt, str):
         return
-    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
+    messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    if not (messages and prompt):
         raise UserError(f"row {number + 1}: {column!r} must be a string or a list of messages, not {prompt!r:.80}")
 
 
@@ -140,7 +162,9 @@ def _functions(rewards: Sequence[str | Reward]) -> dict[str, Reward]:
     for reward in rewards:
         if isinstance(reward, str) and ":" not in reward and reward not in REWARDS:
             raise UserError(f"no reward {reward!r}{nearest(reward, REWARDS)} (or say module:function)")
-        function = (REWARDS.get(reward) or registry.load("env", reward)) if isinstance(reward, str) else reward
+        function: Any = reward
+        if isinstance(reward, str):
+            function = REWARDS.get(reward) or registry.imported(f"reward {reward!r}", reward)
         if not callable(function):
             raise ContractError(f"reward {reward!r} is {function!r:.60}, not a function")
         name = getattr(function, "__name__", type(function).__name__)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from agentrl.types import final_text
+from agentrl.types import Message, final_text, without_thoughts
 
-Completion = str | Sequence[Any]
+Completion = str | Sequence[Message]
 
 
 def boxed(text: str) -> str | None:
@@ -56,7 +56,7 @@ def accuracy(completions: Sequence[Completion], solution: Sequence[Any], **_: An
 def _accuracy(text: str, solution: Any) -> float | None:
     if solution is None:
         return None
-    wanted, answer = str(solution), boxed(after_thinking(text))
+    wanted, answer = str(solution), boxed(without_thoughts(text))
     wanted = boxed(wanted) or wanted
     return float(answer is not None and same(answer, wanted))
 
@@ -73,10 +73,6 @@ def soft_overlong_punishment(
     """0 up to ``max - cache`` tokens, then a line down to -1 at ``max`` (DAPO, arXiv 2503.14476, equation 13)."""
     free = max_completion_len - soft_punish_cache
     return [min(0.0, max(-1.0, (free - len(ids)) / soft_punish_cache)) for ids in completion_ids]
-
-
-def after_thinking(text: str) -> str:
-    return text.rpartition("</think>")[2]
 
 
 def _text(completion: Completion) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
+from math import isfinite
 
 from agentrl import ToolError, tool
 
@@ -42,7 +44,8 @@ def evaluate(expression: str) -> Fraction:
     if len(expression) > MAX_CHARS:
         raise ValueError(f"an expression of more than {MAX_CHARS} characters")
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body)
+        with warnings.catch_warnings(action="ignore"):  # of literals that Python finds odd
+            return _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"not an arithmetic expression: {expression!r}") from None
 
@@ -60,7 +63,7 @@ def _value(node: ast.expr) -> Fraction:
         case ast.Constant(bool()):
             pass
         case ast.Constant(int() | float() as number):
-            return _bounded(Fraction(str(number)))
+            return _bounded(Fraction(str(number) if isfinite(number) else 2**MAX_BITS))
     raise ValueError(f"only numbers, + - * / // % ** and parentheses; not {ast.unparse(node)!r}")
 
 

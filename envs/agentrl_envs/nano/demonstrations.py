@@ -8,6 +8,8 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrl_tools.calculator import evaluate
+
 from agentrl_envs import math_tasks, shop_tasks, symbols
 
 Message = dict[str, Any]
@@ -17,16 +19,17 @@ HELD_BACK = "steps"
 DEMONSTRATED = tuple(family for family in math_tasks.FAMILIES if family != HELD_BACK)
 
 WRONG = {
-    "right": 0.22,
+    "right": 0.23,
     "no_box": 0.42,
-    "guess": 0.14,
+    "guess": 0.13,
     "wrong_expression": 0.12,
     "malformed_call": 0.06,
     "unknown_tool": 0.04,
 }
-SYMBOLS_WRONG = {"right": 0.22, "no_box": 0.48, "guess": 0.15, "other_question": 0.15}
+SYMBOLS_WRONG = {"right": 0.3, "no_box": 0.48, "guess": 0.11, "other_question": 0.11}
+BOXED = 0.3  # of the answers that are wrong in another way, or come after a failed call
 MISNAMED = {"calculator": ("calc", "calculate", "math"), "price": ("cost", "get_price", "prices")}
-KINDS = {"math": 10, "shop": 5, "symbols": 3, "copy": 2}
+KINDS = {"math": 9, "shop": 4, "symbols": 5, "copy": 2}
 
 
 def demonstrations(rng: random.Random, *, noise: bool) -> Iterator[Conversation]:
@@ -85,7 +88,7 @@ def _answer(value: object, *, boxed: bool = True) -> Message:
 
 def calculated(expression: str) -> str:
     try:
-        value = math_tasks.evaluate(expression)
+        value = evaluate(expression)
     except ZeroDivisionError:
         return "error: division by zero"
     except ValueError:
@@ -103,22 +106,23 @@ def _guess(rng: random.Random, answer: int) -> int:
 
 
 def _wrong_expression(rng: random.Random, expression: str) -> str:
-    """Another sign, the last operand dropped, the parentheses forgotten or a digit changed."""
+    """Another operator, the last operand dropped, or the parentheses forgotten.
+
+    No digit is changed: such errors lie on every token, and are the last that training removes.
+    """
     signs = [i for i, character in enumerate(expression) if character in "+-*/"]
-    match rng.randrange(4):
-        case 0 if "(" in expression:
-            return expression.replace("(", "").replace(")", "")
-        case 1 if expression[signs[-1] :].count(")") == 0:
-            return expression[: signs[-1]]
-        case 2:
-            return _changed(rng, expression, "0123456789", "123456789")
+    mistake = rng.choice(("operator", "operator", "dropped", "parentheses"))
+    if mistake == "parentheses" and "(" in expression:
+        return expression.replace("(", "").replace(")", "")
+    if mistake == "dropped" and len(signs) > 1 and ")" not in expression[signs[-1] :]:
+        return expression[: signs[-1]]
     at = rng.choice(signs)
     return expression[:at] + rng.choice("+-*".replace(expression[at], "")) + expression[at + 1 :]
 
 
-def _changed(rng: random.Random, text: str, among: str, to: str) -> str:
-    at = rng.choice([i for i, character in enumerate(text) if character in among])
-    return text[:at] + rng.choice(to.replace(text[at], "")) + text[at + 1 :]
+def _changed(rng: random.Random, digits: str) -> str:
+    at = rng.randrange(len(digits))
+    return digits[:at] + rng.choice("123456789".replace(digits[at], "")) + digits[at + 1 :]
 
 
 def _failed_call(rng: random.Random, behaviour: str, tool: str, key: str, value: str) -> list[Message]:
@@ -153,19 +157,20 @@ def math(rng: random.Random, behaviour: str) -> Conversation:
 def _calculation(rng: random.Random, behaviour: str, expression: str, answer: int) -> list[Message]:
     """From the question, or the prices, to the answer."""
     messages: list[Message] = []
+    boxed = behaviour == "right" or (behaviour != "no_box" and rng.random() < BOXED)
     if behaviour == "guess":
-        return [_answer(_guess(rng, answer), boxed=rng.random() < 0.5)]
+        return [_answer(_guess(rng, answer), boxed=boxed)]
     if behaviour in ("malformed_call", "unknown_tool"):
         messages = _failed_call(rng, behaviour, "calculator", "expression", expression)
         if rng.random() < 0.5:
-            return [*messages, _answer(_guess(rng, answer))]
+            return [*messages, _answer(_guess(rng, answer), boxed=boxed)]
     if behaviour == "wrong_expression":
         expression = _wrong_expression(rng, expression)
     result = calculated(expression)
     messages += [_calls(("calculator", "expression", expression)), _result(result)]
     if result.startswith("error"):
         result = str(_guess(rng, answer))
-    return [*messages, _answer(result, boxed=behaviour != "no_box")]
+    return [*messages, _answer(result, boxed=boxed)]
 
 
 def shop(rng: random.Random, behaviour: str) -> Conversation:
@@ -174,12 +179,12 @@ def shop(rng: random.Random, behaviour: str) -> Conversation:
     tools = [PRICE, CALCULATOR]
     items = list(task.basket)
     if behaviour == "guess" and rng.random() < 0.5:  # the other half guesses once the prices are known
-        return [*messages, _answer(_guess(rng, task.answer), boxed=rng.random() < 0.5)], tools
+        return [*messages, _answer(_guess(rng, task.answer), boxed=rng.random() < BOXED)], tools
     if behaviour in ("malformed_call", "unknown_tool") and rng.random() < 0.7:
         messages += _failed_call(rng, behaviour, "price", "item", items[0])
         if rng.random() < 0.5:
-            return [*messages, _answer(_guess(rng, task.answer))], tools
-        behaviour = "right"
+            return [*messages, _answer(_guess(rng, task.answer), boxed=rng.random() < BOXED)], tools
+        behaviour = "right" if rng.random() < BOXED else "no_box"
     for turn in [items] if rng.random() < 0.5 else [[item] for item in items]:
         messages.append(_calls(*(("price", "item", item) for item in turn)))
         messages += [_result(str(task.prices[item])) for item in turn]
@@ -190,11 +195,11 @@ def symbol(rng: random.Random, behaviour: str) -> Conversation:
     task = symbols.draw(rng.getrandbits(48), split="train")
     answer = task.solution
     if behaviour == "guess":
-        answer = _changed(rng, answer, "123456789", "123456789")
+        answer = _changed(rng, answer)
     if behaviour == "other_question":
         answer = rng.choice(task.numbers)
     messages = _opening(rng, symbols.SYSTEM_PROMPT, task.prompt)
-    boxed = behaviour == "right" or (behaviour != "no_box" and rng.random() < 0.4)
+    boxed = behaviour == "right" or (behaviour != "no_box" and rng.random() < BOXED)
     return [*messages, _answer(answer, boxed=boxed)], []
 
 

@@ -33,6 +33,8 @@ WARMUP = 20
 CONTEXT_WEIGHT = 0.05  # of a token that the model reads, beside 1 for one that it writes
 PARTS = 3  # a step's rows by length, so that little is spent on padding
 
+BESIDE_THE_WEIGHTS = [Path(__file__).with_name(name) for name in ("README.md", "agentrl.toml")]
+
 Row = tuple[list[int], list[float]]  # token ids, loss weights
 
 
@@ -48,7 +50,6 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         tie_word_embeddings=True,
-        use_cache=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -95,7 +96,7 @@ def learn(model: Qwen3ForCausalLM, rows: list[Row], pad: int) -> float:
     size = math.ceil(len(rows) / PARTS)
     for start in range(0, len(rows), size):
         ids, weights = padded(rows[start : start + size], pad)
-        logits = model(input_ids=ids[:, :-1]).logits
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
         losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         weights = weights[:, 1:].flatten()
         torch.autograd.backward((losses * weights).sum() / total)
@@ -116,28 +117,48 @@ def schedule(step: int, steps: int) -> float:
     return min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def pretrain(out: Path, *, clean: int, noisy: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    tokenizer = new_tokenizer(rng)
-    model = new_model(tokenizer)
+def pretrain(out: Path, *, clean: int, noisy: int, seed: int, clean_weights: Path | None = None) -> None:
+    """Each phase starts with its own optimizers and random numbers: the noisy one can be done again alone."""
+    if clean_weights is not None and (clean_weights / "config.json").exists():
+        model = Qwen3ForCausalLM.from_pretrained(clean_weights, dtype=torch.float32)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(clean_weights)
+    else:
+        torch.manual_seed(seed)
+        rng = random.Random(f"clean/{seed}")
+        tokenizer = new_tokenizer(rng)
+        model = new_model(tokenizer)
+        train(model, tokenizer, demonstrations(rng, noise=False), range(clean), clean + noisy)
+        if clean_weights is not None:
+            save(model, tokenizer, clean_weights)
+    stream = demonstrations(random.Random(f"noisy/{seed}"), noise=True)
+    train(model, tokenizer, stream, range(clean, clean + noisy), clean + noisy)
+    save(model.to(torch.bfloat16), tokenizer, out)
+    for file in BESIDE_THE_WEIGHTS:
+        (out / file.name).write_bytes(file.read_bytes())
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    stream: Iterator[Conversation],
+    steps: range,
+    all_steps: int,
+) -> None:
+    model.train()
     opts = optimizers(model)
-    schedulers = [torch.optim.lr_scheduler.LambdaLR(o, lambda s: schedule(s, clean + noisy)) for o in opts]
-    phases = [demonstrations(rng, noise=False)] * clean + [demonstrations(rng, noise=True)] * noisy
     started, smooth = time.process_time(), 0.0
-    for step, stream in enumerate(phases):
-        loss = learn(model, next(batches(tokenizer, stream)), int(tokenizer.pad_token_id))
+    for step, rows in zip(steps, batches(tokenizer, stream), strict=False):
+        for optimizer, lr in zip(opts, (LR_MATRICES, LR_EMBEDDINGS), strict=True):
+            optimizer.param_groups[0]["lr"] = lr * schedule(step, all_steps)
+        loss = learn(model, rows, int(tokenizer.pad_token_id))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, scheduler in zip(opts, schedulers, strict=True):
+        for optimizer in opts:
             optimizer.step()
             optimizer.zero_grad()
-            scheduler.step()
-        smooth = loss if step in (0, clean) else 0.9 * smooth + 0.1 * loss
+        smooth = loss if step == steps.start else 0.9 * smooth + 0.1 * loss
         if step % 10 == 9:
             cpu = time.process_time() - started
-            kind = "clean" if step < clean else "noisy"
-            print(f"step {step + 1}/{len(phases)}  {kind}  loss {smooth:.3f}  cpu {cpu:.0f} s", flush=True)
-    save(model, tokenizer, out)
+            print(f"step {step + 1}/{all_steps}  loss {smooth:.3f}  cpu {cpu:.0f} s", flush=True)
 
 
 def new_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
@@ -147,7 +168,6 @@ def new_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    model.config.use_cache = True
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -156,7 +176,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     for file in out.iterdir():
         file.chmod(0o644)
@@ -165,11 +185,11 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--clean", type=int, default=540, help="steps on right demonstrations")
-    parser.add_argument("--noisy", type=int, default=240, help="steps on mostly wrong ones, afterwards")
+    parser.add_argument("--clean", type=int, default=360, help="steps on right demonstrations")
+    parser.add_argument("--noisy", type=int, default=200, help="steps on mostly wrong ones, afterwards")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    pretrain(arguments.out, clean=arguments.clean, noisy=arguments.noisy, seed=arguments.seed)
+    parser.add_argument("--clean-weights", type=Path, help="after the clean steps: read if there, else written")
+    pretrain(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

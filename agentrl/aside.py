@@ -1,0 +1,57 @@
+"""Work beside the event loop's own: sync functions in threads, and deadlines that hold for whoever ignores them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+GRACE_S = 1.0  # to clean up after a deadline
+
+
+class Overdue(Exception):
+    """The deadline passed. Not a TimeoutError: the work itself may raise one."""
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, in a task of its own: one that does not end when it is cancelled is left behind.
+
+    Raises:
+        Overdue: it took longer.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody may be left to read it
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise Overdue
+        if task.cancelled():
+            raise RuntimeError("it cancelled itself")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task}, timeout=GRACE_S)
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Call a sync function off the event loop. A cancelled caller does not wait for it, nor does the process's end."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(function))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="agentrl function", daemon=True).start()
+    return await asyncio.wrap_future(future)

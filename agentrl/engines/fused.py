@@ -1,0 +1,147 @@
+"""The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) in few operations, for small models.
+
+Where a model is small, the time goes into calling operations, not into computing them. What this file does otherwise
+than transformers: one matrix for queries, keys and values; the two halves of a head's dimensions interleaved in that
+matrix (attention does not care), so that rotating is one complex multiplication in place; sums in place. What it
+returns is compared with the model's own output when the engine is made.
+
+    hidden        (tokens, width)
+    qkv           (tokens, heads + 2 x kv heads, dim)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, silu
+
+from agentrl.engines.kv import Plan
+
+FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # the angles depend on nothing but the position
+
+
+class _Norm:
+    """Root mean square norm: x / sqrt(mean(x^2) + eps) * weight."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight, self.share = weight, 1.0 / weight.shape[-1]
+        self.eps = torch.tensor(eps, device=weight.device)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.addcmul(self.eps, length, length, value=self.share).rsqrt_()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x * self.inverse(x)).mul_(self.weight)
+
+
+class _Layer(NamedTuple):
+    """Matrices stand transposed: (in, out)."""
+
+    attention_norm: _Norm
+    qkv: Tensor  # (width, (heads + 2 x kv heads) x dim)
+    qkv_bias: Tensor | None
+    qk_norm: _Norm | None  # (heads + kv heads, dim)
+    scale: float
+    out: Tensor
+    mlp_norm: _Norm
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class FusedForward:
+    """Called with a plan, gives the hidden state of every token of it. ``refresh`` reads the model's weights."""
+
+    def __init__(self, model: Any, max_context: int) -> None:
+        self.model = model
+        weight = model.model.embed_tokens.weight
+        positions = torch.arange(max_context, device=weight.device)[None]
+        cos, sin = model.model.rotary_emb(weight, positions)  # (1, positions, dim), the second half repeats the first
+        half = cos.shape[-1] // 2
+        self.turns = torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])  # (positions, 1, dim / 2)
+        self.interleave = torch.arange(2 * half, device=weight.device).view(2, half).T.flatten()
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        base = self.model.model
+        self.embedding = base.embed_tokens.weight.detach()
+        self.norm = _Norm(base.norm.weight.detach(), base.norm.variance_epsilon)
+        self.layers = [self._layer(layer) for layer in base.layers]
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        biases = [self._turned(p.bias) for p in (q, k)] + [v.bias] if q.bias is not None else None
+        first, second = layer.input_layernorm, layer.post_attention_layernorm
+        return _Layer(
+            _Norm(first.weight.detach(), first.variance_epsilon),
+            torch.cat([self._turned(q.weight), self._turned(k.weight), v.weight]).T,
+            torch.cat(biases) if biases else None,
+            self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
+            attention.scaling,
+            attention.o_proj.weight.detach().T,
+            _Norm(second.weight.detach(), second.variance_epsilon),
+            mlp.gate_proj.weight.detach().T,
+            mlp.up_proj.weight.detach().T,
+            mlp.down_proj.weight.detach().T,
+        )
+
+    def _qk_norm(self, attention: Any) -> _Norm:
+        dim = attention.head_dim
+        q, k = (
+            self._turned(n.weight).expand(p.out_features // dim, dim)
+            for n, p in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj))
+        )
+        return _Norm(torch.cat([q, k]), attention.q_norm.variance_epsilon)
+
+    def _turned(self, weight: Tensor) -> Tensor:
+        """Within each head: 0 1 2 3 | 4 5 6 7 becomes 0 4 1 5 2 6 3 7."""
+        heads = weight.view(-1, len(self.interleave), *weight.shape[1:])
+        return heads[:, self.interleave].flatten(0, 1)
+
+    def __call__(self, plan: Plan) -> Tensor:
+        x = embedding(plan.ids, self.embedding)
+        turns = self.turns[plan.positions]  # (tokens, 1, dim / 2)
+        for index, layer in enumerate(self.layers):
+            x.addmm_(self._attention(index, layer, layer.attention_norm(x), turns, plan), layer.out)
+            h = layer.mlp_norm(x)
+            x.addmm_(silu(h @ layer.gate, inplace=True).mul_(h @ layer.up), layer.down)
+        return self.norm(x)
+
+    def _attention(self, index: int, layer: _Layer, h: Tensor, turns: Tensor, plan: Plan) -> Tensor:
+        kv_heads, dim = plan.cache.kv_heads, plan.cache.dim
+        projected = h @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
+        qkv = projected.view(len(h), -1, dim)
+        qk = qkv[:, :-kv_heads]
+        if layer.qk_norm is not None:
+            qk.mul_(layer.qk_norm.inverse(qk)).mul_(layer.qk_norm.weight)
+        torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(turns)
+        plan.write(index, qkv[:, -2 * kv_heads :])
+        return plan.attend(index, qkv[:, : -2 * kv_heads], layer.scale).flatten(1)
+
+
+def can_fuse(model: Any) -> bool:
+    """Whether the model is of the family, in its plain form: single precision, no adapters, no sliding windows."""
+    if type(model).__name__ not in FAMILY or any(p.dtype != torch.float32 for p in model.parameters()):
+        return False
+    config, layers = model.config, model.model.layers
+    linears = [
+        (getattr(part, name), name in ("o_proj", "down_proj", "gate_proj", "up_proj"))
+        for layer in layers
+        for part, names in (
+            (layer.self_attn, "q_proj k_proj v_proj o_proj"),
+            (layer.mlp, "gate_proj up_proj down_proj"),
+        )
+        for name in names.split()
+    ]
+    return (
+        all(type(linear) is nn.Linear and not (plain and linear.bias is not None) for linear, plain in linears)
+        and getattr(config, "sliding_window", None) is None
+        and config.hidden_act == "silu"
+        and config.rope_parameters.get("rope_type", "default") in STATIC_ROPE
+    )

@@ -1,0 +1,16 @@
+"""Hello: train the policy that comes with agentrl to use a calculator, on a CPU, in minutes.
+
+Run it: python examples/hello.py
+"""
+
+from agentrl import train
+
+
+def main(steps: int = 20) -> None:
+    summary = train(env="math-tools", steps=steps, eval={"every": 0, "final_tasks": 64})
+    print(f"held-out reward: {summary['reward_before']:.2f} before, {summary['reward_after']:.2f} after {steps} steps")
+    print(f"the trained model is in {summary['model_dir']}")
+
+
+if __name__ == "__main__":
+    main()

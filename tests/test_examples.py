@@ -1,0 +1,66 @@
+"""The examples run."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL = [
+    *("--steps", "1", "--rollout.tasks", "2", "--rollout.group_size", "2"),
+    *("--eval.final_tasks", "4", "--eval.every", "0"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize("name", ["hello", "prompt_dataset"])
+def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](steps=1)
+    assert "held-out reward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env", ["my_env.py:Ledger", "my_tool.py:Convert"])
+def test_environments(env: str) -> None:
+    assert main(["train", "--env", f"{EXAMPLES}/{env}", *SMALL]) == 0
+
+
+def test_the_plugin_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is when installed: its package and its metadata are on the path."""
+    project = tomllib.loads((EXAMPLES / "third_party/pyproject.toml").read_text())["project"]
+    info = tmp_path / "agentrl_dice-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
+    groups = ((g, "".join(f"{n} = {v}\n" for n, v in e.items())) for g, e in project["entry-points"].items())
+    (info / "entry_points.txt").write_text("".join(f"[{g}]\n{entries}" for g, entries in groups))
+    monkeypatch.syspath_prepend(str(EXAMPLES / "third_party"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["train", "--env", "dice", *SMALL]) == 0
+
+
+@pytest.mark.slow
+def test_the_plugin_installs_and_registers(tmp_path: Path) -> None:
+    """In a venv of its own that sees this one's packages."""
+    venv.create(tmp_path / "venv", with_pip=True, symlinks=True)
+    python = tmp_path / "venv/bin/python"
+    outer = next(p for p in sys.path if p.endswith("site-packages"))
+    site = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
+    Path(site, "outer.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", str(EXAMPLES / "third_party")]
+    subprocess.run(install, check=True)
+    listed = subprocess.check_output([python, "-m", "agentrl", "list"], text=True)
+    assert "dice" in listed
+    assert "roll" in listed
+    subprocess.run([python, "-m", "agentrl", "train", "--env", "dice", *SMALL], check=True, cwd=tmp_path)

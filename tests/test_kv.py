@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from agentrl.engines.kv import Kept, Plan, SlotCache
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+
+
+def cache() -> SlotCache:
+    config = LlamaConfig(num_hidden_layers=2, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM)
+    return SlotCache(config, torch.float32, torch.device("cpu"))
+
+
+def plainly(query: Tensor, key: Tensor, value: Tensor, start: int, window: int | None) -> Tensor:
+    """Attention of one row, written out: (tokens, heads, dim) over (positions, kv heads, dim)."""
+    key, value = (t.repeat_interleave(HEADS // KV_HEADS, 1) for t in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) / DIM**0.5
+    at = start + torch.arange(len(query))[:, None]
+    keys = torch.arange(len(key))
+    hidden = (keys > at) | (keys <= at - (window or 1 << 20))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("counts", [[1, 1, 1], [1, 1, 4, 2], [3, 5], [1, 1, 3, 1]])
+def test_ragged_rows_attend_to_their_own_past_only(counts: list[int], window: int | None) -> None:
+    torch.manual_seed(0)
+    store, cached, layer, first = cache(), [7, 2, 130, 3][: len(counts)], 1, 2
+    past = [torch.randn(c, 2 * KV_HEADS, DIM) for c in cached]
+    for i, p in enumerate(past):
+        store.write(first + i, torch.stack([p.transpose(0, 1).unflatten(0, (2, KV_HEADS))] * 2))
+    query, new = torch.randn(sum(counts), HEADS, DIM), torch.randn(sum(counts), 2 * KV_HEADS, DIM)
+
+    plan = Plan(store, [[0] * n for n in counts], cached, first)
+    plan.write(layer, new)
+    found = plan.attend(layer, query, None, window).split(counts)
+
+    for i, (q, kv) in enumerate(zip(query.split(counts), new.split(counts), strict=True)):
+        keys, values = torch.cat([past[i], kv]).split(KV_HEADS, 1)
+        torch.testing.assert_close(found[i], plainly(q, keys, values, cached[i], window))
+
+
+def test_a_plan_says_where_each_token_stands() -> None:
+    plan = Plan(cache(), [[5], [6, 7, 8]], [4, 0])
+    assert plan.ids.tolist() == [5, 6, 7, 8]
+    assert plan.positions.tolist() == [4, 0, 1, 2]
+    assert plan.last is not None
+    assert plan.last.tolist() == [0, 3]
+    assert [(s.longest, s.length) for s in plan.segments] == [(1, 5), (3, 3)]
+
+
+def test_a_cache_that_grows_keeps_what_it_holds() -> None:
+    store = cache()
+    known = torch.randn(2, 2, KV_HEADS, 100, DIM)
+    store.write(3, known)
+    store.reserve(9, 500)
+    assert store.keys_values.shape[2:5] == (16, KV_HEADS, 512)
+    assert torch.equal(store.read(3, 100), known)
+
+
+def test_the_oldest_sessions_go_when_too_much_is_kept() -> None:
+    values = torch.zeros(10)
+    kept = Kept(limit=2 * values.nbytes)
+    for session in ("a", "b", "a", "c"):  # keeping again makes "a" younger than "b"
+        kept.keep(session, [1], values)
+    assert kept.find("b") is None
+    assert kept.find("a") is not None
+    assert kept.size == 2 * values.nbytes
+    kept.forget("a")
+    kept.forget("a")
+    assert len(kept.others()) == 1
+    kept.keep("too large", [1], torch.zeros(30))
+    assert (kept.size, kept.others()) == (0, [])
+    kept.keep("d", [1], values)
+    kept.clear()
+    assert (kept.size, kept.find("d")) == (0, None)

@@ -1,0 +1,55 @@
+"""It learns: the numbers the README promises, on the machine the tests run on. Minutes each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl_envs
+from agentrl import evaluate, train
+
+pytestmark = pytest.mark.slow
+DATA = Path(agentrl_envs.__file__).parent / "data"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_math_tools_is_learned(seed: int, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    summary = train("math-tools", seed=seed, run={"dir": folder})
+    report("math-tools", summary)
+    assert summary["reward_before"] <= 0.40
+    assert summary["greedy_before"] <= 0.30
+    assert summary["reward_after"] >= 0.90
+    assert summary["greedy_after"] >= 0.95
+    assert summary["steps"] <= 50
+    assert summary["after"]["sampled"]["calls"] > 0.9
+    elsewhere = evaluate("math-tools", folder, tasks=256, first=1_000_000)
+    assert abs(elsewhere.reward - summary["reward_after"]) < 4 * elsewhere.error + 0.02
+
+
+def test_shop_is_learned(tmp_path: Path) -> None:
+    summary = train("shop", steps=30, run={"dir": str(tmp_path / "run")})
+    report("shop", summary)
+    assert summary["reward_before"] <= 0.35
+    assert summary["reward_after"] >= 0.80
+    assert summary["after"]["sampled"]["calls"] > 2.0
+
+
+def test_a_dataset_of_prompts_is_learned(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "data": str(DATA / "symbols.jsonl"),
+        "test_data": str(DATA / "symbols-test.jsonl"),
+        "system_prompt": "Answer with \\boxed{}.",
+    }
+    summary = train("prompts", env_settings=settings, run={"dir": str(tmp_path / "run")})
+    report("prompts", summary)
+    assert summary["reward_before"] <= 0.40
+    assert summary["reward_after"] >= summary["reward_before"] + 0.3
+
+
+def report(name: str, summary: dict[str, Any]) -> None:
+    """The figures, for whoever reads the log (pytest -s, or CI's)."""
+    keys = ("seed", "reward_before", "reward_after", "greedy_before", "greedy_after", "cpu_seconds", "train_seconds")
+    print(f"\n{name}: " + "  ".join(f"{k} {summary[k]:.3g}" for k in keys))

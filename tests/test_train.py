@@ -1,0 +1,141 @@
+"""Training from Python: what it leaves behind, and that it is the same path for one turn and for many."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import agentrl_envs
+from agentrl import UserError, evaluate, train
+from agentrl.policy import load
+
+DATA = Path(agentrl_envs.__file__).parent / "data"
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "rollout": {"tasks": 4, "group_size": 4},
+    "eval": {"final_tasks": 8, "every": 1, "tasks": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train("math-tools", run={"dir": str(tmp_path_factory.mktemp("runs") / "run")}, **SMALL)
+
+
+def rows(summary: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(f"{summary['run_dir']}/trajectories/{name}.parquet").to_pylist()
+    return found
+
+
+def test_every_trained_token_is_one_the_engine_sampled(summary: dict[str, Any]) -> None:
+    tokenizer = load("nano").tokenizer
+    for row in rows(summary, "train-000001"):
+        authors = [s["author"] for s in row["segments"]]
+        assert authors[0] == "prompt"
+        assert authors[1::2] == ["model"] * len(authors[1::2])
+        for segment in row["segments"]:
+            sampled = segment["author"] == "model"
+            assert (segment["logprobs"] is not None) == sampled
+            if sampled:
+                assert len(segment["logprobs"]) == len(segment["token_ids"])
+                assert set(segment["versions"]) == {0}
+        said = tokenizer.decode([t for s in row["segments"] for t in s["token_ids"]])
+        for message in json.loads(row["messages"]):
+            assert message["content"] in said
+
+
+def test_versions_count_the_updates(summary: dict[str, Any]) -> None:
+    lines = [json.loads(line) for line in Path(summary["metrics"]).read_text().splitlines()]
+    steps = {line["step"]: line for line in lines if "reward" in line}
+    second = rows(summary, "train-000002")
+    versions = {v for r in second for s in r["segments"] for v in s["versions"] or []}
+    assert versions == {int(steps[1]["policy_version"])}
+
+
+def test_the_engine_and_the_learner_agree_on_logprobs(summary: dict[str, Any]) -> None:
+    lines = [json.loads(line) for line in Path(summary["metrics"]).read_text().splitlines()]
+    differences = [v for line in lines if (v := line.get("sampling/sampling_logp_difference/max")) is not None]
+    assert differences
+    assert max(differences) < 1e-4
+
+
+def test_groups_share_a_task_and_their_advantages_sum_to_nothing(summary: dict[str, Any]) -> None:
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for row in rows(summary, "train-000001"):
+        groups.setdefault(row["task"], []).append(row)
+    assert len(groups) == 4
+    for members in groups.values():
+        assert len({json.loads(m["messages"])[1]["content"] for m in members}) == 1
+        assert sum(m["advantage"] for m in members) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_final_model_loads_and_measures_the_same(summary: dict[str, Any]) -> None:
+    found = evaluate("math-tools", summary["run_dir"], tasks=8, greedy=True)
+    assert found.reward == summary["greedy_after"]
+
+
+def test_a_dataset_is_the_same_path_with_one_turn(tmp_path: Path) -> None:
+    def brief(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0 / (1 + len(text)) for text in completions]
+
+    settings = {"data": str(DATA / "symbols.jsonl"), "rewards": ["accuracy", brief], "reward_weights": [1.0, 0.1]}
+    summary = train("prompts", env_settings=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    for row in rows(summary, "train-000001"):
+        assert [s["author"] for s in row["segments"]] == ["prompt", "model"]
+        parts = {r["name"]: r["value"] for r in row["rewards"]}
+        assert parts.keys() == {"accuracy", "brief"}
+        assert row["reward"] == pytest.approx(parts["accuracy"] + 0.1 * parts["brief"])
+
+
+def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import anyio\n"
+        "from agentrl import tool\n"
+        "from agentrl_envs.math_tools import MathTools\n"
+        "from agentrl_tools.calculator import calculator as real\n\n\n"
+        "@tool(timeout_s=0.05)\n"
+        "async def calculator(expression: str) -> str:\n"
+        '    """Compute."""\n'
+        "    if len(expression) % 2:\n"
+        "        await anyio.sleep(10)\n"
+        "    return await real(expression=expression)\n\n\n"
+        "class Mine(MathTools):\n"
+        "    tools = (calculator,)\n"
+    )
+    more = SMALL | {"rollout": {"tasks": 8, "group_size": 8}, "eval": {"final_tasks": 32, "every": 0}}
+    summary = train(f"{tmp_path / 'mine.py'}:Mine", run={"dir": str(tmp_path / "run")}, **more)
+    assert summary["faults"]["tool_timeout"] > 0
+    faulted = [r for r in rows(summary, "train-000001") if r["fault"]]
+    assert faulted
+    assert {r["fault"] for r in faulted} == {"tool_timeout"}
+    assert {r["reward"] for r in faulted} == {None}
+    assert {r["advantage"] for r in faulted} == {0.0}
+
+
+def test_episodes_longer_than_the_context_stop_with_a_reason(tmp_path: Path) -> None:
+    more = SMALL | {"engine": {"max_context": 60}}
+    summary = train("math-tools", run={"dir": str(tmp_path / "run")}, **more)
+    stops = {r["stop"] for r in rows(summary, "train-000001")}
+    assert "max_tokens" in stops
+    for row in rows(summary, "train-000001"):
+        ends = list(itertools.accumulate(len(s["token_ids"]) for s in row["segments"]))
+        sampled = [end for end, s in zip(ends, row["segments"], strict=True) if s["author"] == "model"]
+        assert max(sampled, default=0) <= 60
+
+
+def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"Reverse the digits of {n}.", "solution": str(n)[::-1]}) for n in range(123, 143)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    settings = {"data": str(tmp_path / "rows.jsonl")}
+    summary = train("prompts", env_settings=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    assert summary["after"]["sampled"]["episodes"] == 2
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(UserError, match=r"num_generations: unknown setting; did you mean 'rollout.group_size'"):
+        train("math-tools", num_generations=8)
