@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,11 @@ class LearnerConfig(Section):
     mask_stops: tuple[Stop, ...] = Field((), description="episodes that stopped so are not trained, such as max_tokens")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
+    @pydantic.field_validator("mask_stops", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
 
 class EvalConfig(Section):
     """How the policy is measured on held-out tasks."""
@@ -122,8 +128,8 @@ def build(*layers: Layer) -> TrainConfig:
     origin: dict[str, str] = {}
     for source, layer in layers:
         leaves = dict(_leaves(_with_names(layer)))
-        if leaves.get("env.name", _get(merged, "env.name")) != _get(merged, "env.name"):
-            merged.pop("env", None)  # another environment: the first one's settings are not its own
+        if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
+            del merged["env"]  # another environment: the first one's settings are not its own
         for path, value in leaves.items():
             _check_known(path, source)
             _set(merged, path, value, source)
@@ -240,19 +246,16 @@ def _check_known(path: str, source: str) -> None:
     known = known_settings()
     if path in known:
         return
-    # The last part alone finds `learner.learning_rate`'s neighbours in other sections too.
-    last = {k.rpartition(".")[2]: k for k in known}
-    close = _ALIASES.get(path.rpartition(".")[2])
+    last = path.rpartition(".")[2]
+    alias = get_close_matches(last, _ALIASES, n=1, cutoff=0.85)
+    close = _ALIASES[alias[0]] if alias else next((k for k in known if k.rpartition(".")[2] == last), None)
     hint = f"; did you mean {close!r}?" if close else nearest(path, known)
-    if "did you mean" not in hint and path.rpartition(".")[2] in last:
-        hint = f"; did you mean {last[path.rpartition('.')[2]]!r}?"
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
 
 
 # What users of TRL type first.
 _ALIASES = {
     "learning_rate": "learner.lr",
-    "learning_rte": "learner.lr",
     "max_steps": "steps",
     "num_generations": "rollout.group_size",
     "max_completion_length": "rollout.max_turn_tokens",

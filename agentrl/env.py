@@ -163,7 +163,13 @@ def _resolved(cls: type[ToolEnv], tools: Sequence[Tool | str]) -> list[Tool]:
     """The methods marked ``@tool``, then the tools listed."""
     named = [registry.load("tool", t) if isinstance(t, str) else t for t in tools]
     attributes = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items()}
-    found = [*(v for v in attributes.values() if isinstance(v, Tool)), *named]
+    methods = {k: v for k, v in attributes.items() if isinstance(v, Tool)}
+    for k in methods:
+        if hasattr(ToolEnv, k):
+            raise ContractError(
+                f"the tool {cls.__name__}.{k} hides Env.{k}; rename the method, and say @tool(name={k!r})"
+            )
+    found = [*methods.values(), *named]
     for t in found:
         if not isinstance(t, Tool):
             raise ContractError(f"{cls.__name__}.tools holds {t!r}, which is no tool; decorate it with @agentrl.tool")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl import registry
-from agentrl.errors import UserError, nearest
+from agentrl.errors import ConfigError, UserError, nearest
 
 RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 
@@ -46,6 +48,8 @@ def locate(name: str) -> str:
         return str(path)
     if name.startswith((".", "/", "runs/")) or name.count("/") > 1:
         raise UserError(f"no model {name!r}: there is no such folder (from {Path.cwd()})")
+    if "/" not in name and "did you mean" in (hint := nearest(name, known)):
+        raise UserError(f"no model {name!r}{hint}")  # before the hub is asked, which takes its time
     return name
 
 
@@ -61,19 +65,44 @@ def load(name: str, dtype: str = "float32") -> Policy:
     Raises:
         UserError: there is no such model, or it cannot be loaded; the sentence says why.
     """
+    source = locate(name)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(name)
+    with _told(name):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Policy(model.to(device), tokenizer, source)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer alone. Raises UserError as ``load`` does."""
+    source = locate(name)
+    from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    source = locate(name)
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    with _told(name):
+        return AutoTokenizer.from_pretrained(source)
+
+
+def read_template(path: str | None) -> str | None:
+    """The text of a Jinja file, if one is given."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+        return Path(path).read_text(encoding="utf-8") if path else None
+    except OSError as error:
+        raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Transformers' many ways to fail, as a sentence."""
+    try:
+        yield
     except (OSError, ValueError, KeyError) as error:
-        known = registry.available("model")
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"cannot load model {name!r}: {reason.rstrip('.')}{nearest(name, known)}") from error
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Policy(model.to(device), tokenizer, source)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        hint = nearest(name, registry.available("model"))
+        raise UserError(f"cannot load model {name!r}: {reason}{hint}") from error

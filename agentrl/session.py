@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl import policy
 from agentrl.config import Layer, TrainConfig, build
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import EnvSpec
-from agentrl.errors import ConfigError
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout import Limits, Rollout
@@ -39,7 +37,7 @@ class Session:
 async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Session]:
     """Load and start what the config names. Raises UserError where something cannot be."""
     loaded = loaded or policy.load(config.model, config.dtype)
-    renderer = TemplateRenderer(loaded.tokenizer, _template(config.chat_template))
+    renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     e = config.engine
     engine = TransformersEngine(loaded.model, capacity=e.capacity, max_context=e.max_context, threads=e.threads)
     async with spec.open(), engine:
@@ -51,10 +49,3 @@ def configured(*layers: Layer) -> TrainConfig:
     named = [layer["model"] for _, layer in layers if "model" in layer]
     model = str(named[-1] if named else TrainConfig.model_fields["model"].default)
     return build((f"recommended by {model}", policy.recommended(policy.locate(model))), *layers)
-
-
-def _template(path: str | None) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8") if path else None
-    except OSError as error:
-        raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None

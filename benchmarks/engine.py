@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -34,14 +35,15 @@ class Cost(NamedTuple):
         return f"{self.tokens / self.wall_s:10,.0f} tokens/s {self.cpu_s / self.tokens * 1e3:8.3f} cpu-s/1,000"
 
 
-def measured(work: Callable[[], int], repeats: int) -> Cost:
-    """The cheapest of several runs, in CPU-seconds a token."""
-    costs = []
+def measured(repeats: int, *works: Callable[[], int]) -> list[Cost]:
+    """The cheapest of several runs of each, in CPU-seconds a token; they take turns, so all meet the same noise."""
+    costs: list[list[Cost]] = [[] for _ in works]
     for _ in range(repeats):
-        wall, cpu = perf_counter(), process_time()
-        tokens = work()
-        costs.append(Cost(tokens, perf_counter() - wall, process_time() - cpu))
-    return min(costs, key=lambda c: c.cpu_s / c.tokens)
+        for work, seen in zip(works, costs, strict=True):
+            wall, cpu = perf_counter(), process_time()
+            tokens = work()
+            seen.append(Cost(tokens, perf_counter() - wall, process_time() - cpu))
+    return [min(seen, key=lambda c: c.cpu_s / c.tokens) for seen in costs]
 
 
 def nano() -> Qwen3ForCausalLM:
@@ -137,12 +139,14 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {args.threads} thread(s)")
     for n in args.concurrent:
         episodes(engine, n, n)
-        print(f"episodes {n:4}   agentrl      {measured(lambda n=n: episodes(engine, n, 4 * n), args.repeats)}")
+        (cost,) = measured(args.repeats, partial(episodes, engine, n, 4 * n))
+        print(f"episodes {n:4}   agentrl      {cost}")
     for n in args.concurrent:
         rng = random.Random(n)
         prompts = [some_tokens(rng, 40, 70) for _ in range(n)]
-        ours = measured(lambda p=prompts: batch(engine, p), args.repeats)
-        theirs = measured(lambda p=prompts: transformers_batch(model, p), args.repeats)
+        ours, theirs = measured(
+            args.repeats, partial(batch, engine, prompts), partial(transformers_batch, model, prompts)
+        )
         ratio = (theirs.cpu_s / theirs.tokens) / (ours.cpu_s / ours.tokens)
         print(f"batch    {n:4}   agentrl      {ours}")
         print(f"                transformers {theirs}   ({ratio:.2f} x ours)")

@@ -7,8 +7,8 @@ both are fp32 and get the same number of threads.
 
   wall    seconds of a step: rollout, rewards, advantages, update
   CPU-s   seconds of all threads of the process in that step
-  calls   of the tool, an episode;  reward: of the step. Both sides should do about the same, and learn about nothing:
-          the learning rate is so small that each step meets the same policy
+  calls   results that the model got to read, an episode
+  reward  of the step. The learning rate is so small that every step, of either side, meets the same policy
 
 Medians over the steps; each side's first step (TRL: its first generation, ours: the growth of the cache) is left out.
 
@@ -16,7 +16,7 @@ What is not equal, and for whom it is better:
   TRL's limit on new tokens holds for a whole episode; its generation config is set to 64 a turn, which it lacks (TRL).
   Our time includes writing metrics and trajectories to the disk; TRL logs and saves nothing (TRL).
   TRL ends an episode at a malformed call; ours tells the model, which samples another turn (TRL).
-  A micro-batch of TRL is a number of rows, of ours a number of tokens; TRL gets about the same number of rows.
+  A micro-batch of TRL is a number of rows, of ours a number of tokens; each side has the one it was quickest with.
   We leave out rows whose advantage is zero and sample with continuous batching: that is ours to gain.
 """
 
@@ -48,7 +48,6 @@ from agentrl.tasks import TaskSampler
 from agentrl.train import Silent
 
 GROUP_SIZE, TURN_TOKENS, TURNS = 8, 64, 5
-ROW_TOKENS = 170  # of an episode, padded: what a row counts where TRL wants rows
 
 
 class Cost(NamedTuple):
@@ -67,7 +66,8 @@ class Settings:
     steps: int  # the first one included
     threads: int
     lr: float
-    token_budget: int
+    token_budget: int  # a micro-batch of ours
+    trl_rows: int  # and of TRL
     seed: int
 
 
@@ -156,14 +156,12 @@ def trl_steps(s: Settings, latency_s: float) -> list[Cost]:
             wall, cpu = perf_counter() - self.begun[0], process_time() - self.begun[1]
             self.costs.append(Cost(wall, cpu, sum(calls) / len(rewards), sum(rewards) / len(rewards)))
 
-    rows = s.tasks * GROUP_SIZE
-    micro = next(n for n in range(min(rows, max(s.token_budget // ROW_TOKENS, 1)), 0, -1) if rows % n == 0)
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder,
             max_steps=s.steps,
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=rows // micro,
+            per_device_train_batch_size=s.trl_rows,
+            gradient_accumulation_steps=s.tasks * GROUP_SIZE // s.trl_rows,
             num_generations=GROUP_SIZE,
             max_completion_length=TURNS * TURN_TOKENS + 150,  # the whole episode, results included
             max_tool_calling_iterations=TURNS - 1,
@@ -241,10 +239,22 @@ def main() -> None:
     parser.add_argument("--latency", type=float, nargs="+", default=[0.0, 0.2], help="of the tool, in seconds")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides (default 1)")
     parser.add_argument("--lr", type=float, default=1e-6)
-    parser.add_argument("--token-budget", type=int, default=8192, help="tokens of a micro-batch")
+    parser.add_argument("--token-budget", type=int, default=2048, help="tokens of a micro-batch of ours")
+    parser.add_argument("--trl-rows", type=int, default=32, help="rows of a micro-batch of TRL")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    settings = Settings(args.model, args.tasks, args.steps + 1, args.threads, args.lr, args.token_budget, args.seed)
+    if args.tasks * GROUP_SIZE % args.trl_rows:
+        parser.error(f"--trl-rows {args.trl_rows} does not divide {args.tasks} x {GROUP_SIZE} episodes")
+    settings = Settings(
+        model=args.model,
+        tasks=args.tasks,
+        steps=args.steps + 1,
+        threads=args.threads,
+        lr=args.lr,
+        token_budget=args.token_budget,
+        trl_rows=args.trl_rows,
+        seed=args.seed,
+    )
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)

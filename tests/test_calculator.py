@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from time import perf_counter
 
@@ -75,10 +76,8 @@ async def test_what_it_will_not_compute_it_tells_the_model(expression: str, why:
 @pytest.mark.parametrize("expression", ["9**9**9**9", "2**512**512", "-" * 190 + "1", "*".join(["9" * 12] * 15)])
 async def test_nothing_takes_long(expression: str) -> None:
     begun = perf_counter()
-    try:
+    with suppress(ToolError):
         await calculator(expression=expression)
-    except ToolError:
-        pass
     assert perf_counter() - begun < 0.5
 
 
@@ -95,10 +94,8 @@ def test_it_agrees_with_fractions(left: int, right: int, operation: str) -> None
 
 @given(st.text(max_size=30))
 def test_no_text_breaks_it(text: str) -> None:
-    try:
+    with suppress(ValueError, ZeroDivisionError):
         assert isinstance(evaluate(text), Fraction)
-    except (ValueError, ZeroDivisionError):
-        pass
 
 
 def test_the_model_is_told_how_to_call_it() -> None:

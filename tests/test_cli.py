@@ -68,6 +68,18 @@ def test_list_shows_tools_and_models(capsys: pytest.CaptureFixture[str], name: s
     assert name in capsys.readouterr().out
 
 
+def test_check_tells_whether_a_template_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "model", "nano"]) == 0
+    said = capsys.readouterr().out
+    assert "Appending tool results is verified." in said
+    assert "<|im_end|>" in said
+
+
+def test_check_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "agentrl check takes: model NAME" in refused(capsys, "check", "nano")
+    assert "cannot read 'gone.jinja'" in refused(capsys, "check", "model", "nano", "--chat_template", "gone.jinja")
+
+
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'train'" in refused(capsys, "trian")
 
@@ -200,6 +212,7 @@ def test_an_env_that_always_fails_tells_the_first_fault(capsys: pytest.CaptureFi
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "train", "--env", "math-tools", "--model", "runs/gone")
     assert "no model 'runs/gone'" in said
+    assert "no model 'nanoo'; did you mean 'nano'?" in refused(capsys, "check", "model", "nanoo")
 
 
 def test_a_model_without_a_chat_template(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl import ContractError, Env, EnvSpec, Reply, ToolEnv, ToolError, UserError, WorldFault, tool
+from agentrl import ContractError, Env, EnvSpec, Reply, Tool, ToolEnv, ToolError, UserError, WorldFault, tool
 from agentrl.types import ToolCall
 
 
@@ -34,13 +34,13 @@ async def wait(seconds: float) -> str:
 
 class Counter(ToolEnv):
     system_prompt = "Count."
-    tools = (add, refuse, wait)
+    tools: Sequence[Tool | str] = (add, refuse, wait)
 
     def __init__(self, start: int = 0) -> None:
         self.value = start  # and super().__init__() is forgotten
 
-    @tool
-    async def count(self, by: int = 1) -> int:
+    @tool(name="count")
+    async def move(self, by: int = 1) -> int:
         """Count on.
 
         Args:
@@ -148,7 +148,7 @@ def test_tools_are_objects_names_or_the_environments_own() -> None:
             self.tools = [add]
 
     class Less(Counter):
-        count = None  # type: ignore[assignment]
+        move = None  # type: ignore[assignment]
 
     assert [t.name for t in Named().tool_list] == ["calculator"]
     assert [t.name for t in Own().tool_list] == ["add"]
@@ -174,6 +174,18 @@ def test_what_is_no_tool_is_refused(tools: Sequence[Any], sentence: str) -> None
     Bad.tools = tools
     with pytest.raises(UserError, match=sentence):
         _ = Bad().tool_list
+
+
+def test_a_tool_does_not_hide_what_an_environment_has() -> None:
+    class Hiding(ToolEnv):
+        @tool
+        async def count(self, things: str) -> int:  # type: ignore[override]
+            """Count."""
+            return 3
+
+    sentence = r"the tool Hiding.count hides Env.count; rename the method, and say @tool\(name='count'\)"
+    with pytest.raises(ContractError, match=sentence):
+        _ = Hiding().tool_list
 
 
 def test_ask_begins_with_the_system_prompt_if_there_is_one() -> None:

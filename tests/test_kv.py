@@ -30,15 +30,15 @@ def test_ragged_rows_attend_to_their_own_past_only(counts: list[int], window: in
     store, cached, layer, first = cache(), [7, 2, 130, 3][: len(counts)], 1, 2
     past = [torch.randn(c, 2 * KV_HEADS, DIM) for c in cached]
     for i, p in enumerate(past):
-        store.write(first + i, torch.stack([p.transpose(0, 1).unflatten(0, (2, KV_HEADS))] * 2))
+        store.write(first + i, torch.stack([p.transpose(0, 1).view(2, KV_HEADS, -1, DIM)] * 2))
     query, new = torch.randn(sum(counts), HEADS, DIM), torch.randn(sum(counts), 2 * KV_HEADS, DIM)
 
     plan = Plan(store, [[0] * n for n in counts], cached, first)
     plan.write(layer, new)
-    found = plan.attend(layer, query, None, window).split(counts)
+    found = torch.split(plan.attend(layer, query, None, window), counts)
 
-    for i, (q, kv) in enumerate(zip(query.split(counts), new.split(counts), strict=True)):
-        keys, values = torch.cat([past[i], kv]).split(KV_HEADS, 1)
+    for i, (q, kv) in enumerate(zip(torch.split(query, counts), torch.split(new, counts), strict=True)):
+        keys, values = torch.split(torch.cat([past[i], kv]), KV_HEADS, 1)
         torch.testing.assert_close(found[i], plainly(q, keys, values, cached[i], window))
 
 

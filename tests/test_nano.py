@@ -3,6 +3,7 @@ import os
 import random
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -181,6 +182,16 @@ def test_one_family_is_never_demonstrated() -> None:
 # Pre-training
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait by spinning are slow where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_the_noisy_phase_can_be_done_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "TOKENS_PER_STEP", 300)
     monkeypatch.setattr(pretrain, "new_tokenizer", lambda rng: tokenizer())
@@ -205,6 +216,7 @@ def test_the_card_and_the_settings_beside_the_weights_are_those_of_the_source() 
         assert (nano.path() / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_shipped_model_loads_and_speaks() -> None:
     model = AutoModelForCausalLM.from_pretrained(nano.path()).float()
     assert model.config.architectures == ["Qwen3ForCausalLM"]

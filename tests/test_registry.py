@@ -26,7 +26,9 @@ def write(path: Path, text: str) -> None:
 def install(tmp_path: Path, entry_points: str) -> None:
     """What pip leaves behind: a module, and its metadata."""
     write(tmp_path / "site" / "plugin_mod.py", "class Quiz: ...\n")
-    write(tmp_path / "site" / "plugin-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    write(
+        tmp_path / "site" / "plugin-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n"
+    )
     write(tmp_path / "site" / "plugin-1.0.dist-info" / "entry_points.txt", entry_points)
     sys.path.append(str(tmp_path / "site"))
 
@@ -87,7 +89,7 @@ def test_two_files_of_one_name_are_not_mistaken_for_each_other(tmp_path: Path) -
     for folder in ("one", "two"):
         write(tmp_path / folder / "mine_d.py", "class Env: ...\n")
     load("env", "one/mine_d.py:Env")
-    with pytest.raises(UserError, match="another module is called 'mine_d' already; give two/mine_d.py another name"):
+    with pytest.raises(UserError, match=r"another module is called 'mine_d' already; give two/mine_d.py another name"):
         load("env", "two/mine_d.py:Env")
     write(tmp_path / "json.py", "class Env: ...\n")
     with pytest.raises(UserError, match="another module is called 'json' already"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import Env, EnvSpec, Reply, Step, ToolEnv, ToolError, Trajectory, WorldFault, tool
+from agentrl import Env, EnvSpec, Reply, Step, Tool, ToolEnv, ToolError, Trajectory, WorldFault, tool
 from agentrl.rollout import Limits, Rollout
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call, text_of
 from agentrl.types import Completion, Observation, SamplingParams, Stop
@@ -27,7 +27,7 @@ class Quiz(ToolEnv):
     """Adds; right when the answer ends with 5."""
 
     system_prompt = "Add."
-    tools = (add,)
+    tools: Sequence[Tool] = (add,)
     max_turns = 4
     closed = 0
 
@@ -103,7 +103,9 @@ async def test_half_a_character_in_a_call_is_a_mistake_like_any_other() -> None:
     class Echo(Quiz):
         tools = (echo,)
 
-    t = await rollout(Echo, ['<tool_call>{"name": "echo", "arguments": {"word": "\\ud800"}}</tool_call>', "5"]).episode(0)
+    t = await rollout(Echo, ['<tool_call>{"name": "echo", "arguments": {"word": "\\ud800"}}</tool_call>', "5"]).episode(
+        0
+    )
     assert (t.fault, t.reward) == (None, 1.0)
     assert t.messages[3]["content"] == "error: not ?"
 

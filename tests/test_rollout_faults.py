@@ -36,6 +36,7 @@ class Plain(Env):
         return {"yes": float(trajectory.answer == "yes")}
 
     async def close(self) -> None:
+        await anyio.sleep(0.01)  # also when it is cancelled
         type(self).closed += 1
 
 
@@ -297,5 +298,5 @@ async def test_one_broken_contract_stops_the_others_at_once() -> None:
         async def score(self, trajectory: Trajectory) -> Any:
             return 1.0
 
-    with anyio.fail_after(10), pytest.raises(ContractError, match="Mixed.score must return a dict"):
+    with anyio.fail_after(10), pytest.raises(ContractError, match=r"Mixed\.score must return a dict"):
         await rollout(Mixed).batch([0, 1], 1)

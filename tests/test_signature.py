@@ -12,7 +12,9 @@ from agentrl import ContractError
 from agentrl.signature import arguments_model, checked, problems
 
 
-def fit(city: str, count: int = 3, kind: Literal["a", "b"] = "a", *, schema: bool = False, _hidden: float = 0.5) -> None:
+def fit(
+    city: str, count: int = 3, kind: Literal["a", "b"] = "a", *, schema: bool = False, _hidden: float = 0.5
+) -> None:
     """Fit.
 
     Args:

@@ -99,7 +99,7 @@ async def test_a_result_that_is_no_json_is_the_authors_mistake(result: Any) -> N
     async def give() -> Any:
         return result
 
-    with pytest.raises(ContractError, match="tool 'give' returned .* which is neither text nor JSON; return a str"):
+    with pytest.raises(ContractError, match=r"tool 'give' returned .* which is neither text nor JSON; return a str"):
         await give()
 
 

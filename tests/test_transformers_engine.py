@@ -1,6 +1,8 @@
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from threading import Event
 from typing import Any
 
 import anyio
@@ -19,10 +21,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.engines import transformers as module
+from agentrl.engines import view
 from agentrl.engines.fused import FusedForward
 from agentrl.engines.kv import Plan
 from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.view import View
 from agentrl.errors import UserError
 from agentrl.types import Completion, SamplingParams
 
@@ -81,6 +84,15 @@ def half() -> Any:
 MODELS = [qwen3, llama, qwen2, sliding]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The reference passes are tiny: on busy cores a second thread makes them twenty times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens)
 
@@ -97,7 +109,8 @@ def reference(model: Any, context: Sequence[int], done: Completion, params: Samp
             probabilities, order = row.softmax(-1).sort(descending=True)
             kept = int((probabilities.cumsum(-1) < params.top_p).sum()) + 1
             row[order[kept:]] = -torch.inf
-    return logits.log_softmax(-1).gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+    logprobs: torch.Tensor = logits.log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
 
 
 def error(model: Any, context: Sequence[int], done: Completion, params: SamplingParams) -> float:
@@ -142,7 +155,7 @@ async def conversation(engine: TransformersEngine, model: Any, number: int, para
 async def test_logprobs_are_the_models_own_while_rows_join_and_leave(make: Make) -> None:
     model = make()
     engine = TransformersEngine(model, capacity=5, prefill_tokens=24)
-    assert isinstance(engine._states, FusedForward) == (make is not sliding)
+    assert (engine._view.fused is None) == (make is sliding)
     settings = [
         SamplingParams(),
         SamplingParams(temperature=0.6),
@@ -160,9 +173,9 @@ async def test_logprobs_are_the_models_own_while_rows_join_and_leave(make: Make)
 async def test_the_generic_pass_agrees_with_the_fused_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qwen3()
     fused = TransformersEngine(model)
-    monkeypatch.setattr(module, "can_fuse", lambda model: False)
+    monkeypatch.setattr(view, "can_fuse", lambda model: False)
     generic = TransformersEngine(model)
-    assert not isinstance(generic._states, FusedForward)
+    assert (fused._view.fused is None, generic._view.fused is None) == (False, True)
     one, other = [await e.generate([1, 2, 3], SamplingParams(max_tokens=30), session="a") for e in (fused, generic)]
     assert one.token_ids == other.token_ids
     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -261,6 +274,27 @@ async def test_the_prompt_of_a_group_is_prefilled_once(capacity: int) -> None:
     assert max(error(model, prompt, d, m) for d, m in zip(found, members, strict=True)) < 1e-4
 
 
+async def test_a_group_does_not_queue_for_what_it_cannot_share() -> None:
+    engine = TransformersEngine(qwen3())
+    prompts = [[1]] * 8 + [[2, 3]] * 8
+    await together(*(lambda n=n, p=p: engine.generate(p, greedy(4), session=str(n)) for n, p in enumerate(prompts)))
+    assert engine.meter.passes <= 6
+    # kept tokens that are of no use do not hide the sibling
+    await together(*(lambda n=n: engine.generate([9] * 10, greedy(4), session=str(n)) for n in range(8)))
+    assert engine.meter.prefilled == 2 + 10
+
+
+async def test_slow_tools_in_threads_leave_the_engine_its_own() -> None:
+    engine, busy = TransformersEngine(qwen3()), Event()
+    async with anyio.create_task_group() as tools:
+        for _ in range(50):
+            tools.start_soon(anyio.to_thread.run_sync, busy.wait, 20.0)
+        await anyio.sleep(0.05)
+        with anyio.fail_after(10):
+            await engine.generate([1, 2], greedy(10), session="a")
+        busy.set()
+
+
 async def test_eviction_only_costs_another_prefill() -> None:
     model, params = qwen3(), SamplingParams(max_tokens=5)
     engine = TransformersEngine(model, keep_bytes=0)
@@ -275,9 +309,9 @@ async def test_eviction_only_costs_another_prefill() -> None:
 async def test_the_end_of_a_session_frees_what_was_kept() -> None:
     engine = TransformersEngine(qwen3())
     await engine.generate([1, 2, 3], greedy(5), session="a")
-    assert engine._kept.size > 0
+    assert engine._batch.kept.size > 0
     engine.end_session("a")
-    assert engine._kept.size == 0
+    assert engine._batch.kept.size == 0
 
 
 async def test_a_long_prompt_goes_in_parts() -> None:
@@ -317,9 +351,14 @@ async def test_a_cancelled_request_frees_its_slot_and_disturbs_nobody(native: bo
                 await call
             assert scope.cancelled_caught
 
-    calls = [lambda n=n: cancelled(n) for n in (1, 2)]
-    calls += [lambda: engine.generate([7], greedy(100), session="survivor")]  # type: ignore[list-item]
-    calls += [lambda n=n: cancelled(n) for n in (3, 4)]
+    survivor = partial(engine.generate, [7], greedy(100), session="survivor")
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        partial(cancelled, 1),
+        partial(cancelled, 2),
+        survivor,
+        partial(cancelled, 3),
+        partial(cancelled, 4),
+    ]
     with anyio.fail_after(20):
         found = await together(*calls)
         later = await together(*(lambda n=n: engine.generate([n], greedy(3), session=f"later {n}") for n in range(3)))
@@ -331,27 +370,25 @@ async def test_a_cancelled_request_frees_its_slot_and_disturbs_nobody(native: bo
 
 async def test_an_error_in_a_pass_reaches_every_caller_also_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TransformersEngine(qwen3(), capacity=2)
-    passes = 0
-    states = engine._states
+    call, passes = View.__call__, []
 
-    def broken(plan: Plan) -> torch.Tensor:
-        nonlocal passes
-        passes += 1
-        if passes > 3:
+    def broken(self: View, plan: Plan) -> torch.Tensor:
+        passes.append(plan)
+        if len(passes) > 3:
             raise RuntimeError("out of memory")
-        return states(plan)
+        return call(self, plan)
 
-    monkeypatch.setattr(engine, "_states", broken)
+    monkeypatch.setattr(View, "__call__", broken)
     seen = []
 
-    async def call(n: int) -> None:
+    async def ask(n: int) -> None:
         with pytest.raises(RuntimeError, match="out of memory"):
             await engine.generate([n], greedy(10), session=str(n))
         seen.append(n)
 
     with anyio.fail_after(10):
-        await together(*(lambda n=n: call(n) for n in range(5)))
-        await call(5)
+        await together(*(lambda n=n: ask(n) for n in range(5)))
+        await ask(5)
     assert len(seen) == 6
 
 
@@ -385,16 +422,21 @@ async def test_after_close_calls_raise_and_waiting_ones_too() -> None:
 
 
 async def test_exceptions_of_the_body_come_out_as_they_are() -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with TransformersEngine(qwen3()) as engine:
+    engine = TransformersEngine(qwen3())
+
+    async def body() -> None:
+        async with engine:
             await engine.generate([1], greedy(2), session="a")
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await body()
     with pytest.raises(RuntimeError, match="closed"):
         await engine.generate([1], greedy(2), session="a")
     with anyio.move_on_after(0.03) as scope:
-        async with TransformersEngine(qwen3()) as engine:
+        async with TransformersEngine(qwen3()) as other:
             while True:
-                await engine.generate([1], greedy(250), session="a")
+                await other.generate([1], greedy(250), session="a")
     assert scope.cancelled_caught
 
 
@@ -407,7 +449,7 @@ def test_one_engine_serves_several_event_loops() -> None:
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def shake(model: Any) -> None:
+def shake(model: Any) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
@@ -415,23 +457,23 @@ def shake(model: Any) -> None:
 
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_rows_go_on_with_new_weights(make: Make, snapshot: bool) -> None:
+async def test_rows_go_on_with_new_weights(make: Make, snapshot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, params = make(), SamplingParams(max_tokens=120)
     engine = TransformersEngine(model, snapshot=snapshot)
     old = make()
     prompts = [[1, 2, 3], [4, 5], [1, 2, 3]]
 
     async def update() -> None:
-        while engine.meter.sampled < 60:
+        while engine.meter.sampled < 60:  # noqa: ASYNC110
             await anyio.sleep(0.001)
-        async with engine._turn:  # shared parameters must not change during a pass
-            shake(model)
-            update = engine._update
-            await anyio.to_thread.run_sync(update, model, 5)
+        if snapshot:
+            shake(model)  # at any time
+        else:  # shared parameters must not change during a pass
+            read = engine._view.update
+            monkeypatch.setattr(engine._view, "update", lambda m: shake(m) or read(m))
+        await engine.update_weights(model, 5)
 
-    calls: list[Callable[[], Awaitable[Any]]] = [
-        lambda n=n, p=p: engine.generate(p, params, session=str(n)) for n, p in enumerate(prompts)
-    ]
+    calls = [partial(engine.generate, p, params, session=str(n)) for n, p in enumerate(prompts)]
     found = (await together(*calls, update))[:3]
     for prompt, done in zip(prompts, found, strict=True):
         cut = done.versions.index(5)
@@ -462,9 +504,9 @@ async def test_what_was_kept_under_the_old_weights_is_forgotten() -> None:
 async def test_parameters_are_shared_unless_a_snapshot_is_asked_for(make: Make) -> None:
     model = make()
     names = dict(model.named_parameters())
-    view = dict(TransformersEngine(model)._model.named_parameters())
+    view = dict(TransformersEngine(model)._view.model.named_parameters())
     assert all(view[name] is weight for name, weight in names.items())
-    assert model.config._attn_implementation != TransformersEngine(model)._model.config._attn_implementation
+    assert model.config._attn_implementation != TransformersEngine(model)._view.config._attn_implementation
     engine, params = TransformersEngine(model, snapshot=True), SamplingParams(max_tokens=10)
     unchanged = make()
     shake(model)
@@ -512,22 +554,28 @@ def test_models_that_cannot_be_run() -> None:
 
 
 def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(self: TransformersEngine, plan: Plan) -> torch.Tensor:
-        return states(self, plan) + 0.1 * plan.positions[:, None]
+    """The fused pass is dropped where it is wrong; if the generic one is wrong too, the model is refused."""
+    states = FusedForward.__call__
+    monkeypatch.setattr(FusedForward, "__call__", lambda self, plan: states(self, plan) + 0.1 * plan.ids[:, None])
+    assert TransformersEngine(qwen3())._view.fused is None
+    generic = View.__call__
+    monkeypatch.setattr(View, "__call__", lambda self, plan: generic(self, plan) + 0.1 * plan.ids[:, None])
+    with pytest.raises(UserError, match="Qwen3ForCausalLM computes something else in the embedded engine"):
+        TransformersEngine(qwen3())
 
-    states = TransformersEngine._generic
-    monkeypatch.setattr(TransformersEngine, "_generic", forgetful)
-    with pytest.raises(UserError, match="MistralForCausalLM computes something else in the embedded engine"):
-        TransformersEngine(sliding())
 
+async def test_threads_inside_an_operation_are_set_for_its_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = torch.get_num_threads(), []
+    call = FusedForward.__call__
 
-async def test_threads_inside_an_operation_are_set_for_its_passes_only() -> None:
-    before = torch.get_num_threads()
-    seen: list[int] = []
-    for threads in (None, 1, 2):
+    def watched(self: FusedForward, plan: Plan) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return call(self, plan)
+
+    monkeypatch.setattr(FusedForward, "__call__", watched)
+    for threads, expected in ((None, 1), (1, 1), (2, 2)):
         engine = TransformersEngine(qwen3(), threads=threads)
-        states = engine._states
-        engine._states = lambda plan, states=states: (seen.append(torch.get_num_threads()), states(plan))[1]  # type: ignore[misc]
         await engine.generate([1], greedy(1), session="a")
+        assert set(seen) == {expected}
         assert torch.get_num_threads() == before
-    assert seen == [1, 1, 2]
+        seen.clear()

@@ -156,4 +156,4 @@ def test_evaluate_and_train_stay_functions_when_the_modules_of_that_name_are_imp
     agentrl.train = ModuleType("agentrl.train")  # type: ignore[assignment]  # as the import system does
     assert "train" not in vars(agentrl)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        agentrl.trian  # type: ignore[attr-defined]  # noqa: B018
+        agentrl.trian  # noqa: B018

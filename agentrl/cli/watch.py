@@ -69,7 +69,7 @@ class LiveTable(Silent):
 
     def __init__(self, config: TrainConfig) -> None:
         self.steps = config.steps
-        self.title = Text("starting", style="bold")
+        self.title, self.verdict = Text("starting", style="bold"), Text("")
         self.rows: list[list[str]] = []
         self.rewards: list[float] = []
         self.held_out: list[tuple[int, Measurement, Measurement]] = []
@@ -82,9 +82,11 @@ class LiveTable(Silent):
 
     def started(self, session: Session, run: Run) -> None:
         self.title = Text(headline(session, run), style="bold")
+        self.verdict = Text(session.renderer.verdict(), style="dim")
 
     def phase(self, name: str, episodes: int) -> None:
-        self.progress.reset(self.current, description=name, total=episodes or None)
+        self.progress.reset(self.current, description=name)
+        self.progress.tasks[self.current].total = episodes or None
 
     def episode(self, trajectory: Trajectory) -> None:
         self.progress.advance(self.current)
@@ -106,12 +108,12 @@ class LiveTable(Silent):
             column.justify = "right"
         for row in self.rows[-ROWS:]:
             table.add_row(*row)
-        parts: list[RenderableType] = [self.title, table]
+        parts: list[RenderableType] = [self.title, self.verdict, table]
         if self.rewards:
             parts.append(Text(f"training reward {spark(self.rewards)} {self.rewards[-1]:.3f}", style="green"))
         if self.held_out:
-            parts.append(Text("held-out  " + "  ".join(_held(*m) for m in self.held_out[-6:])))
-            parts.append(Text("          step: sampled/greedy", style="dim"))
+            shown = "   ".join(_held(*m) for m in self.held_out[-6:])
+            parts.append(Text(f"held-out reward, sampled/greedy:  {shown}"))
         parts.append(self.progress)
         if self.note:
             parts.append(Text(self.note, style="yellow"))
@@ -129,6 +131,7 @@ class PlainLines(Silent):
 
     def started(self, session: Session, run: Run) -> None:
         self._say(headline(session, run))
+        self._say(session.renderer.verdict())
 
     def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None:
         self._say(f"held-out at step {step}: sampled {sampled.reward:.3f} ± {sampled.error:.3f}, greedy {greedy.reward:.3f}")
@@ -150,4 +153,4 @@ def spark(values: list[float], width: int = 50) -> str:
 
 
 def _held(step: int, sampled: Measurement, greedy: Measurement) -> str:
-    return f"{step}: {sampled.reward:.2f}/{greedy.reward:.2f}"
+    return f"step {step} {sampled.reward:.2f}/{greedy.reward:.2f}"

@@ -103,13 +103,13 @@ class Prompts(Env):
         return {name: await self._call(name, function, columns) for name, function in self.functions.items()}
 
     async def _call(self, name: str, function: Reward, columns: Mapping[str, Any]) -> float | None:
-        more = self.lengths if function is REWARDS.get(name) else {}
-        call = partial(function, **more, **columns)
+        given = {**self.lengths, **columns} if function is REWARDS.get(name) else columns
         try:
-            inspect.signature(call).bind()
+            inspect.signature(function).bind(**given)
         except TypeError as error:
-            given = ", ".join(columns)
-            raise ContractError(f"reward {name!r}: {error}; it is called with {given} (take **columns too)") from None
+            names = ", ".join(given)
+            raise ContractError(f"reward {name!r}: {error}; it is called with {names} (take **columns too)") from None
+        call = partial(function, **given)
         result = await call() if inspect.iscoroutinefunction(function) else await in_thread(call)
         result = await result if inspect.isawaitable(result) else result
         result = result.tolist() if hasattr(result, "tolist") else result  # an array

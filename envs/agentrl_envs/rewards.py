@@ -62,9 +62,13 @@ def _accuracy(text: str, solution: Any) -> float | None:
 
 
 def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
-    """1.0 where the text is ``<think>``, a thought, ``</think>`` and something after it, each tag once."""
-    pattern = re.compile(r"\s*<think>(?!.*<think>).*?</think>(?!.*</think>).*", re.S)
-    return [float(bool(pattern.fullmatch(_text(c)))) for c in completions]
+    """1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each tag once."""
+    return [float(_thinks(_text(c))) for c in completions]
+
+
+def _thinks(text: str) -> bool:
+    before, *after = text.split("<think>")
+    return not before.strip() and len(after) == 1 and after[0].count("</think>") == 1
 
 
 def soft_overlong_punishment(

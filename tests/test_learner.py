@@ -1,0 +1,229 @@
+"""One optimizer step: what gets a gradient, what does not, and that packing changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.types import Sample
+
+VOCABULARY = 48
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def rows(count: int = 8, seed: int = 0) -> list[Sample]:
+    """Conversations of different lengths: prompt, model, world, model."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        mask = [0] * rng.randint(2, 9) + [1] * rng.randint(1, 9) + [0] * rng.randint(0, 9) + [1] * rng.randint(1, 9)
+        ids = [rng.randrange(VOCABULARY) for _ in mask]
+        found.append(Sample(ids, mask, [-3.8 * m for m in mask], [rng.uniform(-1, 1)] * len(mask)))
+    return found
+
+
+def learner(model: Any, name: str = "adamw", lr: float = 1e-3, **settings: Any) -> Learner:
+    policy = copy.deepcopy(model)
+    return Learner(policy, make_optimizers(policy, name, lr), LossSettings(threads=1, **settings))
+
+
+class Recorder(torch.optim.SGD):
+    """An optimizer that keeps the gradient it was given, and changes nothing."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen = [None if p.grad is None else p.grad.clone() for g in self.param_groups for p in g["params"]]
+
+
+def gradients(model: Any, given_rows: Sequence[Sample], **settings: Any) -> tuple[list[Tensor], dict[str, float]]:
+    policy = copy.deepcopy(model)
+    recorder = Recorder(policy.parameters(), lr=1.0)
+    found = Learner(policy, [recorder], LossSettings(threads=1, max_grad_norm=1e9, **settings)).update(given_rows)
+    return [g for g in recorder.seen if g is not None], found
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_the_gradient_does_not_depend_on_the_packing(model: Any, loss: str) -> None:
+    wanted, told = gradients(model, rows(), loss=loss, token_budget=8192)
+    assert max(float(g.abs().max()) for g in wanted) > 1e-3
+    for budget in (1, 64, 100, 512):
+        found, also = gradients(model, rows(), loss=loss, token_budget=budget)
+        assert also["loss"] == pytest.approx(told["loss"], abs=1e-6)
+        for one, other in zip(wanted, found, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_the_gradient_is_that_of_the_formula(model: Any, loss: str) -> None:
+    """The loss written again, plainly, with the model's own forward pass, a row at a time."""
+    temperature, cap, given_rows = 0.7, 1.5, rows(4)
+    policy = copy.deepcopy(model)
+    tokens = sum(sum(r.loss_mask) for r in given_rows)
+    total = torch.zeros(())
+    for r in given_rows:
+        logits = policy(torch.tensor([r.token_ids])).logits[0, :-1] / temperature
+        logp = logits.log_softmax(-1).gather(1, torch.tensor(r.token_ids[1:])[:, None])[:, 0]
+        mask = torch.tensor(r.loss_mask[1:], dtype=torch.float)
+        rho = (logp.detach() - torch.tensor(r.logprobs[1:])).exp().clamp(max=cap)
+        each = -(logp - logp.detach()).exp() * torch.tensor(r.advantages[1:]) * rho * mask
+        total = total + (each.sum() / tokens if loss == "dapo" else each.sum() / mask.sum() / len(given_rows))
+    total.backward()  # type: ignore[no-untyped-call]
+    wanted = [p.grad for p in policy.parameters()]
+    found, told = gradients(model, given_rows, loss=loss, temperature=temperature, importance_cap=cap)
+    assert told["loss"] == pytest.approx(total.item(), abs=1e-6)
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_tokens_that_others_wrote_teach_nothing(model: Any) -> None:
+    wanted, told = gradients(model, rows())
+    changed = [
+        Sample(
+            r.token_ids,
+            r.loss_mask,
+            [p if m else -99.0 for p, m in zip(r.logprobs, r.loss_mask, strict=True)],
+            [a if m else 1e6 for a, m in zip(r.advantages, r.loss_mask, strict=True)],
+        )
+        for r in rows()
+    ]
+    found, also = gradients(model, changed)
+    assert also == told
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+
+
+def test_no_gradient_reaches_the_logits_of_tokens_that_others_wrote(model: Any) -> None:
+    policy = copy.deepcopy(model)
+    (row,) = rows(1)
+    hidden: list[Tensor] = []
+
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        output.last_hidden_state.retain_grad()
+        hidden.append(output.last_hidden_state)
+
+    ours = Learner(policy, [Recorder(policy.parameters(), lr=1.0)], LossSettings(threads=1))
+    policy.base_model.register_forward_hook(keep)
+    ours.update([row])
+    (state,) = hidden
+    assert state.grad is not None
+    touched = (state.grad[0].abs().sum(-1) > 0).tolist()
+    assert touched == [bool(m) for m in row.loss_mask[1:]] + [False]  # the state before a token predicts it
+
+
+def test_what_was_good_becomes_likelier_and_what_was_bad_less_likely(model: Any) -> None:
+    good, bad = rows(2, seed=5)
+    given_rows = [
+        Sample(r.token_ids, r.loss_mask, r.logprobs, [a] * len(r.token_ids)) for r, a in ((good, 1.0), (bad, -1.0))
+    ]
+
+    def likelihood(policy: Any, r: Sample) -> float:
+        with torch.no_grad():
+            logp = policy(torch.tensor([r.token_ids])).logits[0, :-1].log_softmax(-1)
+        chosen = logp.gather(1, torch.tensor(r.token_ids[1:])[:, None])[:, 0]
+        return float((chosen * torch.tensor(r.loss_mask[1:])).sum())
+
+    for name in ("adamw", "muon"):
+        ours = learner(model, name)
+        for _ in range(5):
+            ours.update(given_rows)
+        assert likelihood(ours.policy, good) > likelihood(model, good) + 0.1
+        assert likelihood(ours.policy, bad) < likelihood(model, bad) - 0.1
+        assert ours.version == 5
+
+
+def test_what_it_tells(model: Any) -> None:
+    told = learner(model).update(rows())
+    assert told["trained_tokens"] == sum(sum(r.loss_mask) for r in rows())
+    assert told["trained_rows"] == 8
+    assert told["clip_ratio/region_mean"] == 0.0
+    assert 0 < told["entropy"] < math.log(VOCABULARY) + 1e-6
+    low, mean, high = (told[f"sampling/importance_sampling_ratio/{n}"] for n in ("min", "mean", "max"))
+    assert 0 < low <= mean <= high <= 2.0
+    assert 0 < told["sampling/sampling_logp_difference/mean"] <= told["sampling/sampling_logp_difference/max"]
+    assert all(math.isfinite(v) for v in told.values())
+
+
+def test_a_batch_may_be_learnt_from_more_than_once_and_then_the_ratio_is_clipped(model: Any) -> None:
+    once, twice = learner(model, lr=0.02), learner(model, lr=0.02, updates=3)
+    assert once.update(rows())["clip_ratio/region_mean"] == 0.0
+    assert twice.update(rows())["clip_ratio/region_mean"] > 0.1
+    assert (once.version, twice.version) == (1, 3)
+    wide = learner(model, lr=0.02, updates=3, epsilon=0.999, epsilon_high=1e9)
+    assert wide.update(rows())["clip_ratio/region_mean"] == 0.0
+    assert not torch.equal(next(wide.policy.parameters()), next(twice.policy.parameters()))
+
+
+def test_a_gradient_that_is_no_number_changes_nothing(model: Any) -> None:
+    ours = learner(model)
+    before = copy.deepcopy(ours.policy.state_dict())
+    broken = rows(3)
+    broken[1].advantages[:] = [math.nan] * len(broken[1].advantages)
+    told = ours.update(broken)
+    assert math.isnan(told["grad_norm"])
+    assert ours.version == 0
+    assert all(torch.equal(before[name], now) for name, now in ours.policy.state_dict().items())
+    assert all(p.grad is None for p in ours.policy.parameters())
+    assert math.isfinite(ours.update(rows())["grad_norm"])  # and the next step is as good as new
+    fresh = learner(model)
+    fresh.update(rows())
+    assert all(torch.equal(a, b) for a, b in zip(fresh.policy.parameters(), ours.policy.parameters(), strict=True))
+
+
+def test_nothing_to_learn_is_no_update(model: Any) -> None:
+    ours = learner(model)
+    assert ours.update([]) == {}
+    assert ours.version == 0
+
+
+def test_gradients_are_clipped(model: Any) -> None:
+    policy = copy.deepcopy(model)
+    recorder = Recorder(policy.parameters(), lr=1.0)
+    told = Learner(policy, [recorder], LossSettings(threads=1, max_grad_norm=0.01)).update(rows())
+    norm = torch.stack([g.norm() for g in recorder.seen if g is not None]).norm()
+    assert told["grad_norm"] > 0.01
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_learning_rate_is_a_share_of_the_first(model: Any) -> None:
+    policy = copy.deepcopy(model)
+    optimizers = make_optimizers(policy, "muon", 0.5, weight_decay=0.1)
+    ours = Learner(policy, optimizers, LossSettings())
+    for share in (0.5, 0.1):
+        ours.set_lr(share)
+        assert {g["lr"] for o in optimizers for g in o.param_groups} == {0.5 * share}
+    assert {g["weight_decay"] for o in optimizers for g in o.param_groups} == {0.1}
+
+
+def test_muon_takes_the_hidden_matrices_and_every_parameter_has_one_optimizer(model: Any) -> None:
+    policy = copy.deepcopy(model)
+    muon, adamw = make_optimizers(policy, "muon", 1e-3)
+    matrices = {id(p) for g in muon.param_groups for p in g["params"]}
+    rest = {id(p) for g in adamw.param_groups for p in g["params"]}
+    assert not matrices & rest
+    assert matrices | rest == {id(p) for p in policy.parameters()}
+    names = {n for n, p in policy.named_parameters() if id(p) in rest}
+    assert "model.embed_tokens.weight" in names
+    assert all("norm" in n or "embed" in n for n in names)

@@ -1,0 +1,250 @@
+"""A dataset and reward functions as TRL has them, one turn, on the same path as everything else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from agentrl_envs.prompts import Prompts
+
+from agentrl import EnvSpec, Trajectory, UserError
+from agentrl.rollout import Limits, Rollout
+from agentrl.testing import ByteRenderer, ScriptedEngine
+from agentrl.types import Stop
+
+ROWS = [{"prompt": f"What is {n}+1?", "solution": str(n + 1), "level": n} for n in range(20)]
+
+
+def exact(completions: list[str], solution: list[str], **_: Any) -> list[float]:
+    return [float(c == s) for c, s in zip(completions, solution, strict=True)]
+
+
+async def play(
+    said: str = "1", task: int = 0, split: str = "train", timeout_s: float = 10, **settings: Any
+) -> Trajectory:
+    spec = EnvSpec(Prompts, **{"data": ROWS, "rewards": [exact], **settings})
+    limits = Limits(turn_timeout_s=timeout_s)
+    async with spec.open():
+        return await Rollout(spec, ScriptedEngine([said]), ByteRenderer(), limits=limits, split=split).episode(task)
+
+
+async def refusal(**settings: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        await play(**settings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+async def test_one_turn_and_its_reward() -> None:
+    t = await play("1")
+    assert [(m["role"], m["content"]) for m in t.messages] == [("user", "What is 0+1?"), ("assistant", "1")]
+    assert (t.stop, t.turns, t.reward, t.rewards) == (Stop.TERMINATED, 1, 1.0, {"exact": 1.0})
+    assert (await play("2")).reward == 0.0
+    assert (await play("1", system_prompt="Add.")).messages[0] == {"role": "system", "content": "Add."}
+
+
+async def test_the_last_tenth_is_held_out() -> None:
+    spec = EnvSpec(Prompts, data=ROWS)
+    async with spec.open():
+        assert (spec.make().count("train"), spec.make().count("test")) == (18, 2)
+    assert (await play("19", task=0, split="test")).reward == 1.0
+    assert (await play("1", task=18)).reward == 1.0  # the next epoch
+    t = await play("1", split="test", test_data=[{"prompt": "own", "solution": "1"}])
+    assert t.messages[0]["content"] == "own"
+
+
+async def test_what_a_reward_function_is_given() -> None:
+    given: list[dict[str, Any]] = []
+
+    def look(**columns: Any) -> list[float]:
+        given.append(columns)
+        return [1.0]
+
+    await play("ok", task=3, rewards=[look])
+    chat = [{"prompt": [{"role": "user", "content": "hi"}], "solution": "x"}] * 2
+    t = await play("ok", data=chat, rewards=[look], system_prompt="Be kind.")
+    assert [m["role"] for m in t.messages] == ["system", "user", "assistant"]
+    ids = [[*b"ok", 256]]
+    assert given == [
+        {"prompts": ["What is 3+1?"], "completions": ["ok"], "completion_ids": ids, "solution": ["4"], "level": [3]},
+        {
+            "prompts": [[{"role": "user", "content": "hi"}]],
+            "completions": [[{"role": "assistant", "content": "ok"}]],
+            "completion_ids": ids,
+            "solution": ["x"],
+        },
+    ]
+
+
+async def test_sync_async_and_none_are_all_the_same() -> None:
+    async def slow(**_: Any) -> list[float | None]:
+        await anyio.lowlevel.checkpoint()
+        return [0.5]
+
+    class Judge:
+        async def __call__(self, completions: list[str], **_: Any) -> list[float]:
+            return [2.0]
+
+    def threaded(**_: Any) -> list[float]:
+        return [float(threading.current_thread() is not threading.main_thread())]
+
+    def none(**_: Any) -> list[None]:
+        return [None]
+
+    t = await play(rewards=[slow, Judge(), threaded, none], reward_weights=[1, 10, 100, 1000])
+    assert t.rewards == {"slow": 0.5, "Judge": 2.0, "threaded": 1.0, "none": None}
+    assert t.reward == 0.5 + 20 + 100
+    assert (await play(rewards=[none])).reward is None
+
+
+async def test_arrays_are_lists() -> None:
+    import numpy as np
+
+    def array(**_: Any) -> Any:
+        return np.array([0.25])
+
+    assert (await play(rewards=[array])).rewards == {"array": 0.25}
+
+
+async def test_a_reward_that_hangs_is_given_up() -> None:
+    release = threading.Event()
+
+    def hang(**_: Any) -> list[float]:
+        release.wait(60)
+        return [1.0]
+
+    try:
+        t = await play(rewards=[hang], timeout_s=0.05)
+    finally:
+        release.set()
+    assert t.fault is not None
+    assert (t.fault.kind, t.reward) == ("turn_timeout", None)
+
+
+async def test_a_reward_that_raises_is_a_fault_and_not_a_zero() -> None:
+    def broken(**_: Any) -> list[float]:
+        raise ConnectionError("judge is down")
+
+    t = await play(rewards=[broken])
+    assert t.fault is not None
+    assert (t.fault.kind, t.reward) == ("env_score", None)
+    assert "judge is down" in t.fault.message
+
+
+@pytest.mark.parametrize("result", [1.0, [], [1.0, 2.0], None, "1", {0: 1.0}])
+async def test_a_reward_that_returns_the_wrong_thing(result: Any) -> None:
+    def odd(**_: Any) -> Any:
+        return result
+
+    assert "reward 'odd' returned " in await refusal(rewards=[odd])
+    assert "it must return a list of 1 number" in await refusal(rewards=[odd])
+
+
+async def test_a_reward_and_the_columns_that_do_not_fit() -> None:
+    def wants(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        return [1.0]
+
+    def narrow(completions: list[str]) -> list[float]:
+        return [1.0]
+
+    assert await refusal(rewards=[wants]) == (
+        "reward 'wants': missing a required argument: 'answer'; it is called with solution, level, prompts, "
+        "completions, completion_ids (take **columns too)"
+    )
+    assert "reward 'narrow': got an unexpected keyword argument" in await refusal(rewards=[narrow])
+
+
+async def test_the_shipped_rewards_by_name() -> None:
+    rewards = "accuracy, think_format, soft_overlong_punishment"
+    t = await play("<think>0</think>\\boxed{1}", rewards=rewards, max_completion_len=30, soft_punish_cache=10)
+    assert t.rewards == {"accuracy": 1.0, "think_format": 1.0, "soft_overlong_punishment": pytest.approx(-0.6)}
+    assert len("<think>0</think>\\boxed{1}") + 1 == 26
+
+
+async def test_a_reward_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "my_reward_file.py").write_text(
+        "def brief(completions, **_):\n    return [1.0 / len(completions[0])]\n"
+    )
+    assert (await play("four", rewards=[f"{tmp_path}/my_reward_file.py:brief"])).rewards == {"brief": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rewards": "acuracy"}, "no reward 'acuracy'; did you mean 'accuracy'? (or say module:function)"),
+        ({"rewards": ["gone_module:f"]}, "reward 'gone_module:f': cannot import 'gone_module'"),
+        ({"rewards": ["json:decoder"]}, "reward 'json:decoder' is <module"),
+        ({"rewards": [exact, exact]}, "two rewards are called 'exact'"),
+        ({"rewards": []}, "env.rewards is empty; name at least one, such as accuracy"),
+        ({"reward_weights": [1.0, 2.0]}, "env.reward_weights has 2 weights for 1 rewards"),
+        ({"soft_punish_cache": 0}, "env.soft_punish_cache is 1 to env.max_completion_len (512), not 0"),
+        ({"soft_punish_cache": 600}, "env.soft_punish_cache is 1 to env.max_completion_len (512), not 600"),
+        ({"data": 3}, "env.data must be a path, a dataset's name, or a sequence of rows; not 3"),
+        ({"data": []}, "has no rows"),
+        ({"data": [{"prompt": "a"}]}, "env.data has 1 row; two are the least, one of which is held out"),
+        ({"data": ["prompt", "prompt"]}, "a row is a dict with a 'prompt', not 'prompt'"),
+        ({"data": [{"promt": "a"}] * 2}, "has no column 'prompt'; did you mean 'promt'? (--env.prompt_column NAME)"),
+        ({"data": [{"prompt": "a"}, {"prompt": 3}]}, "row 2: 'prompt' must be a string or a list of messages, not 3"),
+        ({"data": [{"prompt": "a"}, {"prompt": []}]}, "row 2: 'prompt' must be a string or a list of messages, not []"),
+        ({"data": [{"prompt": "a"}, {"x": "a"}]}, "row 2: 'prompt' must be a string or a list of messages, not None"),
+        ({"data": "gone.jsonl"}, "no dataset 'gone.jsonl': there is no such file (from /"),
+        ({"data": "gone.parquet"}, "no dataset 'gone.parquet': there is no such file (from /"),
+        ({"test_data": "gone.jsonl"}, "no dataset 'gone.jsonl'"),
+    ],
+)
+async def test_a_users_mistakes_are_sentences(settings: dict[str, Any], sentence: str) -> None:
+    assert sentence in await refusal(**settings)
+
+
+async def test_without_data_it_says_how_to_give_it() -> None:
+    with pytest.raises(UserError, match="data"):
+        EnvSpec(Prompts)
+
+
+# ---- where the rows come from
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "ndjson"])
+async def test_lines_of_json(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows.{ending}"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n", encoding="utf-8")
+    assert (await play("3", data=str(path), task=2)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"prompt": ', "rows.jsonl, line 2: not JSON: "),
+        ("[1, 2]", "rows.jsonl, line 2: a row must be a JSON object, not [1, 2]"),
+        ("\udcff", "rows.jsonl, line 2: not JSON: "),
+    ],
+)
+async def test_a_bad_line_is_named(tmp_path: Path, line: str, sentence: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(f'{{"prompt": "a"}}\n{line}\n'.encode(errors="surrogateescape"))
+    assert sentence in await refusal(data=str(path))
+
+
+async def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    assert (await play("3", data=str(path), task=2)).reward == 1.0
+    path.write_text("no table")
+    assert "rows.parquet is no Parquet file" in await refusal(data=str(path))
+
+
+async def test_a_dataset_and_any_sequence_of_rows() -> None:
+    datasets = pytest.importorskip("datasets")
+    data: Sequence[Any]
+    for data in (datasets.Dataset.from_list(ROWS), tuple(ROWS)):
+        assert (await play("3", data=data, task=2)).reward == 1.0
+    other = datasets.Dataset.from_list(ROWS).rename_column("prompt", "question")
+    assert (await play("3", data=other, task=2, prompt_column="question")).reward == 1.0

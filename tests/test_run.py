@@ -1,0 +1,136 @@
+"""The run folder: what other programs can read, and where it may be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl import UserError
+from agentrl.run import SCHEMA, create
+from agentrl.types import CallRecord, Fault, Group, Segment, Stop, Trajectory
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+GOOD = Trajectory(
+    task=2**40,
+    segments=(Segment("prompt", (1, 2)), Segment("model", (3, 4), (-0.5, -0.25), (7, 7)), Segment("world", (5,))),
+    messages=({"role": "user", "content": "Köln?"}, {"role": "assistant", "content": "1", "tool_calls": []}),
+    stop=Stop.MAX_TURNS,
+    rewards={"correct": 1.0, "style": None},
+    step_rewards=(0.0, 0.5),
+    timings={"reset": 0.25, "total": 1.5},
+    calls=(CallRecord(0, "search", "ok", 0.125),),
+)
+LOST = Trajectory(
+    task=3,
+    segments=(Segment("prompt", (1,)),),
+    messages=({"role": "user", "content": "half \ud800"},),
+    stop=Stop.FAULT,
+    calls=(CallRecord(0, "\udcff", "refused", 0.0),),
+    fault=Fault("env_step", "it said \ud800"),
+)
+
+
+def test_trajectories_are_rows_that_pyarrow_reads() -> None:
+    run = create("runs/a", "shop", "")
+    run.write_trajectories(3, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+    table = pq.read_table("runs/a/trajectories/train-000003.parquet")
+    assert table.schema.equals(SCHEMA)
+    assert table.schema.metadata[b"agentrl_trajectories"] == b"1"
+    good, lost = table.to_pylist()
+    assert (good["step"], good["split"], good["task"], good["member"]) == (3, "train", 2**40, 0)
+    assert (good["reward"], good["advantage"], good["stop"], good["fault"]) == (1.0, 0.5, "max_turns", None)
+    assert good["rewards"] == [{"name": "correct", "value": 1.0}, {"name": "style", "value": None}]
+    assert good["step_rewards"] == [0.0, 0.5]
+    assert good["timings"] == [{"name": "reset", "value": 0.25}, {"name": "total", "value": 1.5}]
+    assert good["segments"] == [
+        {"author": "prompt", "token_ids": [1, 2], "logprobs": None, "versions": None},
+        {"author": "model", "token_ids": [3, 4], "logprobs": [-0.5, -0.25], "versions": [7, 7]},
+        {"author": "world", "token_ids": [5], "logprobs": None, "versions": None},
+    ]
+    assert json.loads(good["messages"])[0] == {"role": "user", "content": "Köln?"}
+    assert good["calls"] == [{"turn": 0, "name": "search", "status": "ok", "seconds": 0.125}]
+    assert (lost["member"], lost["reward"], lost["stop"], lost["fault"]) == (1, None, "fault", "env_step")
+    assert (lost["fault_message"], lost["calls"][0]["name"]) == ("it said ?", "?")
+    assert json.loads(lost["messages"]) == [{"role": "user", "content": "half ?"}]
+
+
+def test_trajectories_are_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    run = create("runs/a", "shop", "")
+    for step in (1, 2):
+        run.write_trajectories(step, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+    files = sorted(str(p) for p in Path("runs/a/trajectories").glob("*.parquet"))
+    rows = datasets.Dataset.from_parquet(files, cache_dir=str(tmp_path / "cache"))
+    assert rows["step"][:] == [1, 1, 2, 2]
+    assert rows[0]["segments"][1]["token_ids"] == [3, 4]
+
+
+def test_no_half_written_file_is_left_under_the_name() -> None:
+    run = create("runs/a", "shop", "")
+    with pytest.raises(ValueError, match="zip"):
+        run.write_trajectories(1, [Group(3, (GOOD, LOST))], [(0.5,)])
+    run.write_trajectories(1, [], [], split="test")
+    assert [p.name for p in Path("runs/a/trajectories").iterdir()] == ["test-000001.parquet"]
+
+
+def test_metrics_are_lines_of_strict_json() -> None:
+    run = create("runs/a", "shop", "")
+    run.log({"step": 1, "reward": 0.5})
+    run.log({"step": 2, "grad_norm": math.nan, "loss": -math.inf})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    lines = Path("runs/a/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=refuse) for line in lines] == [
+        {"step": 1, "reward": 0.5},
+        {"step": 2, "grad_norm": None, "loss": None},
+    ]
+
+
+def test_the_summary_may_hold_any_text() -> None:
+    create("runs/a", "shop", "").write_summary({"said": "Köln \ud800"})
+    assert json.loads(Path("runs/a/summary.json").read_text(encoding="utf-8")) == {"said": "Köln ?"}
+
+
+def test_the_folder_has_a_name_of_its_own_and_last_points_to_the_newest() -> None:
+    runs = [create(None, "my_pkg.mod:Env", "steps = 3\n") for _ in range(3)]
+    assert len({run.folder for run in runs}) == 3
+    assert all(run.folder.parent == Path("runs") and "my_pkg.mod-Env" in run.folder.name for run in runs)
+    assert Path("runs/last").resolve() == runs[-1].folder.resolve()
+    assert (Path("runs/last") / "config.toml").read_text() == "steps = 3\n"
+    assert sorted(p.name for p in Path("runs").iterdir()) == sorted([*(r.folder.name for r in runs), "last"])
+    create("elsewhere/b", "shop", "")
+    assert Path("elsewhere/last").resolve() == Path("elsewhere/b").resolve()
+
+
+def test_a_folder_called_last_is_left_alone() -> None:
+    Path("runs/last").mkdir(parents=True)
+    create("runs/a", "shop", "")
+    assert not Path("runs/last").is_symlink()
+
+
+@pytest.mark.parametrize("left", ["config.toml", "metrics.jsonl"])
+def test_a_second_run_does_not_write_over_the_first(left: str) -> None:
+    Path("runs/a").mkdir(parents=True)
+    (Path("runs/a") / left).write_text("mine")
+    with pytest.raises(UserError, match=r"run folder 'runs/a' holds a run already; give another --run.dir"):
+        create("runs/a", "shop", "")
+    assert (Path("runs/a") / left).read_text() == "mine"
+    assert not Path("runs/last").exists()
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_told(folder: str) -> None:
+    Path("file").write_text("in the way")
+    with pytest.raises(UserError, match=rf"cannot write the run folder '{folder}': .*; give another --run.dir"):
+        create(folder, "shop", "")
