@@ -211,8 +211,17 @@ def _literal(text: str) -> Any:
 
 
 def dump_toml(config: TrainConfig) -> str:
-    """The config as a TOML file that `agentrl train` reads back."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    """The config as a TOML file that `agentrl train` reads back; objects given in Python are named in a comment."""
+    env = {k: v for k, v in config.env.items() if _is_plain(v)}
+    left_out = [f"env.{k}" for k, v in config.env.items() if k not in env and v is not None]
+    note = f"# given in Python, so not written here: {', '.join(left_out)}\n" if left_out else ""
+    return note + tomli_w.dumps({"env": env, **config.model_dump(mode="json", exclude_none=True, exclude={"env"})})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(v) for v in value)
+    return isinstance(value, str | int | float | bool)
 
 
 def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:

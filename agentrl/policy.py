@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import registry
+from agentrl.config import Layer, TrainConfig, build
 from agentrl.errors import ConfigError, UserError, nearest
 
 RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
@@ -44,7 +45,9 @@ def locate(name: str) -> str:
         return str(path / "model")
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise UserError(f"model {name!r}: the folder has no config.json, and no model/config.json of a finished run")
+            raise UserError(
+                f"model {name!r}: the folder has no config.json, and no model/config.json of a finished run"
+            )
         return str(path)
     if name.startswith((".", "/", "runs/")) or name.count("/") > 1:
         raise UserError(f"no model {name!r}: there is no such folder (from {Path.cwd()})")
@@ -57,6 +60,13 @@ def recommended(source: str) -> dict[str, Any]:
     """The settings a model's folder recommends; none for most."""
     path = Path(source) / RECOMMENDED
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def configured(*layers: Layer) -> TrainConfig:
+    """Build a config over what the model's own folder recommends."""
+    named = [layer["model"] for _, layer in layers if "model" in layer]
+    model = str(named[-1] if named else TrainConfig.model_fields["model"].default)
+    return build((f"recommended by {model}", recommended(locate(model))), *layers)
 
 
 def load(name: str, dtype: str = "float32") -> Policy:

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
 from agentrl.engine import Engine
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import ContractError, UserError, WorldFault
@@ -28,10 +29,8 @@ from agentrl.types import (
     Observation,
     SamplingParams,
     Segment,
-    Step,
     Stop,
     Trajectory,
-    utf8,
 )
 
 
@@ -140,7 +139,7 @@ class _Episode:
         with self._stage("reset"):
             self.env = env = rollout.spec.make()
             found = await self._bounded(env.reset(seed=self.task, options={"split": rollout.split, **rollout.options}))
-            observation, self.info = _checked_reset(found, env)
+            observation, self.info = checked_reset(found, env)
             tools = [t.schema for t in env.tool_list]
         self._observe(observation, tools)
         if len(self.token_ids) >= rollout.engine.max_context:
@@ -157,7 +156,7 @@ class _Episode:
             self.stop = Stop.MAX_TURNS
         with self._stage("score"):
             scored = await self._bounded(env.score(self.trajectory()))
-            self.rewards = _checked_rewards(scored, env)
+            self.rewards = checked_rewards(scored, env)
 
     async def _turn(self, env: Env, turn: int) -> bool:
         """One turn of the model and the world's answer; whether the episode goes on."""
@@ -183,20 +182,20 @@ class _Episode:
             self.stop = Stop.MAX_TOKENS
             return False
         with self._stage("tools"):
-            step = _checked_step(await self._bounded(env.step(reply)), env)
+            step = checked_step(await self._bounded(env.step(reply)), env)
             tools = [t.schema for t in env.tool_list]
         self.step_rewards.append(float(step.reward))
         self.info |= step.info
         if step.terminated or step.truncated:
             self.stop = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
-            self.messages.extend(_as_messages(step.observation))
+            self.messages.extend(as_messages(step.observation))
             return False
         self._observe(step.observation, tools)
         return True
 
     def _observe(self, observation: Observation, tools: Sequence[dict[str, Any]]) -> None:
         """Append what the world said: the prompt at first, later a segment that extends the context."""
-        messages = _as_messages(observation)
+        messages = as_messages(observation)
         self.messages.extend(messages)
         renderer = self.rollout.renderer
         with self._stage("render"):
@@ -277,7 +276,6 @@ class _Episode:
 
 Watch = Callable[[Trajectory], None]
 _METHOD = {"reset": "reset", "tools": "step", "score": "score", "close": "close"}  # the environment's, by stage
-_ROLES = ("system", "user", "assistant", "tool")
 _count = iter(range(1 << 62))
 
 
@@ -285,72 +283,3 @@ def _mix(*numbers: int) -> int:
     """One 63-bit seed from several numbers."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def _as_messages(observation: Observation) -> list[Message]:
-    messages: Sequence[Message] = (
-        [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
-    )
-    return [{**m, "content": utf8(m["content"])} for m in messages]
-
-
-def _check_observation(observation: Any, env: Env, method: str) -> None:
-    if isinstance(observation, str):
-        return
-    good = isinstance(observation, Sequence) and all(
-        isinstance(m, dict) and m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in observation
-    )
-    if not good:
-        raise ContractError(
-            f"{type(env).__name__}.{method} returned the observation {observation!r:.120}; it must be a str, or a list "
-            f"of messages such as {{'role': 'user', 'content': '...'}}, the role one of {', '.join(_ROLES)}"
-        )
-
-
-def _checked_reset(found: Any, env: Env) -> tuple[Observation, dict[str, Any]]:
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-        raise ContractError(
-            f"{type(env).__name__}.reset must return (observation, info), info a dict; got {found!r:.120}"
-        )
-    _check_observation(found[0], env, "reset")
-    if not _as_messages(found[0]):
-        raise ContractError(f"{type(env).__name__}.reset returned no message")
-    return found[0], dict(found[1])
-
-
-def _checked_step(found: Any, env: Env) -> Step:
-    name = f"{type(env).__name__}.step"
-    if not (isinstance(found, tuple) and len(found) == 5):
-        raise ContractError(
-            f"{name} must return (observation, reward, terminated, truncated, info); got {found!r:.120}"
-        )
-    step = Step(*found)
-    _check_observation(step.observation, env, "step")
-    if not _is_number(step.reward):
-        raise ContractError(f"{name} returned the reward {step.reward!r:.80}, which is no finite number")
-    if step.terminated not in (True, False) or step.truncated not in (True, False):
-        raise ContractError(
-            f"{name} returned terminated {step.terminated!r:.80} and truncated {step.truncated!r:.80}; each is a bool"
-        )
-    if not isinstance(step.info, dict):
-        raise ContractError(f"{name} returned info {step.info!r:.80}, which is no dict")
-    if not (step.terminated or step.truncated or _as_messages(step.observation)):
-        raise ContractError(f"{name} neither ended the episode nor returned a message for the model to answer")
-    return step
-
-
-def _checked_rewards(found: Any, env: Env) -> dict[str, float | None]:
-    name = f"{type(env).__name__}.score"
-    if not isinstance(found, Mapping):
-        raise ContractError(f"{name} must return a dict of named rewards; got {found!r:.120}")
-    for part, value in found.items():
-        if value is not None and not _is_number(value):
-            raise ContractError(f"{name} returned {value!r:.80} for {part!r}; a reward is a finite number, or None")
-    return {str(part): None if value is None else float(value) for part, value in found.items()}
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return abs(float(value)) < float("inf") and not isinstance(value, str)
-    except (TypeError, ValueError, OverflowError):
-        return False

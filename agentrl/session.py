@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl import policy
-from agentrl.config import Layer, TrainConfig, build
+from agentrl.config import TrainConfig
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import EnvSpec
 from agentrl.policy import Policy
@@ -42,10 +42,3 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     engine = TransformersEngine(loaded.model, capacity=e.capacity, max_context=e.max_context, threads=e.threads)
     async with spec.open(), engine:
         yield Session(config, spec, loaded, renderer, engine)
-
-
-def configured(*layers: Layer) -> TrainConfig:
-    """Build a config over what the model's own folder recommends."""
-    named = [layer["model"] for _, layer in layers if "model" in layer]
-    model = str(named[-1] if named else TrainConfig.model_fields["model"].default)
-    return build((f"recommended by {model}", policy.recommended(policy.locate(model))), *layers)

@@ -29,6 +29,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ from rollout import SlowMath
 from agentrl import policy
 from agentrl import train as agentrl_train
 from agentrl.tasks import TaskSampler
-from agentrl.train import Silent
+from agentrl.training import Silent
 
 GROUP_SIZE, TURN_TOKENS, TURNS = 8, 64, 5
 
@@ -111,14 +112,10 @@ def agentrl_steps(s: Settings, latency_s: float) -> list[Cost]:
 
 
 def trl_steps(s: Settings, latency_s: float) -> list[Cost]:
-    """Imports TRL here only, so that the other half can be measured without it."""
-    try:
-        from datasets import Dataset
-        from transformers import PrinterCallback, TrainerCallback
-        from trl import GRPOConfig, GRPOTrainer
-        from trl.chat_template_utils import qwen3_template
-    except ImportError as error:
-        raise SystemExit(f'TRL is not installed ({error}): pip install -e ".[bench]"') from None
+    from datasets import Dataset
+    from transformers import PrinterCallback, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_template
 
     loaded = policy.load(s.model)
     loaded.tokenizer.response_template = qwen3_template  # nano's calls have the form of Qwen3's
@@ -245,6 +242,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.tasks * GROUP_SIZE % args.trl_rows:
         parser.error(f"--trl-rows {args.trl_rows} does not divide {args.tasks} x {GROUP_SIZE} episodes")
+    if find_spec("trl") is None:
+        raise SystemExit('TRL is not installed, and this compares with it: pip install -e ".[bench]"')
     settings = Settings(
         model=args.model,
         tasks=args.tasks,

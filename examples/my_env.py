@@ -7,9 +7,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl_envs.rewards import boxed, same
+
 from agentrl import ToolEnv, Trajectory, tool
 from agentrl.types import Observation
-from agentrl_envs.rewards import boxed, same
 
 
 class Ledger(ToolEnv):

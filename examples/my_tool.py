@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+from agentrl_envs.rewards import boxed, same
 
 from agentrl import ToolEnv, ToolError, Trajectory, tool
 from agentrl.types import Observation
-from agentrl_envs.rewards import boxed, same
 
 PER_METRE = {"feet": 3.28084, "inches": 39.3701, "yards": 1.09361}
 

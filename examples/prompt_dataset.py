@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import agentrl_envs
+
 from agentrl import train
 
 DATA = Path(agentrl_envs.__file__).parent / "data"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from agentrl_envs import math_tasks
 
 from agentrl import EnvSpec
 from agentrl.rollout import Rollout
-from agentrl.testing import ByteRenderer, ScriptedEngine, Script, call
+from agentrl.testing import ByteRenderer, Script, ScriptedEngine, call
 from agentrl.types import Group
-from agentrl_envs import math_tasks
 
 TASKS = range(20)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import agentrl_envs
 import pytest
 
-import agentrl_envs
 from agentrl import evaluate, train
 
 pytestmark = pytest.mark.slow

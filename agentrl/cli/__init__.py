@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from agentrl.errors import UserError, nearest
 
 VERBS = {  # the verb: its module, and what it does
-    "train": ("train", "train a model on an environment"),
-    "eval": ("evaluate", "measure a model on an environment's held-out tasks"),
+    "train": ("training", "train a model on an environment"),
+    "eval": ("evaluation", "measure a model on an environment's held-out tasks"),
     "list": ("catalog", "the environments, tools and models there are"),
     "check": ("check", "whether a model's chat template can be followed"),
 }
-USAGE = "usage: agentrl {train,eval,list,check} ...\n\n" + "\n".join(f"  {v:<7} {does}" for v, (_, does) in VERBS.items())
+USAGE = "usage: agentrl {train,eval,list,check} ...\n\n" + "\n".join(
+    f"  {v:<7} {does}" for v, (_, does) in VERBS.items()
+)
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"
 
 

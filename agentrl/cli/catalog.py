@@ -14,7 +14,10 @@ from agentrl.errors import UserError, nearest
 from agentrl.registry import Kind
 from agentrl.tool import Tool
 
-HELP = "usage: agentrl list [NAME]\n\nWithout a name: the environments, tools and models. With one: what it is and its settings."
+HELP = """usage: agentrl list [NAME]
+
+Without a name: the environments, tools and models. With one: what it is, and its settings.
+"""
 KINDS: tuple[Kind, ...] = ("env", "tool", "model")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined
+from rich.console import Console
 
 from agentrl.config import Layer, known_settings, read_overrides, read_toml
 from agentrl.env import EnvSpec
@@ -22,6 +24,11 @@ def layers(words: Sequence[str]) -> list[Layer]:
     return [*(read_toml(Path(f)) for f in leading), read_overrides(rest)]
 
 
+def loading(console: Console) -> AbstractContextManager[object]:
+    """Something that moves while torch and transformers are imported."""
+    return console.status("loading torch and transformers") if console.is_terminal else nullcontext()
+
+
 def spec_of(env: dict[str, Any]) -> EnvSpec:
     own = dict(env)
     return EnvSpec(own.pop("name"), **own)
@@ -33,17 +40,22 @@ def help_text(sections: Sequence[str] = ()) -> str:
     for name, field in known_settings().items():
         if sections and name.partition(".")[0] not in sections:
             continue
-        default = "" if field.default in (PydanticUndefined, None, ()) else f" [{getattr(field.default, 'name', field.default)}]"
+        default = (
+            ""
+            if field.default in (PydanticUndefined, None, ())
+            else f" [{getattr(field.default, 'name', field.default)}]"
+        )
         lines.append(f"  --{name:<28} {field.description or _words(name)}{default}")
     return "\n".join(lines)
 
 
 def env_help(env: str) -> str:
     """The settings of one environment."""
-    spec = EnvSpec.__new__(EnvSpec)
-    EnvSpec.__init__(spec, env)
+    spec = EnvSpec(env)
     model = arguments_model(spec.cls.__init__, f"env {env!r}")
-    fields = (f"  --env.{f.alias} [{'required' if f.is_required() else f.default}]" for f in model.model_fields.values())
+    fields = (
+        f"  --env.{f.alias} [{'required' if f.is_required() else f.default}]" for f in model.model_fields.values()
+    )
     return "\n".join([f"settings of {env}: {(spec.cls.__doc__ or '').strip()}", *fields])
 
 

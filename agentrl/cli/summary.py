@@ -31,8 +31,8 @@ def show(console: Console, summary: dict[str, Any]) -> None:
     console.print()
     console.print(table)
     console.print(
-        f"\n{summary['steps']} steps, {summary['train_seconds']:.0f} s of training, {summary['cpu_seconds']:.0f} CPU-seconds, "
-        f"{summary['sampled_tokens']:,} tokens sampled",
+        f"\n{summary['steps']} steps, {summary['train_seconds']:.0f} s of training, "
+        f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['sampled_tokens']:,} tokens sampled",
         highlight=False,
     )
     for title in ("before", "after"):
@@ -51,6 +51,8 @@ def _conversation(console: Console, title: str, messages: Sequence[Message]) -> 
         text = Text(f"  {message['role']:<10}", style="dim")
         said = [message["content"]] if message["content"] else []
         for call in message.get("tool_calls", []):
-            said.append(f"→ {call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})")
+            said.append(
+                f"→ {call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
+            )
         text.append("  ".join(said), style=STYLES.get(message["role"], ""))
         console.print(text)

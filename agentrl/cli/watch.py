@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config import TrainConfig
-from agentrl.evaluate import Measurement
+from agentrl.evaluation import Measurement
 from agentrl.run import Run
 from agentrl.session import Session
-from agentrl.train import Silent, Watcher
+from agentrl.training import Silent, Watcher
 from agentrl.types import Trajectory
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -134,7 +134,9 @@ class PlainLines(Silent):
         self._say(session.renderer.verdict())
 
     def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None:
-        self._say(f"held-out at step {step}: sampled {sampled.reward:.3f} ± {sampled.error:.3f}, greedy {greedy.reward:.3f}")
+        self._say(
+            f"held-out at step {step}: sampled {sampled.reward:.3f} ± {sampled.error:.3f}, greedy {greedy.reward:.3f}"
+        )
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         row = [f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells(step, values)[1:], strict=True) if cell]

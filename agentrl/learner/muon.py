@@ -25,11 +25,12 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = A * x + torch.baddbmm(B * gram, gram, gram, alpha=C) @ x
-    return (x if wide else x.mT).to(matrices.dtype)
+    done: Tensor = x if wide else x.mT
+    return done.to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):
-    """For hidden matrices; the update has the root mean square of AdamW's (arXiv 2502.16982), so rates can be shared."""
+    """For hidden matrices. Its update has the root mean square of AdamW's (arXiv 2502.16982): rates can be shared."""
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -37,18 +38,18 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            shapes: dict[torch.Size, list[Tensor]] = {}
+            shapes: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    shapes.setdefault(p.shape, []).append(p)
-            for shape, matrices in shapes.items():
-                updates = torch.stack([self._momentum(p, group["momentum"]) for p in matrices])
+                    shapes.setdefault(p.shape, []).append((p, self._momentum(p, p.grad, group["momentum"])))
+            for shape, pairs in shapes.items():
+                updates = orthogonalize(torch.stack([update for _, update in pairs]))
                 scale = 0.2 * max(shape) ** 0.5
-                for p, update in zip(matrices, orthogonalize(updates), strict=True):
+                for (p, _), update in zip(pairs, updates, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
 
-    def _momentum(self, p: Tensor, momentum: float) -> Tensor:
+    def _momentum(self, p: Tensor, grad: Tensor, momentum: float) -> Tensor:
         """Nesterov's look-ahead of the running mean of gradients."""
-        buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
-        buffer.lerp_(p.grad, 1 - momentum)
-        return p.grad.lerp(buffer, momentum)
+        buffer: Tensor = self.state[p].setdefault("momentum", torch.zeros_like(p))
+        buffer.lerp_(grad, 1 - momentum)
+        return grad.lerp(buffer, momentum)

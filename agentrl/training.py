@@ -18,12 +18,13 @@ from agentrl import metrics
 from agentrl.config import TrainConfig, dump_toml
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.evaluate import Measurement, first_fault, held_out, measure
+from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.learner.advantage import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings, make_optimizers
 from agentrl.learner.packing import samples
+from agentrl.policy import configured
 from agentrl.run import Run, create
-from agentrl.session import Session, configured, opened
+from agentrl.session import Session, opened
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
 
@@ -69,7 +70,8 @@ def train(
         UserError: a setting, the environment, a tool or the model is wrong; the sentence says what and the way out.
     """
     spec = EnvSpec(env, **(env_settings or {}))
-    config = configured(("arguments", {"env": spec.name, "model": model, **settings}))
+    named = {"name": spec.name, **spec.settings}
+    config = configured(("arguments", {"env": named, "model": model, **settings}))
     return run_config(config, spec, watcher or Silent())
 
 
@@ -250,7 +252,7 @@ def _telling(before: Comparison, after: Comparison | None) -> tuple[list[Message
     if after is None:
         return list(before.played[0].messages), []
     pairs = list(zip(before.played, after.played, strict=True))
-    gain = max(pairs, key=lambda pair: ((pair[1].reward or 0.0) - (pair[0].reward or 0.0)))
+    gain = max(pairs, key=lambda pair: (pair[1].reward or 0.0) - (pair[0].reward or 0.0))
     return list(gain[0].messages), list(gain[1].messages)
 
 
@@ -283,4 +285,3 @@ async def _interrupts(watcher: Watcher) -> AsyncIterator[anyio.Event]:
         raise group.exceptions[0] from None
     if leave:
         raise KeyboardInterrupt
-

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.cli import settings
+from agentrl.cli.settings import loading
 from agentrl.cli.summary import show
+from agentrl.policy import configured
 
 HELP = """usage: agentrl train [FILE.toml] --env NAME [--SETTING VALUE ...]
 
@@ -23,24 +25,17 @@ Later settings win: the model's own recommendations, then the file, then the com
 
 def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
-        print(f"{HELP}\nsettings [default]:\n{settings.help_text()}\n\nand --env.NAME: agentrl list ENV shows an environment's own")
+        print(f"{HELP}\nsettings [default]:\n{settings.help_text()}")
+        print("\nand --env.NAME: agentrl list ENV shows an environment's own")
         return 0
-    layers = settings.layers(words)
-    console = Console()
-    with console.status("loading torch and transformers") if console.is_terminal else _nothing():
-        from agentrl.session import configured
-        from agentrl.train import run_config
-    from agentrl.cli.watch import watcher
-
-    config = configured(*layers)
+    config = configured(*settings.layers(words))
     spec = settings.spec_of(config.env)
+    console = Console()
+    with loading(console):  # torch: after whatever can be wrong with the words
+        from agentrl.cli.watch import watcher
+        from agentrl.training import run_config
+
     with watcher(console, config) as watch:
         summary = run_config(config, spec, watch)
     show(console, summary)
     return 130 if summary["interrupted"] else 0
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exception: object) -> None: ...

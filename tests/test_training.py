@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import agentrl_envs
 import pyarrow.parquet as pq
 import pytest
 
-import agentrl_envs
 from agentrl import UserError, evaluate, train
 from agentrl.policy import load
 
@@ -85,6 +85,9 @@ def test_a_dataset_is_the_same_path_with_one_turn(tmp_path: Path) -> None:
 
     settings = {"data": str(DATA / "symbols.jsonl"), "rewards": ["accuracy", brief], "reward_weights": [1.0, 0.1]}
     summary = train("prompts", env_settings=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    config = Path(summary["run_dir"], "config.toml").read_text()
+    assert "# given in Python, so not written here: env.rewards" in config
+    assert "symbols.jsonl" in config
     for row in rows(summary, "train-000001"):
         assert [s["author"] for s in row["segments"]] == ["prompt", "model"]
         parts = {r["name"]: r["value"] for r in row["rewards"]}

@@ -12,8 +12,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from agentrl.cli import settings
+from agentrl.cli.settings import loading
 from agentrl.config import Layer, TrainConfig
+from agentrl.env import EnvSpec
 from agentrl.errors import ConfigError, nearest
+from agentrl.evaluation import Measurement, held_out, measure
+from agentrl.policy import configured
+from agentrl.types import Trajectory
 
 HELP = """usage: agentrl eval --env NAME --model MODEL [--tasks 256] [--first 0] [--split test] [--SETTING VALUE ...]
 
@@ -31,14 +36,14 @@ OWN: dict[str, Any] = {"tasks": 256, "first": 0, "split": "test"}
 
 def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
-        print(f"{HELP}\nsettings [default]:\n{settings.help_text(['env', 'model', 'chat_template', 'dtype', 'seed', 'engine', 'rollout'])}")
+        sections = ["env", "model", "chat_template", "dtype", "seed", "engine", "rollout"]
+        print(f"{HELP}\nsettings [default]:\n{settings.help_text(sections)}")
         return 0
     own, layers = _own(settings.layers(words))
-    from agentrl.session import configured
-
     config = configured(*layers)
+    spec = settings.spec_of(config.env)
     console = Console()
-    sampled, greedy, seconds = anyio.run(partial(_measure, config, console, **own))
+    sampled, greedy = anyio.run(partial(_measure, config, spec, console, **own))
     _show(console, config, own, sampled, greedy)
     return 0
 
@@ -51,31 +56,48 @@ def _own(layers: list[Layer]) -> tuple[dict[str, Any], list[Layer]]:
         if not isinstance(own[name], int) or own[name] < least:
             raise ConfigError(f"--{name} is a whole number from {least} on, not {own[name]!r}")
     if own["split"] not in ("train", "test"):
-        raise ConfigError(f"--split is train or test, not {own['split']!r}{nearest(str(own['split']), ['train', 'test'])}")
+        raise ConfigError(
+            f"--split is train or test, not {own['split']!r}{nearest(str(own['split']), ['train', 'test'])}"
+        )
     return own, [*files, (source, {k: v for k, v in given.items() if k not in OWN})]
 
 
-async def _measure(config: TrainConfig, console: Console, tasks: int, first: int, split: str) -> tuple[Any, Any, float]:
-    from agentrl.evaluate import held_out, measure
-    from agentrl.session import opened
+async def _measure(
+    config: TrainConfig, spec: EnvSpec, console: Console, tasks: int, first: int, split: str
+) -> tuple[Measurement, Measurement]:
+    with loading(console):
+        from agentrl.session import opened
 
-    spec = settings.spec_of(config.env)
     async with opened(config, spec) as session:
         rollout = session.rollout(split)
         chosen = held_out(spec, tasks, split, first)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"{spec.name}: {len(chosen)} tasks, twice", total=2 * len(chosen))
-            watch = lambda _: progress.advance(bar)  # noqa: E731
+
+            def watch(_: Trajectory) -> None:
+                progress.advance(bar)
+
             sampled, _ = await measure(rollout, chosen, seed=config.seed, watch=watch)
             greedy, _ = await measure(rollout, chosen, seed=config.seed, greedy=True, watch=watch)
-    return sampled, greedy, 0.0
+    return sampled, greedy
 
 
-def _show(console: Console, config: TrainConfig, own: dict[str, Any], sampled: Any, greedy: Any) -> None:
+def _show(
+    console: Console, config: TrainConfig, own: dict[str, Any], sampled: Measurement, greedy: Measurement
+) -> None:
     tasks = f"tasks {own['first']} to {own['first'] + sampled.episodes - 1} of split {own['split']}"
-    table = Table("", "reward", "± s.e.", "calls/episode", "valid calls", "turns", "faults", box=None, header_style="bold")
+    table = Table(
+        "", "reward", "± s.e.", "calls/episode", "valid calls", "turns", "faults", box=None, header_style="bold"
+    )
     for name, m in (("sampled", sampled), ("greedy", greedy)):
-        row = (f"{m.reward:.3f}", f"{m.error:.3f}", f"{m.calls:.2f}", f"{m.valid_calls:.0%}", f"{m.turns:.2f}", str(m.faults))
+        row = (
+            f"{m.reward:.3f}",
+            f"{m.error:.3f}",
+            f"{m.calls:.2f}",
+            f"{m.valid_calls:.0%}",
+            f"{m.turns:.2f}",
+            str(m.faults),
+        )
         table.add_row(name, *row)
     console.print(f"{config.env['name']}, {config.model}, {tasks}")
     console.print(table)

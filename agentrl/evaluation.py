@@ -13,6 +13,7 @@ import anyio
 from agentrl import metrics
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
+from agentrl.policy import configured
 from agentrl.rollout import Rollout, Watch
 from agentrl.types import Trajectory
 
@@ -97,10 +98,11 @@ def evaluate(
         model: a name or folder, as ``--model`` takes it.
         settings: sections and keys as in a config file: ``rollout={"max_turn_tokens": 64}``, ``env_settings={...}``.
     """
-    from agentrl.session import configured, opened  # torch
+    from agentrl.session import opened  # brings torch
 
     spec = EnvSpec(env, **settings.pop("env_settings", {}))
-    config = configured(("arguments", {"env": spec.name, "model": model, **settings}))
+    named = {"name": spec.name, **spec.settings}
+    config = configured(("arguments", {"env": named, "model": model, **settings}))
 
     async def go() -> Measurement:
         async with opened(config, spec) as session:
