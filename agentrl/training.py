@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -29,19 +29,8 @@ from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
 
 
-class Watcher(Protocol):
-    """Is told what happens; the CLI's live table is one."""
-
-    def started(self, session: Session, run: Run) -> None: ...
-    def phase(self, name: str, episodes: int) -> None: ...
-    def episode(self, trajectory: Trajectory) -> None: ...
-    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None: ...
-    def step(self, step: int, values: Mapping[str, float]) -> None: ...
-    def interrupted(self) -> None: ...
-
-
-class Silent:
-    """A watcher that says nothing."""
+class Watcher:
+    """Is told what happens, and does nothing: the command line's live table is one that does."""
 
     def started(self, session: Session, run: Run) -> None: ...
     def phase(self, name: str, episodes: int) -> None: ...
@@ -72,7 +61,7 @@ def train(
     spec = EnvSpec(env, **(env_settings or {}))
     named = {"name": spec.name, **spec.settings}
     config = configured(("arguments", {"env": named, "model": model, **settings}))
-    return run_config(config, spec, watcher or Silent())
+    return run_config(config, spec, watcher or Watcher())
 
 
 def run_config(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:

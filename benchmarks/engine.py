@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import anyio
 import torch
+from agentrl_envs.nano import path
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.engines.transformers import TransformersEngine
@@ -47,20 +48,9 @@ def measured(repeats: int, *works: Callable[[], int]) -> list[Cost]:
 
 
 def nano() -> Qwen3ForCausalLM:
+    """nano's shape, its weights random."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-    )
+    config = Qwen3Config.from_pretrained(path(), initializer_range=0.1)
     return Qwen3ForCausalLM(config).eval()
 
 

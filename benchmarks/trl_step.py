@@ -46,7 +46,7 @@ from rollout import SlowMath
 from agentrl import policy
 from agentrl import train as agentrl_train
 from agentrl.tasks import TaskSampler
-from agentrl.training import Silent
+from agentrl.training import Watcher
 
 GROUP_SIZE, TURN_TOKENS, TURNS = 8, 64, 5
 
@@ -76,7 +76,7 @@ class Settings:
 
 
 @dataclass
-class Recorder(Silent):
+class Recorder(Watcher):
     """Keeps what each step of our training says about itself."""
 
     costs: list[Cost] = field(default_factory=list)

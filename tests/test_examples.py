@@ -58,9 +58,10 @@ def test_the_plugin_installs_and_registers(tmp_path: Path) -> None:
     outer = next(p for p in sys.path if p.endswith("site-packages"))
     site = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
     Path(site, "outer.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", str(EXAMPLES / "third_party")]
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--no-deps", str(EXAMPLES / "third_party")]
     subprocess.run(install, check=True)
     listed = subprocess.check_output([python, "-m", "agentrl", "list"], text=True)
     assert "dice" in listed
     assert "roll" in listed
-    subprocess.run([python, "-m", "agentrl", "train", "--env", "dice", *SMALL], check=True, cwd=tmp_path)
+    command: list[str | Path] = [python, "-m", "agentrl", "train", "--env", "dice", *SMALL]
+    subprocess.run(command, check=True, cwd=tmp_path)

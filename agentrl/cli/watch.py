@@ -15,7 +15,7 @@ from agentrl.config import TrainConfig
 from agentrl.evaluation import Measurement
 from agentrl.run import Run
 from agentrl.session import Session
-from agentrl.training import Silent, Watcher
+from agentrl.training import Watcher
 from agentrl.types import Trajectory
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -64,7 +64,7 @@ def cells(step: int, v: Mapping[str, float]) -> list[str]:
 COLUMNS = ["step", "reward", "calls", "valid", "tokens/s", "generate s", "tools s", "learn s", "entropy", "faults"]
 
 
-class LiveTable(Silent):
+class LiveTable(Watcher):
     """The terminal's picture of a run, drawn anew some times a second."""
 
     def __init__(self, config: TrainConfig) -> None:
@@ -120,7 +120,7 @@ class LiveTable(Silent):
         return Group(*parts)
 
 
-class PlainLines(Silent):
+class PlainLines(Watcher):
     """For pipes and logs: a line a step."""
 
     def __init__(self, console: Console, config: TrainConfig) -> None:
