@@ -1,24 +1,29 @@
+"""The embedded engine: it samples from the model; requests may be many, cancelled, or wrong."""
+
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from threading import Event
 from typing import Any
 
 import anyio
 import pytest
 import torch
+from tiny import (
+    MODELS,
+    SHAPE,
+    VOCABULARY,
+    Make,
+    conversation,
+    error,
+    greedy,
+    half,
+    qwen3,
+    sliding,
+    together,
+)
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from agentrl.engines import view
@@ -27,128 +32,9 @@ from agentrl.engines.kv import Plan
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.engines.view import View
 from agentrl.errors import UserError
-from agentrl.types import Completion, SamplingParams
+from agentrl.types import SamplingParams
 
-VOCABULARY = 60
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-Make = Callable[[], Any]
-
-
-def qwen3(**more: Any) -> Any:
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE | more))
-    for name, weight in model.named_parameters():
-        if "norm" in name:  # ones would hide a weight that is left out
-            weight.data += 0.3 * torch.randn_like(weight)
-    return model
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(**SHAPE, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
-    )
-
-
-def qwen2() -> Any:
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}))
-    for layer in model.model.layers:
-        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-            torch.nn.init.normal_(projection.bias)
-    return model
-
-
-def sliding() -> Any:
-    torch.manual_seed(0)
-    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=6))
-
-
-def half() -> Any:
-    return qwen3().to(torch.bfloat16)
-
-
-MODELS = [qwen3, llama, qwen2, sliding]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The reference passes are tiny: on busy cores a second thread makes them twenty times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def greedy(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=tokens)
-
-
-@torch.no_grad()
-def reference(model: Any, context: Sequence[int], done: Completion, params: SamplingParams) -> torch.Tensor:
-    """The logprobs of a completion by a plain forward pass, its temperature, top_k and top_p written out."""
-    ids = [*context, *done.token_ids]
-    logits = model(input_ids=torch.tensor([ids])).logits[0, len(context) - 1 : -1].float() / (params.temperature or 1.0)
-    if params.top_k:
-        logits[logits < logits.topk(params.top_k).values[:, -1:]] = -torch.inf
-    if params.top_p < 1.0:
-        for row in logits:
-            probabilities, order = row.softmax(-1).sort(descending=True)
-            kept = int((probabilities.cumsum(-1) < params.top_p).sum()) + 1
-            row[order[kept:]] = -torch.inf
-    logprobs: torch.Tensor = logits.log_softmax(-1)
-    return logprobs.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
-
-
-def error(model: Any, context: Sequence[int], done: Completion, params: SamplingParams) -> float:
-    return float((reference(model, context, done, params) - torch.tensor(done.logprobs)).abs().max())
-
-
-async def together(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
-    """The results of calls that are made at the same time."""
-    results: list[Any] = [None] * len(calls)
-
-    async def one(index: int) -> None:
-        results[index] = await calls[index]()
-
-    async with anyio.create_task_group() as tasks:
-        for index in range(len(calls)):
-            tasks.start_soon(one, index)
-    return results
-
-
-async def conversation(engine: TransformersEngine, model: Any, number: int, params: SamplingParams) -> list[float]:
-    """Several turns, each of its own length; how far each turn's logprobs are off."""
-    rng = random.Random(number)
-    ids = rng.choices(range(VOCABULARY), k=rng.randint(1, 20))
-    off = []
-    for turn in range(3):
-        turn_params = SamplingParams(
-            params.temperature, rng.randint(1, 15), (), params.top_p, params.top_k, seed=10 * number + turn
-        )
-        done = await engine.generate(ids, turn_params, session=str(number))
-        assert len(done.token_ids) == turn_params.max_tokens
-        off.append(error(model, ids, done, turn_params))
-        ids += [*done.token_ids, *rng.choices(range(VOCABULARY), k=rng.randint(0, 5))]
-        await anyio.sleep(rng.uniform(0, 0.01))
-    engine.end_session(str(number))
-    return off
-
-
-# -- it samples from the model ---------------------------------------------------------------------------------------
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -237,92 +123,6 @@ async def test_sampling_follows_the_models_distribution() -> None:
     top = expected.topk(5).indices
     share = torch.stack([(tokens == t).double().mean() for t in top])
     assert torch.allclose(share, expected[top].double(), atol=0.04)
-
-
-# -- nothing is computed twice ---------------------------------------------------------------------------------------
-
-
-async def test_a_second_turn_prefills_only_what_is_new() -> None:
-    engine = TransformersEngine(qwen3())
-    prompt = list(range(20))
-    done = await engine.generate(prompt, greedy(10), session="a")
-    assert (engine.meter.prefilled, engine.meter.reused) == (20, 0)
-    await engine.generate([*prompt, *done.token_ids, 1, 2, 3], greedy(5), session="a")
-    assert (engine.meter.prefilled, engine.meter.reused) == (20 + 4, 29)  # the last sampled token, and three more
-
-
-async def test_a_changed_history_is_computed_from_where_it_changes() -> None:
-    model, params = qwen3(), SamplingParams(max_tokens=10)
-    engine = TransformersEngine(model)
-    await engine.generate(list(range(20)), params, session="a")
-    changed = [*range(12), 50, 51]
-    done = await engine.generate(changed, params, session="a")
-    assert engine.meter.reused == 12
-    assert error(model, changed, done, params) < 1e-4
-    again = await engine.generate(changed, params, session="a")  # all of it known: one token is computed again
-    assert again.token_ids == done.token_ids
-
-
-@pytest.mark.parametrize("capacity", [3, 8])
-async def test_the_prompt_of_a_group_is_prefilled_once(capacity: int) -> None:
-    model, prompt = qwen3(), list(range(30))
-    engine = TransformersEngine(model, capacity=capacity)
-    members = [SamplingParams(max_tokens=5 + n, seed=n) for n in range(8)]
-    found = await together(*(lambda m=m: engine.generate(prompt, m, session=str(m.seed)) for m in members))
-    assert engine.meter.prefilled == 30
-    assert engine.meter.reused == 7 * 29
-    assert max(error(model, prompt, d, m) for d, m in zip(found, members, strict=True)) < 1e-4
-
-
-async def test_a_group_does_not_queue_for_what_it_cannot_share() -> None:
-    engine = TransformersEngine(qwen3())
-    prompts = [[1]] * 8 + [[2, 3]] * 8
-    await together(*(lambda n=n, p=p: engine.generate(p, greedy(4), session=str(n)) for n, p in enumerate(prompts)))
-    assert engine.meter.passes <= 6
-    # kept tokens that are of no use do not hide the sibling
-    await together(*(lambda n=n: engine.generate([9] * 10, greedy(4), session=str(n)) for n in range(8)))
-    assert engine.meter.prefilled == 2 + 10
-
-
-async def test_slow_tools_in_threads_leave_the_engine_its_own() -> None:
-    engine, busy = TransformersEngine(qwen3()), Event()
-    async with anyio.create_task_group() as tools:
-        for _ in range(50):
-            tools.start_soon(anyio.to_thread.run_sync, busy.wait, 20.0)
-        await anyio.sleep(0.05)
-        with anyio.fail_after(10):
-            await engine.generate([1, 2], greedy(10), session="a")
-        busy.set()
-
-
-async def test_eviction_only_costs_another_prefill() -> None:
-    model, params = qwen3(), SamplingParams(max_tokens=5)
-    engine = TransformersEngine(model, keep_bytes=0)
-    prompt = list(range(20))
-    first = await engine.generate(prompt, params, session="a")
-    second = [*prompt, *first.token_ids, 7]
-    done = await engine.generate(second, params, session="a")
-    assert engine.meter.reused == 0
-    assert error(model, second, done, params) < 1e-4
-
-
-async def test_the_end_of_a_session_frees_what_was_kept() -> None:
-    engine = TransformersEngine(qwen3())
-    await engine.generate([1, 2, 3], greedy(5), session="a")
-    assert engine._batch.kept.size > 0
-    engine.end_session("a")
-    assert engine._batch.kept.size == 0
-
-
-async def test_a_long_prompt_goes_in_parts() -> None:
-    model, params = qwen3(), SamplingParams(max_tokens=10)
-    engine = TransformersEngine(model, prefill_tokens=16)
-    contexts = [[n] * length for n, length in enumerate([60, 3, 17, 100, 16])]
-    found = await together(*(lambda c=c: engine.generate(c, params, session=str(c)) for c in contexts))
-    assert max(error(model, c, d, params) for c, d in zip(contexts, found, strict=True)) < 1e-4
-
-
-# -- capacity, cancellation, failure ---------------------------------------------------------------------------------
 
 
 async def test_more_requests_than_slots_all_finish() -> None:
@@ -444,87 +244,6 @@ def test_one_engine_serves_several_event_loops() -> None:
     engine = TransformersEngine(qwen3())
     first, second = (anyio.run(lambda: engine.generate([1], greedy(4), session="a")) for _ in range(2))
     assert first.token_ids == second.token_ids
-
-
-# -- weights ---------------------------------------------------------------------------------------------------------
-
-
-def shake(model: Any) -> Any:
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-
-
-@pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("snapshot", [False, True])
-async def test_rows_go_on_with_new_weights(make: Make, snapshot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, params = make(), SamplingParams(max_tokens=120)
-    engine = TransformersEngine(model, snapshot=snapshot)
-    old = make()
-    prompts = [[1, 2, 3], [4, 5], [1, 2, 3]]
-
-    async def update() -> None:
-        while engine.meter.sampled < 60:  # noqa: ASYNC110
-            await anyio.sleep(0.001)
-        if snapshot:
-            shake(model)  # at any time
-        else:  # shared parameters must not change during a pass
-            read = engine._view.update
-            monkeypatch.setattr(engine._view, "update", lambda m: shake(m) or read(m))
-        await engine.update_weights(model, 5)
-
-    calls = [partial(engine.generate, p, params, session=str(n)) for n, p in enumerate(prompts)]
-    found = (await together(*calls, update))[:3]
-    for prompt, done in zip(prompts, found, strict=True):
-        cut = done.versions.index(5)
-        assert done.versions == (0,) * cut + (5,) * (120 - cut)
-        before = (reference(old, prompt, done, params) - torch.tensor(done.logprobs)).abs()
-        after = (reference(model, prompt, done, params) - torch.tensor(done.logprobs)).abs()
-        assert 0 < cut < 120
-        assert before[:cut].max() < 1e-4
-        assert after[cut:].max() < 1e-4
-        assert before[cut:].max() > 1e-2
-
-
-async def test_what_was_kept_under_the_old_weights_is_forgotten() -> None:
-    model, params = qwen3(), SamplingParams(max_tokens=5)
-    engine = TransformersEngine(model)
-    prompt = list(range(20))
-    done = await engine.generate(prompt, params, session="a")
-    shake(model)
-    await engine.update_weights(model, 1)
-    context = [*prompt, *done.token_ids]
-    done = await engine.generate(context, params, session="a")
-    assert engine.meter.reused == 0
-    assert done.versions == (1,) * 5
-    assert error(model, context, done, params) < 1e-4
-
-
-@pytest.mark.parametrize("make", MODELS)
-async def test_parameters_are_shared_unless_a_snapshot_is_asked_for(make: Make) -> None:
-    model = make()
-    names = dict(model.named_parameters())
-    view = dict(TransformersEngine(model)._view.model.named_parameters())
-    assert all(view[name] is weight for name, weight in names.items())
-    assert model.config._attn_implementation != TransformersEngine(model)._view.config._attn_implementation
-    engine, params = TransformersEngine(model, snapshot=True), SamplingParams(max_tokens=10)
-    unchanged = make()
-    shake(model)
-    done = await engine.generate([1, 2], params, session="a")
-    assert error(unchanged, [1, 2], done, params) < 1e-4
-
-
-async def test_another_model_can_take_over() -> None:
-    engine, other, params = TransformersEngine(qwen3()), qwen3(initializer_range=0.4), SamplingParams(max_tokens=10)
-    await engine.generate([1, 2], params, session="a")
-    sampled = engine.meter.sampled
-    await engine.update_weights(other, 1)
-    done = await engine.generate([1, 2], params, session="a")
-    assert error(other, [1, 2], done, params) < 1e-4
-    assert engine.meter.sampled == sampled + 10
-
-
-# -- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
