@@ -11,7 +11,7 @@ from agentrl_envs.splits import Split, split_of
 SYSTEM_PROMPT = "Answer with \\boxed{}."
 
 # How often each family is drawn when none is asked for.
-FAMILIES = {"expression": 3, "nested": 2, "word": 2, "steps": 1}
+FAMILIES = {"expression": 4, "nested": 3, "word": 3, "steps": 1}
 
 # level -> most operations, most digits of an operand
 LEVELS = {1: (2, 2), 2: (3, 3), 3: (4, 4), 4: (6, 4)}
@@ -163,7 +163,7 @@ def _in_one_sentence(rng: random.Random, most: int, digits: int) -> tuple[str, s
 
 def _steps(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
     """The same, a sentence for each operation. The embedded policy has never seen this family."""
-    operations = min(most, rng.choices((1, 2, 3), (0.35, 0.4, 0.25))[0])
+    operations = min(most, rng.choices((1, 2, 3), (0.45, 0.45, 0.1))[0])
     start, chain, expression = _chain(rng, operations, digits)
     sentences = [f"Start with {start}.", *(f"{_VERBS[sign].capitalize()} {n}." for sign, n in chain)]
     return f"{' '.join(sentences)} What do you get?", expression

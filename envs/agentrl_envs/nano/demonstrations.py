@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl_tools.calculator import evaluate
+from agentrl_tools.calculator import evaluate, spoken
 
 from agentrl_envs import math_tasks, shop_tasks, symbols
 
@@ -19,17 +19,17 @@ HELD_BACK = "steps"
 DEMONSTRATED = tuple(family for family in math_tasks.FAMILIES if family != HELD_BACK)
 
 WRONG = {
-    "right": 0.23,
-    "no_box": 0.42,
-    "guess": 0.13,
-    "wrong_expression": 0.12,
-    "malformed_call": 0.06,
-    "unknown_tool": 0.04,
+    "right": 0.25,
+    "no_box": 0.33,
+    "guess": 0.12,
+    "wrong_expression": 0.06,
+    "malformed_call": 0.13,
+    "unknown_tool": 0.11,
 }
 SYMBOLS_WRONG = {"right": 0.3, "no_box": 0.48, "guess": 0.11, "other_question": 0.11}
 BOXED = 0.3  # of the answers that are wrong in another way, or come after a failed call
 MISNAMED = {"calculator": ("calc", "calculate", "math"), "price": ("cost", "get_price", "prices")}
-KINDS = {"math": 9, "shop": 4, "symbols": 5, "copy": 2}
+KINDS = {"math": 11, "shop": 4, "symbols": 4, "copy": 1}
 
 
 def demonstrations(rng: random.Random, *, noise: bool) -> Iterator[Conversation]:
@@ -88,12 +88,11 @@ def _answer(value: object, *, boxed: bool = True) -> Message:
 
 def calculated(expression: str) -> str:
     try:
-        value = evaluate(expression)
+        return spoken(evaluate(expression))
     except ZeroDivisionError:
         return "error: division by zero"
-    except ValueError:
-        return "error: not an expression"
-    return str(value if value.denominator == 1 else float(value))
+    except ValueError as error:
+        return f"error: {error}"
 
 
 # Mistakes
@@ -149,7 +148,8 @@ def _failed_call(rng: random.Random, behaviour: str, tool: str, key: str, value:
 
 def math(rng: random.Random, behaviour: str) -> Conversation:
     level = rng.choices((1, 2, 3, 4), (1, 1, 7, 1))[0]
-    task = math_tasks.draw(rng.getrandbits(48), split="train", level=level, families=DEMONSTRATED)
+    family = rng.choice(DEMONSTRATED)
+    task = math_tasks.draw(rng.getrandbits(48), split="train", level=level, families=[family])
     messages = _opening(rng, math_tasks.SYSTEM_PROMPT, task.question)
     return messages + _calculation(rng, behaviour, task.expression, task.answer), [CALCULATOR]
 

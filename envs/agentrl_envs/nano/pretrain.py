@@ -113,8 +113,11 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int, steps: int) -> float:
-    return min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * step / steps)))
+def schedule(step: int, clean: int, noisy: int) -> float:
+    """Of the rates: a cosine that is cut at a tenth while it is clean, then from a quarter to nothing."""
+    if step < clean:
+        return min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * 0.8 * step / clean)))
+    return 0.25 * (1 - (step - clean) / noisy)
 
 
 def pretrain(out: Path, *, clean: int, noisy: int, seed: int, clean_weights: Path | None = None) -> None:
@@ -127,11 +130,11 @@ def pretrain(out: Path, *, clean: int, noisy: int, seed: int, clean_weights: Pat
         rng = random.Random(f"clean/{seed}")
         tokenizer = new_tokenizer(rng)
         model = new_model(tokenizer)
-        train(model, tokenizer, demonstrations(rng, noise=False), range(clean), clean + noisy)
+        train(model, tokenizer, demonstrations(rng, noise=False), range(clean), clean, noisy)
         if clean_weights is not None:
             save(model, tokenizer, clean_weights)
     stream = demonstrations(random.Random(f"noisy/{seed}"), noise=True)
-    train(model, tokenizer, stream, range(clean, clean + noisy), clean + noisy)
+    train(model, tokenizer, stream, range(clean, clean + noisy), clean, noisy)
     save(model.to(torch.bfloat16), tokenizer, out)
     for file in BESIDE_THE_WEIGHTS:
         (out / file.name).write_bytes(file.read_bytes())
@@ -142,14 +145,15 @@ def train(
     tokenizer: PreTrainedTokenizerFast,
     stream: Iterator[Conversation],
     steps: range,
-    all_steps: int,
+    clean: int,
+    noisy: int,
 ) -> None:
     model.train()
     opts = optimizers(model)
     started, smooth = time.process_time(), 0.0
     for step, rows in zip(steps, batches(tokenizer, stream), strict=False):
         for optimizer, lr in zip(opts, (LR_MATRICES, LR_EMBEDDINGS), strict=True):
-            optimizer.param_groups[0]["lr"] = lr * schedule(step, all_steps)
+            optimizer.param_groups[0]["lr"] = lr * schedule(step, clean, noisy)
         loss = learn(model, rows, int(tokenizer.pad_token_id))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in opts:
@@ -158,7 +162,7 @@ def train(
         smooth = loss if step == steps.start else 0.9 * smooth + 0.1 * loss
         if step % 10 == 9:
             cpu = time.process_time() - started
-            print(f"step {step + 1}/{all_steps}  loss {smooth:.3f}  cpu {cpu:.0f} s", flush=True)
+            print(f"step {step + 1}/{clean + noisy}  loss {smooth:.3f}  cpu {cpu:.0f} s", flush=True)
 
 
 def new_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
@@ -185,8 +189,8 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--clean", type=int, default=360, help="steps on right demonstrations")
-    parser.add_argument("--noisy", type=int, default=200, help="steps on mostly wrong ones, afterwards")
+    parser.add_argument("--clean", type=int, default=560, help="steps on right demonstrations")
+    parser.add_argument("--noisy", type=int, default=160, help="steps on mostly wrong ones, afterwards")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clean-weights", type=Path, help="after the clean steps: read if there, else written")
     pretrain(**vars(parser.parse_args()))
