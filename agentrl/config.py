@@ -67,6 +67,9 @@ class LearnerConfig(Section):
     epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; from a batch's second update on")
     importance_cap: float = Field(2.0, gt=0, description="cap of p_learner / p_engine, token by token")
     max_grad_norm: float = Field(1.0, gt=0)
+    packing: Literal["prefix", "padded"] = Field(
+        "prefix", description="prefix: what rows begin with alike is computed once, where the model allows it"
+    )
     token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
     mask_stops: tuple[Stop, ...] = Field((), description="episodes that stopped so are not trained, such as max_tokens")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")

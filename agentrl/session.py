@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl import policy
+from agentrl.allocator import keep_freed_memory
 from agentrl.config import TrainConfig
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import EnvSpec
@@ -36,6 +37,7 @@ class Session:
 @asynccontextmanager
 async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Session]:
     """Load and start what the config names. Raises UserError where something cannot be."""
+    keep_freed_memory()
     loaded = loaded or policy.load(config.model, config.dtype)
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     e = config.engine

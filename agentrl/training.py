@@ -121,6 +121,7 @@ class _Training:
             temperature=config.rollout.temperature,
             max_grad_norm=c.max_grad_norm,
             updates=c.updates,
+            packing=c.packing,
             token_budget=c.token_budget,
             threads=c.threads,
         )

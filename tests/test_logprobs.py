@@ -7,7 +7,7 @@ from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2Fo
 
 from agentrl.errors import UserError
 from agentrl.learner import logprobs
-from agentrl.learner.logprobs import output_head, token_logprobs
+from agentrl.learner.logprobs import causal_lm, output_head, token_logprobs
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,
@@ -36,6 +36,12 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, trained
 
 
+def predicting(lm: Any, ids: torch.Tensor, trained: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The states before the trained tokens, and those tokens."""
+    hidden = lm.base_model(input_ids=ids).last_hidden_state
+    return hidden[:, :-1][trained[:, 1:]], ids[:, 1:][trained[:, 1:]]
+
+
 @pytest.mark.parametrize(
     ("kind", "config"),
     [(Qwen3ForCausalLM, Qwen3Config), (Gemma2ForCausalLM, Gemma2Config), (CohereForCausalLM, CohereConfig)],
@@ -44,7 +50,7 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
 def test_they_are_those_of_the_whole_forward_pass(kind: Any, config: Any, temperature: float) -> None:
     lm = model(kind, config)
     ids, trained = rows()
-    found, entropy = token_logprobs(lm, output_head(lm), ids, trained, temperature)
+    found, entropy = token_logprobs(output_head(lm), *predicting(lm, ids, trained), temperature)
     full = (lm(input_ids=ids).logits.float() / temperature).log_softmax(-1)
     expected = full[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     torch.testing.assert_close(found, expected[trained[:, 1:]])
@@ -57,7 +63,7 @@ def test_in_chunks_they_and_their_gradients_are_the_same(monkeypatch: pytest.Mon
     for chunk in (4096, 4):
         monkeypatch.setattr(logprobs, "CHUNK", chunk)
         lm = model()
-        values, entropy = token_logprobs(lm, output_head(lm), ids, trained)
+        values, entropy = token_logprobs(output_head(lm), *predicting(lm, ids, trained))
         torch.autograd.backward(values.square().sum())
         found.append([values, entropy, *(p.grad for p in lm.parameters())])
     for whole, parts in zip(*found, strict=True):
@@ -93,6 +99,6 @@ def test_a_wrapper_of_adapters_is_looked_through() -> None:
             return self.inner
 
     lm = model()
-    ids, trained = rows()
-    wrapped = token_logprobs(Wrapper(lm), output_head(Wrapper(lm)), ids, trained)
-    torch.testing.assert_close(wrapped, token_logprobs(lm, output_head(lm), ids, trained))
+    assert causal_lm(Wrapper(lm)) is lm
+    states = torch.randn(3, 32)
+    torch.testing.assert_close(output_head(Wrapper(lm))(states), output_head(lm)(states))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.learner.advantage import dr_grpo
-from agentrl.learner.packing import pack, samples
+from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix, samples
 from agentrl.types import Fault, Group, Sample, Segment, Stop, Trajectory
 
 
@@ -59,32 +61,47 @@ def rows(draw: st.DrawFn) -> list[Sample]:
     return found
 
 
-@given(rows(), st.integers(1, 100))
-def test_every_token_is_packed_once_with_what_belongs_to_it(given_rows: list[Sample], budget: int) -> None:
+def cost_padded(batch: MicroBatch) -> int:
+    return len(batch.rows) * max(len(r.token_ids) for r in batch.rows)
+
+
+def cost_shared(batch: MicroBatch) -> int:
+    return len(batch.forest.token_ids)
+
+
+@pytest.mark.parametrize(("pack", "cost"), [(by_length, cost_padded), (by_prefix, cost_shared)])
+@given(given_rows=rows(), budget=st.integers(1, 100))
+def test_every_token_is_packed_once_with_what_belongs_to_it(
+    pack: Pack, cost: Callable[[MicroBatch], int], given_rows: list[Sample], budget: int
+) -> None:
     weights = [1.0 + i / 4 for i in range(len(given_rows))]
-    seen: list[tuple[tuple[int, ...], float, float]] = []
+    seen = []
     for batch in pack(given_rows, weights, budget):
-        count, length = batch.token_ids.shape
-        assert batch.trained.shape == (count, length)
-        assert count == 1 or count * length <= budget
-        assert len(batch.logprobs) == len(batch.advantages) == len(batch.weights) == int(batch.trained.sum())
-        assert batch.logprobs.tolist() == (-batch.token_ids[batch.trained]).tolist()
-        at = 0
-        for ids, trained in zip(batch.token_ids.tolist(), batch.trained.tolist(), strict=True):
-            n = sum(trained)
-            advantages, own = set(batch.advantages[at : at + n].tolist()), set(batch.weights[at : at + n].tolist())
-            assert len(advantages) == len(own) == min(n, 1)
-            seen.append((tuple(t for t in ids if t), *(advantages or {-1.0}), *(own or {-1.0})))
-            at += n
+        assert len(batch.rows) == 1 or cost(batch) <= budget
+        assert batch.logprobs.tolist() == (-batch.targets).tolist()
+        columns = batch.trained, batch.targets, batch.advantages, batch.weights
+        for (row, position), target, advantage, weight in zip(*columns, strict=True):
+            assert target == batch.rows[row].token_ids[position]
+            seen.append((int(advantage), position, int(target), float(weight)))
     wanted = [
-        (tuple(r.token_ids), r.advantages[0] if any(r.loss_mask) else -1.0, w if any(r.loss_mask) else -1.0)
-        for r, w in zip(given_rows, weights, strict=True)
+        (number, position, token, weights[number])
+        for number, row in enumerate(given_rows)
+        for position, (token, mask) in enumerate(zip(row.token_ids, row.loss_mask, strict=True))
+        if mask
     ]
     assert sorted(seen) == sorted(wanted)
 
 
-@pytest.mark.parametrize(("budget", "shapes"), [(1, [(1, 2), (1, 3), (1, 9)]), (6, [(2, 3), (1, 9)]), (27, [(3, 9)])])
-def test_rows_of_similar_length_go_together(budget: int, shapes: list[tuple[int, int]]) -> None:
-    lengths = (9, 2, 3)
-    given_rows = [Sample([1] * n, [0] + [1] * (n - 1), [0.0] * n, [1.0] * n) for n in lengths]
-    assert [tuple(b.token_ids.shape) for b in pack(given_rows, [1.0] * 3, budget)] == shapes
+@pytest.mark.parametrize(("budget", "lengths"), [(1, [[2], [3], [9]]), (6, [[2, 3], [9]]), (27, [[2, 3, 9]])])
+def test_rows_of_similar_length_go_together(budget: int, lengths: list[list[int]]) -> None:
+    given_rows = [Sample([1] * n, [0] + [1] * (n - 1), [0.0] * n, [1.0] * n) for n in (9, 2, 3)]
+    packed = by_length(given_rows, [1.0] * 3, budget)
+    assert [[len(r.token_ids) for r in b.rows] for b in packed] == lengths
+
+
+def test_what_rows_share_counts_once() -> None:
+    prompt = list(range(100))
+    given_rows = [Sample([*prompt, 100 + n], [0] * 100 + [1], [0.0] * 101, [1.0] * 101) for n in range(20)]
+    assert [len(b.rows) for b in by_prefix(given_rows, [1.0] * 20, 120)] == [20]
+    assert [len(b.rows) for b in by_prefix(given_rows, [1.0] * 20, 110)] == [10, 10]
+    assert [len(b.rows) for b in by_length(given_rows, [1.0] * 20, 120)] == [1] * 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from agentrl.learner.logprobs import output_head, token_logprobs
 from agentrl.learner.loss import LOSSES, clipped, out_of_range, truncated_importance
 from agentrl.learner.muon import Muon
-from agentrl.learner.packing import MicroBatch, pack
+from agentrl.learner.packing import MicroBatch
+from agentrl.learner.states import PADDED, PREFIX, Packing, difference
 from agentrl.types import Sample
+
+CHECKED = 4  # rows by which a model shows that prefixes can be shared
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class LossSettings:
     temperature: float = 1.0
     max_grad_norm: float = 1.0
     updates: int = 1  # optimizer steps on one batch; from the second on the ratio is not 1, and may be clipped
+    packing: str = "prefix"  # or "padded"
     token_budget: int = 8192  # tokens in one forward and backward pass, padding included
     threads: int | None = None  # torch's threads while learning; all cores by default
 
@@ -44,6 +49,7 @@ class Learner:
         self.policy, self.settings, self.version = policy, settings, 0
         self._optimizers = list(optimizers)
         self._head = output_head(policy)
+        self._packing = PADDED if settings.packing == "padded" else None  # not yet known
         self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
 
     def set_lr(self, share: float) -> None:
@@ -59,12 +65,13 @@ class Learner:
         torch.set_num_threads(self.settings.threads or os.cpu_count() or 1)  # the engine may want fewer
         lengths = [sum(r.loss_mask) for r in rows]
         weights = LOSSES[self.settings.loss](lengths)
-        batches = pack(rows, weights, self.settings.token_budget)
+        packing = self._chosen(rows)
+        batches = packing.pack(rows, weights, self.settings.token_budget)
         olds: list[Tensor | None] = [None] * len(batches)
         tally: dict[str, list[Tensor]] = {}
         for _ in range(self.settings.updates):
             for i, batch in enumerate(batches):
-                loss, olds[i], parts = self._loss(batch, olds[i])
+                loss, olds[i], parts = self._loss(packing, batch, olds[i])
                 loss.backward()  # type: ignore[no-untyped-call]
                 for name, part in parts.items():
                     tally.setdefault(name, []).append(part)
@@ -95,12 +102,27 @@ class Learner:
         self.version += isfinite(norm)
         return norm
 
-    def _loss(self, batch: MicroBatch, old: Tensor | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _chosen(self, rows: Sequence[Sample]) -> Packing:
+        """Prefixes are shared, once a few rows have shown that this model gives the same numbers then."""
+        if self._packing is None and len(rows) > 1:
+            alike = sorted(rows, key=lambda r: r.token_ids)[:CHECKED]
+            why = difference(self.policy, self._head, MicroBatch(alike, [1.0] * len(alike)))
+            self._packing = PADDED if why else PREFIX
+            if why:
+                warnings.warn(
+                    f"{type(self.policy).__name__}: the prefixes that rows share are computed for each of them "
+                    f'(learner.packing = "padded"): {why}',
+                    stacklevel=2,
+                )
+        return self._packing or PADDED
+
+    def _loss(
+        self, packing: Packing, batch: MicroBatch, old: Tensor | None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The loss, the logprobs to take ratios to in later updates, and values of each token for the metrics."""
         s, device = self.settings, next(self.policy.parameters()).device
-        logp, entropy = token_logprobs(
-            self.policy, self._head, batch.token_ids.to(device), batch.trained.to(device), s.temperature
-        )
+        states = packing.states(self.policy, batch)
+        logp, entropy = token_logprobs(self._head, states, batch.targets.to(device), s.temperature)
         sampled, advantages, weights = (t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights))
         old = logp.detach() if old is None else old
         rho = truncated_importance(old, sampled, s.importance_cap)

@@ -58,19 +58,12 @@ def _compare(model: Any, logits: Callable[[Tensor], Tensor]) -> None:
 
 
 def token_logprobs(
-    model: Any,
     head: Callable[[Tensor], Tensor],
-    token_ids: Tensor,  # (rows, length), padded on the right
-    trained: Tensor,  # (rows, length) bool: whose logprob is wanted; never a row's first
+    states: Tensor,  # (trained, width): each predicts the target beside it
+    targets: Tensor,  # (trained,)
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs and entropies, (trained tokens,) each, in row order.
-
-    Padding stands on the right, behind everything a real token attends to, so that no mask is needed.
-    """
-    hidden = causal_lm(model).base_model(input_ids=token_ids, use_cache=False).last_hidden_state
-    picked = hidden[:, :-1][trained[:, 1:]]  # the state before a token predicts it
-    targets = token_ids[:, 1:][trained[:, 1:]]
+    """Logprobs and entropies, (trained,) each."""
 
     def score(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states).float() / temperature
@@ -79,11 +72,11 @@ def token_logprobs(
             entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs.gather(-1, wanted[:, None])[:, 0], entropy
 
-    if len(picked) <= CHUNK:
-        return score(picked, targets)
+    if len(states) <= CHUNK:
+        return score(states, targets)
     # Several chunks: each one's logits are computed again in the backward pass instead of kept.
     parts = [
         checkpoint(score, s, t, use_reentrant=False)
-        for s, t in zip(torch.split(picked, CHUNK), torch.split(targets, CHUNK), strict=True)
+        for s, t in zip(torch.split(states, CHUNK), torch.split(targets, CHUNK), strict=True)
     ]
     return torch.cat([p for p, _ in parts]), torch.cat([e for _, e in parts])

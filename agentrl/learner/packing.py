@@ -1,33 +1,59 @@
-"""From groups to samples, and from samples to tensors.
+"""From groups to samples, and from samples to micro-batches.
 
-token_ids   (rows, length) int64     padded on the right
-trained     (rows, length) bool      the engine sampled it, and its advantage is not zero
-logprobs    (trained,)     float32   the engine's, in row order
-advantages  (trained,)     float32
-weights     (trained,)     float32   the reduction's
+A micro-batch has one entry for each trained token, in row order:
+
+targets     (trained,) int64     the token itself
+logprobs    (trained,) float32   the engine's
+advantages  (trained,) float32
+weights     (trained,) float32   the reduction's
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from agentrl.learner.advantage import Advantage
+from agentrl.learner.forest import Forest, common, grow
 from agentrl.types import Group, Sample, Stop
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of similar length that go through the model together; the legend is at the top of this file."""
+    """Rows that go through the model together; the legend is at the top of this file."""
 
-    token_ids: Tensor
-    trained: Tensor
-    logprobs: Tensor
-    advantages: Tensor
-    weights: Tensor
+    rows: Sequence[Sample]
+    row_weights: Sequence[float]
+
+    @cached_property
+    def trained(self) -> list[tuple[int, int]]:
+        """Row and position of each trained token."""
+        return [(r, p) for r, row in enumerate(self.rows) for p, mask in enumerate(row.loss_mask) if mask]
+
+    @cached_property
+    def targets(self) -> Tensor:
+        return torch.tensor([self.rows[r].token_ids[p] for r, p in self.trained], dtype=torch.int64)
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        return torch.tensor([self.rows[r].logprobs[p] for r, p in self.trained])
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        return torch.tensor([self.rows[r].advantages[p] for r, p in self.trained])
+
+    @cached_property
+    def weights(self) -> Tensor:
+        return torch.tensor([self.row_weights[r] for r, _ in self.trained])
+
+    @cached_property
+    def forest(self) -> Forest:
+        return grow([r.token_ids for r in self.rows])
 
 
 def samples(groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset[Stop] = frozenset()) -> list[Sample]:
@@ -47,7 +73,10 @@ def samples(groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset
     return rows
 
 
-def pack(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) -> list[MicroBatch]:
+Pack = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]
+
+
+def by_length(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) -> list[MicroBatch]:
     """Micro-batches of at most ``token_budget`` tokens, padding included; a longer row goes alone."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     batches: list[list[int]] = []
@@ -56,21 +85,33 @@ def pack(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) ->
             batches[-1].append(i)
         else:
             batches.append([i])
-    return [_tensors([rows[i] for i in batch], [weights[i] for i in batch]) for batch in batches]
+    return [_made(rows, weights, batch) for batch in batches]
 
 
-def _tensors(rows: Sequence[Sample], weights: Sequence[float]) -> MicroBatch:
-    length = max(len(r.token_ids) for r in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.int64)
-    trained = torch.zeros(len(rows), length, dtype=torch.bool)
-    for i, r in enumerate(rows):
-        ids[i, : len(r.token_ids)] = torch.tensor(r.token_ids)
-        trained[i, : len(r.token_ids)] = torch.tensor(r.loss_mask, dtype=torch.bool)
+def by_prefix(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) -> list[MicroBatch]:
+    """Micro-batches of at most ``token_budget`` tokens, shared ones counted once; a longer row goes alone."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i].token_ids)
+    batches = []
+    while order:
+        most = _count([rows[i].token_ids for i in order], token_budget)
+        batch = _made(rows, weights, order[:most])
+        while most > 1 and len(batch.forest.token_ids) > token_budget:  # not all that could be shared is worth it
+            most -= 1
+            batch = _made(rows, weights, order[:most])
+        batches.append(batch)
+        order = order[most:]
+    return batches
 
-    def picked(values: Iterable[Iterable[float]]) -> Tensor:
-        return torch.tensor(
-            [v for row, r in zip(values, rows, strict=True) for v, m in zip(row, r.loss_mask, strict=True) if m]
-        )
 
-    each = ([w] * len(r.token_ids) for w, r in zip(weights, rows, strict=True))
-    return MicroBatch(ids, trained, picked(r.logprobs for r in rows), picked(r.advantages for r in rows), picked(each))
+def _count(ordered: Sequence[list[int]], token_budget: int) -> int:
+    """How many of the rows fit, if all that neighbours have in common is shared; at least one."""
+    tokens = len(ordered[0])
+    for count, (before, row) in enumerate(pairwise(ordered), start=1):
+        tokens += len(row) - common(before, row)
+        if tokens > token_budget:
+            return count
+    return len(ordered)
+
+
+def _made(rows: Sequence[Sample], weights: Sequence[float], chosen: Sequence[int]) -> MicroBatch:
+    return MicroBatch([rows[i] for i in chosen], [weights[i] for i in chosen])

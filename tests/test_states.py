@@ -1,0 +1,134 @@
+"""What rows share is computed once, and the numbers are those of the plain way: for values and for gradients."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from tiny import MODELS, SHAPE, VOCABULARY, half, llama, qwen3, sliding
+from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.logprobs import output_head
+from agentrl.learner.packing import MicroBatch
+from agentrl.learner.states import States, difference, forest_states, padded_states
+from agentrl.types import Sample
+
+
+def alike(seed: int = 0, groups: int = 3) -> list[Sample]:
+    """Groups that share a prompt, whose members share beginnings, some of which are the same."""
+    rng = random.Random(seed)
+
+    def some(count: int) -> list[int]:
+        return rng.choices(range(VOCABULARY), k=count)
+
+    found = []
+    for _ in range(groups):
+        prompt, call = some(rng.randint(30, 50)), some(20)
+        for _ in range(5):
+            begun = call if rng.random() < 0.6 else call[: rng.randint(0, 19)]
+            ids = [*prompt, *begun, *(some(rng.randint(1, 20)) if rng.random() < 0.8 else [])]
+            mask = [0] * len(prompt) + [int(rng.random() < 0.7) for _ in ids[len(prompt) :]]
+            mask[-1] = 1
+            found.append(Sample(ids, mask, [-4.0 * m for m in mask], [rng.uniform(-1, 1)] * len(mask)))
+    return sorted(found, key=lambda s: s.token_ids)
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=256, n_embd=32, n_layer=2, n_head=4)
+    return GPT2LMHeadModel(config)
+
+
+def softcapped() -> Any:
+    torch.manual_seed(0)
+    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, attn_logit_softcapping=20.0))
+
+
+def of(states: States, model: Any, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
+    """The states, and the gradients of something that depends on each of them otherwise."""
+    found = states(model, batch)
+    weight = torch.linspace(-1, 1, found.numel()).view_as(found)
+    model.zero_grad()
+    torch.autograd.backward((found.float() * weight).sum())
+    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("make", [*MODELS, gpt2])
+def test_states_and_gradients_are_those_of_padded_rows(make: Any) -> None:
+    model, rows = make().eval(), alike()
+    batch = MicroBatch(rows, [1.0] * len(rows))
+    assert len(batch.forest.token_ids) < 0.7 * sum(len(r.token_ids) for r in rows)
+    assert len(batch.forest.families) > 3
+    (wanted, wanted_grads), (found, grads) = of(padded_states, model, batch), of(forest_states, model, batch)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    assert len(grads) == len(wanted_grads)
+    for one, other in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [qwen3, llama, sliding, half])
+def test_a_model_shows_that_it_can(make: Any) -> None:
+    model, rows = make().eval(), alike()
+    assert difference(model, output_head(model), MicroBatch(rows, [1.0] * len(rows))) is None
+
+
+def test_rows_that_share_nothing_and_a_row_alone() -> None:
+    model = qwen3().eval()
+    for rows in ([Sample([5, 6, 7], [0, 1, 1], [0.0] * 3, [1.0] * 3)], [*alike(1)[:1], *alike(2)[:1]]):
+        batch = MicroBatch(rows, [1.0] * len(rows))
+        torch.testing.assert_close(forest_states(model, batch), padded_states(model, batch), atol=1e-5, rtol=1e-4)
+
+
+def test_the_model_s_own_attention_is_there_again_afterwards() -> None:
+    model, ids = qwen3().eval(), torch.arange(6)[None]
+    before, name = model(ids).logits, model.config._attn_implementation
+    forest_states(model, MicroBatch(alike()[:2], [1.0, 1.0]))
+    assert model.config._attn_implementation == name
+    assert torch.equal(model(ids).logits, before)
+
+
+def learned(model: Any, **settings: Any) -> tuple[Any, dict[str, float]]:
+    policy = copy.deepcopy(model)
+    learner = Learner(policy, [torch.optim.SGD(policy.parameters(), lr=0.1)], LossSettings(threads=1, **settings))
+    return policy, learner.update(alike())
+
+
+@pytest.mark.parametrize("budget", [64, 256, 8192])
+@pytest.mark.parametrize("updates", [1, 3])
+def test_an_update_is_the_same_either_way(budget: int, updates: int) -> None:
+    model = qwen3().eval()
+    shared, told = learned(model, packing="prefix", token_budget=budget, updates=updates)
+    padded, also = learned(model, packing="padded", updates=updates)
+    assert told == pytest.approx(also, abs=1e-4)
+    for one, other in zip(shared.parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_a_model_that_cannot_is_trained_the_plain_way_and_it_is_said() -> None:
+    model = softcapped().eval()
+    with pytest.warns(UserWarning, match=r"Gemma2ForCausalLM: the prefixes .* soft-capped"):
+        shared, _ = learned(model)
+    padded, _ = learned(model, packing="padded")
+    for one, other in zip(shared.parameters(), padded.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_ignores_the_tree_is_found_out() -> None:
+    """Its attention is its own: over a forest it would see the neighbours."""
+    model = qwen3().eval()
+    forward = type(model.model).forward
+
+    def plain(self: Any, **given: Any) -> Any:
+        self.config._attn_implementation = "sdpa"
+        return forward(self, **given)
+
+    model.model.forward = plain.__get__(model.model)
+    rows = alike()[:4]
+    why = difference(model, output_head(model), MicroBatch(rows, [1.0] * 4))
+    assert why is not None
+    assert "off by" in why
