@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 import anyio
 
 from agentrl import metrics
+from agentrl.config import TrainConfig, build
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
 from agentrl.policy import configured
+from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout, Watch
 from agentrl.types import Trajectory
 
@@ -81,33 +85,58 @@ def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) ->
     return list(range(first, first + wanted if count is None else min(first + wanted, count)))
 
 
+Playing = AbstractAsyncContextManager[Callable[[str], Rollout]]  # inside, what makes the rollout of a split
+
+
+@asynccontextmanager
+async def with_model(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Callable[[str], Rollout]]:
+    """Play with a model of our own."""
+    from agentrl.session import opened  # brings torch
+
+    async with opened(config, spec) as session:
+        yield session.rollout
+
+
+@asynccontextmanager
+async def at_endpoint(
+    config: TrainConfig, spec: EnvSpec, url: str, model: str | None = None, key_env: str = "OPENAI_API_KEY"
+) -> AsyncIterator[Callable[[str], Rollout]]:
+    """Play with a server's model, by OpenAI's chat completions; ``None``: the only one it has. No torch."""
+    from agentrl.engines.endpoint import EndpointEngine
+
+    engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.capacity)
+    async with spec.open(), engine:
+        yield partial(Rollout.configured, config.rollout, spec, engine, ChatRenderer())
+
+
 def evaluate(
     env: str | type[Env],
-    model: str = "nano",
+    model: str | None = None,
     *,
     tasks: int = 256,
     first: int = 0,
     split: str = "test",
     greedy: bool = False,
+    endpoint: str | None = None,
     **settings: Any,
 ) -> Measurement:
     """Measure a model on ``tasks`` tasks of an environment.
 
     Args:
         env: a registered name, ``module:Class``, or an ``Env`` subclass.
-        model: a name or folder, as ``--model`` takes it.
+        model: a name or folder, as ``--model`` takes it; nano by default. With an endpoint, a name that it knows.
+        endpoint: a server that speaks OpenAI's chat completions; its key is in the environment, OPENAI_API_KEY.
         settings: sections and keys as in a config file: ``rollout={"max_turn_tokens": 64}``, ``env_settings={...}``.
     """
-    from agentrl.session import opened  # brings torch
-
     spec = EnvSpec(env, **settings.pop("env_settings", {}))
-    named = {"name": spec.name, **spec.settings}
-    config = configured(("arguments", {"env": named, "model": model, **settings}))
+    layer = ("arguments", {"env": {"name": spec.name, **spec.settings}, "model": model or "nano", **settings})
+    config = configured(layer) if endpoint is None else build(layer)
+    playing = with_model(config, spec) if endpoint is None else at_endpoint(config, spec, endpoint, model)
 
     async def go() -> Measurement:
-        async with opened(config, spec) as session:
-            rollout = session.rollout(split)
-            found, _ = await measure(rollout, held_out(spec, tasks, split, first), seed=config.seed, greedy=greedy)
+        async with playing as rollout_of:
+            chosen = held_out(spec, tasks, split, first)
+            found, _ = await measure(rollout_of(split), chosen, seed=config.seed, greedy=greedy)
             return found
 
     return anyio.run(go)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import anyio
 
+from agentrl.config import RolloutConfig
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
 from agentrl.engine import Engine
 from agentrl.env import Env, EnvSpec
@@ -58,6 +59,11 @@ class Rollout:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     split: str = "train"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def configured(cls, config: RolloutConfig, spec: EnvSpec, engine: Engine, renderer: Renderer, split: str) -> Self:
+        limits = Limits(config.max_turns, config.max_turn_tokens, config.turn_timeout_s, config.episode_timeout_s)
+        return cls(spec, engine, renderer, limits, SamplingParams(temperature=config.temperature), split)
 
     async def batch(self, tasks: Sequence[int], size: int, *, seed: int = 0, watch: Watch | None = None) -> list[Group]:
         """Play ``size`` episodes of every task, all at once; the groups in the order of the tasks.

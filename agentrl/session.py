@@ -13,8 +13,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import EnvSpec
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout import Limits, Rollout
-from agentrl.types import SamplingParams
+from agentrl.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ class Session:
     engine: TransformersEngine
 
     def rollout(self, split: str) -> Rollout:
-        r = self.config.rollout
-        limits = Limits(r.max_turns, r.max_turn_tokens, r.turn_timeout_s, r.episode_timeout_s)
-        sampling = SamplingParams(temperature=r.temperature)
-        return Rollout(self.spec, self.engine, self.renderer, limits=limits, sampling=sampling, split=split)
+        return Rollout.configured(self.config.rollout, self.spec, self.engine, self.renderer, split)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import anyio
@@ -13,10 +12,10 @@ from rich.table import Table
 
 from agentrl.cli import settings
 from agentrl.cli.settings import loading
-from agentrl.config import Layer, TrainConfig
+from agentrl.config import Layer, TrainConfig, build
 from agentrl.env import EnvSpec
 from agentrl.errors import ConfigError, nearest
-from agentrl.evaluation import Measurement, held_out, measure
+from agentrl.evaluation import Measurement, Playing, at_endpoint, held_out, measure, with_model
 from agentrl.policy import configured
 from agentrl.types import Trajectory
 
@@ -24,14 +23,17 @@ HELP = """usage: agentrl eval --env NAME --model MODEL [--tasks 256] [--first 0]
 
   agentrl eval --env math-tools --model runs/last
   agentrl eval --env math-tools --model runs/last --first 100000 --tasks 512
+  agentrl eval --env math-tools --endpoint http://127.0.0.1:8000/v1 --model NAME
 
 Every task is played twice: sampled, as in training, and greedy.
 
-  --tasks N      how many tasks [256]
-  --first N      the first task [0]
-  --split NAME   which tasks: test or train [test]
+  --tasks N        how many tasks [256]
+  --first N        the first task [0]
+  --split NAME     which tasks: test or train [test]
+  --endpoint URL   ask a server that speaks OpenAI's chat completions; tools are called as its API calls them
+  --key_env NAME   the environment variable that holds the endpoint's key [OPENAI_API_KEY]
 """
-OWN: dict[str, Any] = {"tasks": 256, "first": 0, "split": "test"}
+OWN: dict[str, Any] = {"tasks": 256, "first": 0, "split": "test", "endpoint": None, "key_env": "OPENAI_API_KEY"}
 
 
 def main(words: Sequence[str]) -> int:
@@ -40,10 +42,17 @@ def main(words: Sequence[str]) -> int:
         print(f"{HELP}\nsettings [default]:\n{settings.help_text(sections)}")
         return 0
     own, layers = _own(settings.layers(words))
-    config = configured(*layers)
+    config = configured(*layers) if own["endpoint"] is None else build(*layers)
     spec = settings.spec_of(config.env)
     console = Console()
-    sampled, greedy = anyio.run(partial(_measure, config, spec, console, **own))
+    if own["endpoint"] is None:
+        with loading(console):
+            import agentrl.session  # noqa: F401  brings torch
+        playing = with_model(config, spec)
+    else:
+        model = config.model if any("model" in given for _, given in layers) else None
+        playing = at_endpoint(config, spec, own["endpoint"], model, str(own["key_env"]))
+    sampled, greedy = anyio.run(_measure, playing, config, spec, console, own)
     _show(console, config, own, sampled, greedy)
     return 0
 
@@ -59,18 +68,21 @@ def _own(layers: list[Layer]) -> tuple[dict[str, Any], list[Layer]]:
         raise ConfigError(
             f"--split is train or test, not {own['split']!r}{nearest(str(own['split']), ['train', 'test'])}"
         )
+    if not isinstance(own["endpoint"], str | None):
+        raise ConfigError(f"--endpoint is a URL such as http://127.0.0.1:8000/v1, not {own['endpoint']!r}")
     return own, [*files, (source, {k: v for k, v in given.items() if k not in OWN})]
 
 
 async def _measure(
-    config: TrainConfig, spec: EnvSpec, console: Console, tasks: int, first: int, split: str
+    playing: Playing,
+    config: TrainConfig,
+    spec: EnvSpec,
+    console: Console,
+    own: dict[str, Any],
 ) -> tuple[Measurement, Measurement]:
-    with loading(console):
-        from agentrl.session import opened
-
-    async with opened(config, spec) as session:
-        rollout = session.rollout(split)
-        chosen = held_out(spec, tasks, split, first)
+    async with playing as rollout_of:
+        rollout = rollout_of(own["split"])
+        chosen = held_out(spec, own["tasks"], own["split"], own["first"])
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"{spec.name}: {len(chosen)} tasks, twice", total=2 * len(chosen))
 
@@ -99,5 +111,6 @@ def _show(
             str(m.faults),
         )
         table.add_row(name, *row)
-    console.print(f"{config.env['name']}, {config.model}, {tasks}")
+    who = config.model if own["endpoint"] is None else own["endpoint"]
+    console.print(f"{config.env['name']}, {who}, {tasks}")
     console.print(table)

@@ -23,6 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agentrl.allocator import keep_freed_memory
 from agentrl.learner.muon import Muon
 from agentrl_envs.nano.demonstrations import Conversation, demonstrations
 from agentrl_envs.nano.tokenizer import CONTEXT, SIZE, train_tokenizer
@@ -187,6 +188,8 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # the order of sums, and so the weights, would depend on how many there are
+    keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clean", type=int, default=560, help="steps on right demonstrations")

@@ -1,0 +1,78 @@
+"""For endpoints that take messages and not tokens: the conversation is its own text, and its tokens are bytes.
+
+    prompt      {"tools": [...]}  {"role": "system", ...}  {"role": "user", ...}      one JSON object a line
+    model       {"role": "assistant", "content": ..., "tool_calls": [...]}            as the endpoint gave it
+    world       {"role": "tool", "tool_call_id": ..., "content": ...}
+
+So an endpoint plays by the same rollout as an engine does; only that nothing here can be trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.types import JsonSchema, Message, Reply, ToolCall, utf8
+
+
+class ChatRenderer:
+    """A renderer whose context is JSON lines. No text can forge structure: it stands inside JSON strings."""
+
+    def __init__(self) -> None:
+        self.forged: Counter[str] = Counter()
+
+    def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
+        return lines([{"tools": list(tools)}, *map(_wire, messages)])
+
+    def bridge_to_next_turn(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[JsonSchema] = (),
+    ) -> list[int]:
+        return [*prompt_ids, *completion_ids, *lines(map(_wire, messages))]
+
+    def parse_response(self, token_ids: Sequence[int]) -> Reply:
+        message = json.loads(bytes(token_ids))
+        calls = tuple(_call(c) for c in message.get("tool_calls") or ())
+        return Reply(utf8(message.get("content") or ""), calls)
+
+    def get_stop_token_ids(self) -> list[int]:
+        return []
+
+
+def lines(objects: Any) -> list[int]:
+    return list("".join(json.dumps(o) + "\n" for o in objects).encode())
+
+
+def conversation(token_ids: Sequence[int]) -> tuple[list[JsonSchema], list[dict[str, Any]]]:
+    """The tools and the messages of a context."""
+    first, *messages = (json.loads(line) for line in bytes(token_ids).splitlines())
+    return first["tools"], messages
+
+
+def _wire(message: Message) -> dict[str, Any]:
+    """As the API wants it: a call's arguments are JSON in a string."""
+    if "tool_calls" not in message:
+        return {**message}
+    calls = [
+        {**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}}
+        for c in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    function = call.get("function") or {}
+    name, text = str(function.get("name") or ""), function.get("arguments") or "{}"
+    try:
+        arguments = json.loads(text) if isinstance(text, str) else text
+    except ValueError as error:
+        return ToolCall(str(call.get("id")), name, error=f"invalid JSON in the tool call: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(str(call.get("id")), name, error='"arguments" of a tool call must be an object')
+    return ToolCall(str(call.get("id")), name, arguments)
