@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import MODELS, SHAPE, VOCABULARY, half, llama, qwen3, sliding
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -49,13 +53,59 @@ def softcapped() -> Any:
     return Gemma2ForCausalLM(Gemma2Config(**SHAPE, attn_logit_softcapping=20.0))
 
 
-def of(states: States, model: Any, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
-    """The states, and the gradients of something that depends on each of them otherwise."""
+def of(
+    states: States, model: Any, batch: MicroBatch, value: Callable[[Tensor], Tensor] = torch.tanh
+) -> tuple[Tensor, list[Tensor]]:
+    """The states, and the gradients of a value of each."""
     found = states(model, batch)
-    weight = torch.linspace(-1, 1, found.numel()).view_as(found)
     model.zero_grad()
-    torch.autograd.backward((found.float() * weight).sum())
-    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    torch.autograd.backward((value(found) * torch.linspace(-1, 1, found.shape[-1], dtype=found.dtype)).sum())
+    return found.detach(), [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Sample]:
+    """Rows that branch from each other at any place, of any depth: what a tree of rollouts gives."""
+    ids = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60)
+    rows = [draw(ids)]
+    for _ in range(draw(st.integers(0, 9))):
+        trunk = draw(st.sampled_from(rows))
+        rows.append([*trunk[: draw(st.integers(0, len(trunk)))], *draw(ids)])
+    found = []
+    for row in sorted(rows):
+        mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(row) - 1, max_size=len(row) - 1))]
+        found.append(Sample(row, mask, [0.0] * len(row), [1.0] * len(row)))
+    return found
+
+
+@cache
+def exact(make: Any, dtype: torch.dtype) -> Any:
+    """In that precision all through: transformers' norms would compute in single precision."""
+    model = make().eval().to(dtype)
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = partial(rms_norm, module)
+    return model
+
+
+def rms_norm(norm: Any, x: Tensor) -> Tensor:
+    found: Tensor = norm.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("make", [qwen3, llama, sliding])
+@settings(max_examples=12, deadline=None)
+@given(rows=trees())
+def test_gradients_of_any_tree_are_those_of_its_rows_one_by_one(
+    make: Any, dtype: torch.dtype, allowed: float, rows: list[Sample]
+) -> None:
+    model = exact(make, dtype)
+    _, found = of(forest_states, model, MicroBatch(rows, [1.0] * len(rows)), torch.sin)
+    alone = [of(padded_states, model, MicroBatch([row], [1.0]), torch.sin)[1] for row in rows if any(row.loss_mask)]
+    for number, grad in enumerate(found):
+        wanted = sum((grads[number] for grads in alone), torch.zeros_like(grad))
+        assert float((grad - wanted).norm()) <= allowed * max(float(wanted.norm()), 1.0)
 
 
 @pytest.mark.parametrize("make", [*MODELS, gpt2])
