@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 
 from agentrl.config import RolloutConfig
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
@@ -90,6 +91,7 @@ class Rollout:
                 for place in range(len(tasks)):
                     for member in range(size):
                         players.start_soon(play, place, member)
+                    await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
         except ExceptionGroup as group:  # the first to fail has cancelled the others
             raise group.exceptions[0] from group.exceptions[0].__cause__
         return [Group(task, tuple(played[p, m] for m in range(size))) for p, task in enumerate(tasks)]

@@ -205,7 +205,7 @@ class Bench:
 async def measure(args: argparse.Namespace) -> dict[str, Row]:
     torch.set_num_threads(args.threads)
     loaded = policy.load(args.model)
-    engine = TransformersEngine(loaded.model, capacity=args.tasks * args.group_size, threads=args.threads)
+    engine = TransformersEngine(loaded.model, capacity=args.capacity, threads=args.threads)
     bench = Bench(loaded, engine, args.group_size, args.seed)
     await bench.play(range(4), LATENCIES["none"])  # warm
     repeats = [await bench.repeat(range(r * args.tasks, (r + 1) * args.tasks)) for r in range(args.repeats)]
@@ -227,6 +227,7 @@ def table(rows: Mapping[str, Row], title: str) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano")
+    parser.add_argument("--capacity", type=int, default=128, help="rows sampled at once")
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agentrl_tools.calculator import evaluate
 
@@ -32,6 +33,11 @@ def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | N
     names = list(families) if families is not None else list(FAMILIES)
     if not names or any(name not in FAMILIES for name in names):
         raise ValueError(f"families are some of {', '.join(FAMILIES)}; not {names}")
+    return _drawn(seed, split, level, tuple(names))
+
+
+@lru_cache(maxsize=256)  # the members of a group draw the same
+def _drawn(seed: int, split: Split, level: int, names: tuple[str, ...]) -> MathTask:
     rng = random.Random(f"math/{seed}/{split}/{level}/{','.join(names)}")
     family = rng.choices(names, [FAMILIES[name] for name in names])[0]
     while True:
