@@ -133,6 +133,8 @@ class VLLMEngine:
                 if llm.output_handler is not None:
                     llm.output_handler.cancel()
                 await to_thread.run_sync(self._end, llm)
+                await asyncio.sleep(0)  # its sockets are closed from the loop
+                llm.engine_core.resources.ctx.destroy(linger=0)
         self._weights.close()
 
     # -- in the event loop -----------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ class VLLMEngine:
         self._processes = list(manager.processes) if manager is not None else []
 
     def _end(self, llm: Any) -> None:
-        llm.shutdown(timeout=CLOSE_S)
+        llm.shutdown(timeout=0)  # there is nothing to be finished
         for process in self._processes:
             if process.is_alive():
                 process.kill()
