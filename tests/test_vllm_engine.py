@@ -351,7 +351,8 @@ def test_no_process_is_left_however_the_run_ends(tmp_path: Path, end: str) -> No
         [sys.executable, str(script), end], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert run.stdout is not None
-    child = int(run.stdout.readline())
+    with run.stdout as said:
+        child = int(said.readline())
     if end == "interrupt":
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the whole group
     elif end == "hang":

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from agentrl.errors import UserError
@@ -88,17 +88,18 @@ class MemoryFile:
     """A safetensors file that has no name: it is gone with this process, whatever ends it."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
         self._descriptor = memory_descriptor()
         self.path = None if self._descriptor is None else f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self._bytes = save(tensors) if self.path is None else b""
         if self._descriptor is not None:
             with open(self._descriptor, "wb", closefd=False) as file:
                 file.write(save(tensors))
 
     def parts(self) -> Iterator[bytes]:
         """The same as safetensors files of about ``PART`` bytes, for whom the path means nothing."""
+        tensors = load(self._bytes) if self.path is None else load_file(self.path)
         part: dict[str, Tensor] = {}
-        for name, tensor in self.tensors.items():
+        for name, tensor in tensors.items():
             if part and sum(t.nbytes for t in part.values()) + tensor.nbytes > PART:
                 yield save(part)
                 part = {}

@@ -7,9 +7,6 @@ the backend.
 from __future__ import annotations
 
 import base64
-import os
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from agentrl.engines.orphan import end_with_parent
 from agentrl.engines.transfer import MEMORY
 
 
@@ -81,11 +79,5 @@ class Extension:
     """What vLLM mixes into its worker: nothing; see the module."""
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 WeightTransferEngineFactory.register_engine(MEMORY, MemoryTransfer)
-threading.Thread(target=_end_with, args=(os.getppid(),), name="agentrl parent watch", daemon=True).start()
+end_with_parent()
