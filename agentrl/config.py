@@ -51,7 +51,7 @@ class EngineConfig(Section):
         if self.name != "server" and self.urls:
             raise ValueError(f"engine.urls is for engine server; engine {self.name} talks to no server")
         if self.name == "transformers" and self.update is not None:
-            raise ValueError("engine.update is for the engines vllm and server; the embedded one always goes on at once")
+            raise ValueError("engine.update is for the engines vllm and server; the embedded one just goes on")
         return self
 
 

@@ -9,18 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
-import httpx
+import httpx2
 import pytest
 import torch
 
 pytest.importorskip("vllm")
 
-from test_vllm_engine import PROMPTS, alive, changed, generated, nano
+from test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
 from tiny import error, greedy, reference, together
 
 from agentrl import policy
@@ -111,8 +109,9 @@ async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: l
         await fleet.generate([1], greedy(500), session="a")
     assert scope.cancelled_caught
     await anyio.sleep(0.3)
-    for each in servers:
-        assert httpx.get(f"{each.url}/load", trust_env=False).json()["server_load"] == 0
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        for each in servers:
+            assert (await http.get(f"{each.url}/load")).json()["server_load"] == 0
 
 
 async def test_what_a_hung_server_owes_is_asked_of_another(
@@ -131,8 +130,7 @@ async def test_what_a_hung_server_owes_is_asked_of_another(
     finally:
         os.kill(core, signal.SIGCONT)
     with anyio.fail_after(20):
-        while not fleet.replicas[0].up:
-            await anyio.sleep(0.1)
+        await until(lambda: fleet.replicas[0].up)
 
 
 async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_current_weights() -> None:
@@ -158,8 +156,7 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
             with Server(serving) as again:
                 again.wait()
                 with anyio.fail_after(20):
-                    while not engine.replicas[1].up:
-                        await anyio.sleep(0.1)
+                    await until(lambda: engine.replicas[1].up)
                 with torch.no_grad():  # the learner is already at the next step: what comes back gets what was given
                     kept = [w.clone() for w in model.parameters()]
                     for weight in model.parameters():
@@ -171,7 +168,10 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
                 assert set(done.versions) == {1}
             survivor.close()
             engine._patience_s = 1.0
-            with anyio.fail_after(30), pytest.raises(UserError, match="no server is left, for 1 s: .*127.0.0.1") as told:
+            with (
+                anyio.fail_after(30),
+                pytest.raises(UserError, match="no server is left, for 1 s: ") as told,
+            ):
                 await engine.generate([7], greedy(20), session="late")
             assert survivor.url in str(told.value)
     assert not any(alive(pid) for pid in pids)
@@ -186,7 +186,7 @@ async def test_servers_that_cannot_be_used() -> None:
 async def test_another_model_is_noticed(servers: list[Server]) -> None:
     from test_vllm_engine import untied
 
-    with pytest.raises(UserError, match="could not be given weights|refuses|computes something else|answered 500"):
+    with pytest.raises(UserError, match=r"could not be given weights|computes something else"):
         async with ServerEngine([servers[0].url], untied(), start_s=5):
             pass
 
@@ -198,7 +198,7 @@ def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals)
     assert run.stdout is not None
     with run.stdout as said:
         url = said.readline().strip()
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        assert httpx2.get(f"{url}/health", trust_env=False).status_code == 200
         children = descendants(run.pid)
         assert len(children) >= 2
         os.kill(run.pid, end)
@@ -217,6 +217,3 @@ def descendants(pid: int) -> list[int]:
 def engine_process(pid: int) -> int:
     """The process with the model: the one below the server's that has it in memory."""
     return max(descendants(pid), key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))
-
-
-_: Any = partial

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -244,12 +244,12 @@ async def test_a_cancelled_request_is_taken_back_and_disturbs_nobody(fresh: VLLM
                 await call
             assert scope.cancelled_caught
 
-    calls = [*(partial(cancelled, n) for n in range(1, 6)), partial(fresh.generate, [7], greedy(100), session="b")]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(cancelled, n) for n in range(1, 6)]
+    calls.append(partial(fresh.generate, [7], greedy(100), session="b"))
     found = await together(*calls)
     assert found[-1].token_ids == alone.token_ids
     with anyio.fail_after(5):
-        while fresh._llm.get_num_unfinished_requests():
-            await anyio.sleep(0.01)
+        await until(lambda: not fresh._llm.get_num_unfinished_requests())
     assert not fresh._running
 
 
@@ -297,7 +297,9 @@ async def test_a_process_that_is_killed_is_told_in_a_sentence() -> None:
         raised = []
 
         async def ask(n: int) -> None:
-            with pytest.raises(UserError, match="vLLM's process died .killed by SIGKILL.*weights of version 0") as told:
+            with pytest.raises(
+                UserError, match=r"vLLM's process died \(killed by SIGKILL\).*weights of version 0"
+            ) as told:
                 await engine.generate([n], greedy(500), session=str(n))
             raised.append(str(told.value))
 
@@ -362,6 +364,11 @@ def test_no_process_is_left_however_the_run_ends(tmp_path: Path, end: str) -> No
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(child)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110  what is waited for has no event
+        await anyio.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

@@ -43,7 +43,8 @@ def compare(model: Any, context: Sequence[int], done: Completion) -> Mismatch:
     tokens, reported = ids[0, len(context) :, None], torch.tensor(done.logprobs, device=model.device)
 
     def off(temperature: float) -> torch.Tensor:
-        return ((logits / temperature).log_softmax(-1).gather(1, tokens)[:, 0] - reported).abs()
+        logprobs: torch.Tensor = (logits / temperature).log_softmax(-1).gather(1, tokens)[:, 0]
+        return (logprobs - reported).abs()
 
     ours, raw = off(PROBE.temperature), off(1.0)
     found = Mismatch(float(ours.mean()), float(ours.max()))

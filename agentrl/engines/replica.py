@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
-import httpx
+import httpx2
 from anyio import to_thread
 
 from agentrl.engines import requests, transfer
@@ -46,8 +46,8 @@ class Replica:
             "trust_env": False,  # no proxy between us
             "headers": {"Authorization": f"Bearer {key}"} if key else {},
         }
-        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=capacity)
-        self._http = httpx.AsyncClient(**self._options, timeout=httpx.Timeout(PING_S, read=None), limits=unlimited)
+        unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=capacity)
+        self._http = httpx2.AsyncClient(**self._options, timeout=httpx2.Timeout(PING_S, read=None), limits=unlimited)
         self._down = asyncio.get_running_loop().create_future()
         self._threads = anyio.CapacityLimiter(1)
         self._client: _Client | None = None
@@ -69,8 +69,8 @@ class Replica:
     async def answers(self) -> bool:
         """Whether its engine, not only its door, gives a sign of life."""
         try:
-            return (await self._http.get("/weight_info", timeout=PING_S)).status_code == 200
-        except httpx.HTTPError:
+            return bool((await self._http.get("/weight_info", timeout=PING_S)).status_code == 200)
+        except httpx2.HTTPError:
             return False
 
     async def join(self, version: int, update: str) -> None:
@@ -137,7 +137,7 @@ class Replica:
     async def _answer(self, call: Any) -> Any:
         try:
             response = await call
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self.lost(f"does not answer ({type(error).__name__})") from None
         if response.status_code in (400, 404, 422):
             raise UserError(f"{self.url} refuses {response.request.url.path}: {response.text:.300}; {HOW}")
@@ -148,7 +148,7 @@ class Replica:
     async def _in_thread(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:
             return await to_thread.run_sync(partial(function, *arguments, **named), limiter=self._threads)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self.lost(f"could not be given weights ({error})") from None
 
     def _rendezvous(self, world: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class _Client:
     """The four calls of a sender, from its thread."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._http = httpx.Client(**options, timeout=ANSWER_S)
+        self._http = httpx2.Client(**options, timeout=ANSWER_S)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._post("/init_weight_transfer_engine", {"init_info": init_info})

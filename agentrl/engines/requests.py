@@ -1,4 +1,4 @@
-"""A turn's request to vLLM and its answer, in process or over HTTP: what may be asked, in whose words, what came back."""
+"""A turn's request to vLLM and its answer, in process or over HTTP."""
 
 from __future__ import annotations
 

@@ -70,9 +70,7 @@ class ServerEngine:
         backend = "nccl" if self._model.device.type == "cuda" else transfer.MEMORY
         self._kept = backend == transfer.MEMORY  # a copy of the last weights, for who comes back in mid-step
         try:
-            self.replicas = [
-                Replica(url, self._weights, capacity=self._each, backend=backend) for url in self._urls
-            ]
+            self.replicas = [Replica(url, self._weights, capacity=self._each, backend=backend) for url in self._urls]
             await asyncio.gather(*(self._first(r) for r in self.replicas))
             self.max_context = min(self.max_context, *(r.max_context for r in self.replicas))
             ids = probe_ids(self._vocabulary, self.max_context)
@@ -160,7 +158,7 @@ class ServerEngine:
     async def _first(self, replica: Replica) -> None:
         """Join a server that may still be starting."""
         with anyio.move_on_after(self._start_s):
-            while not await replica.answers():
+            while not await replica.answers():  # noqa: ASYNC110  a server has no event to wait for
                 await anyio.sleep(0.5)
         await replica.join(self.version, self._update)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Self
 
-import httpx
+import httpx2
 import torch
 
 from agentrl.engines import launch
@@ -111,8 +111,8 @@ class Server:
 
 def healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        return bool(httpx2.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200)
+    except httpx2.HTTPError:
         return False
 
 

@@ -139,9 +139,7 @@ class MemorySender:
             word = secrets.token_hex(16)
             try:
                 os.write(descriptor, word.encode())
-                self._client.init_weight_transfer_engine(
-                    {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "word": word}
-                )
+                self._client.init_weight_transfer_engine({"path": f"/proc/{os.getpid()}/fd/{descriptor}", "word": word})
                 return True
             except Exception:  # a worker that cannot; one that is not there says so again below
                 pass

@@ -16,11 +16,10 @@ from time import perf_counter
 from typing import Any, Literal, Self
 
 import anyio
-import torch
 from anyio import to_thread
 
 from agentrl.engines import launch, requests, transfer
-from agentrl.engines.probe import Mismatch, compare, probe_ids, PROBE
+from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
 from agentrl.engines.transformers import Meter
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import causal_lm
@@ -147,9 +146,7 @@ class VLLMEngine:
         asked = Params(
             **requests.sampling(params), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True
         )
-        output = None
-        async for output in self._llm.generate({"prompt_token_ids": token_ids}, asked, request):
-            pass
+        (output,) = [o async for o in self._llm.generate({"prompt_token_ids": token_ids}, asked, request)]
         return output
 
     async def _updated(self, policy: Any, version: int) -> None:

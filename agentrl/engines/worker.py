@@ -25,7 +25,7 @@ from agentrl.engines.transfer import MEMORY
 
 
 @dataclass
-class Introduction(WeightTransferInitInfo):
+class Introduction(WeightTransferInitInfo):  # type: ignore[misc]
     """Whether this process can open the trainer's files: ``word`` stands in the one at ``path``."""
 
     path: str | None = None
@@ -33,14 +33,14 @@ class Introduction(WeightTransferInitInfo):
 
 
 @dataclass
-class Tensors(WeightTransferUpdateInfo):
+class Tensors(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A safetensors file: where it is, or itself in base64."""
 
     path: str | None = None
     tensors: str | None = None
 
 
-class MemoryTransfer(WeightTransferEngine[Introduction, Tensors]):
+class MemoryTransfer(WeightTransferEngine[Introduction, Tensors]):  # type: ignore[misc]
     """The worker's end of ``memory``."""
 
     init_info_cls = Introduction
