@@ -207,6 +207,28 @@ async def test_requests_that_run_go_on_with_the_new_weights(fresh: VLLMEngine) -
         assert (reference(new, context, done, params)[first:] - torch.tensor(done.logprobs[first:])).abs().max() < 1e-4
 
 
+async def test_more_prompts_than_fit_in_a_pass_and_an_update_among_them(fresh: VLLMEngine) -> None:
+    """A prompt that is taken in parts kills vLLM on the CPU where the request has a seed: none may be."""
+    new = changed(nano(), 0.05)
+
+    async def update() -> None:
+        await anyio.sleep(0.5)
+        await fresh.update_weights(new, 1)
+
+    contexts = [[(7 * n + i) % 500 for i in range(350 + n)] for n in range(40)]
+    calls = [
+        lambda c=c, n=n: fresh.generate(c, SamplingParams(max_tokens=60, seed=n), session=str(n))
+        for n, c in enumerate(contexts)
+    ]
+    *found, _ = await together(*calls, update)
+    assert {v for done in found for v in done.versions} == {0, 1}
+    for context, done in zip(contexts, found, strict=True):
+        for version, model in ((0, nano()), (1, new)):
+            sampled = torch.tensor([v == version for v in done.versions])
+            off = reference(model, context, done, SamplingParams()) - torch.tensor(done.logprobs)
+            assert off[sampled].abs().sum() < 1e-2
+
+
 async def test_or_are_finished_first(fresh: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "_update", "drain")
     new, late = changed(nano(), 0.05), []

