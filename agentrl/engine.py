@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from agentrl.types import Completion, SamplingParams
 
@@ -43,6 +43,13 @@ class Meter(Protocol):
     prefilled: int  # tokens of prompts that went through the model
     reused: int  # tokens of prompts that were found in the cache
     busy_s: float  # with something to do
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can lend its memory to the learner, between a phase of sampling and the next weights."""
+
+    async def sleep(self) -> None: ...
 
 
 class OpenEngine(Engine, Protocol):

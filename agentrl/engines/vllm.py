@@ -26,6 +26,7 @@ from agentrl.learner.logprobs import causal_lm
 from agentrl.types import Completion, SamplingParams
 
 Update = Literal["in-flight", "drain"]
+SHARE = 0.5  # of a GPU's memory, where the learner is on the same one
 CLOSE_S = 5.0  # for vLLM's process to end by itself
 
 
@@ -60,12 +61,13 @@ class VLLMEngine:
         self.mismatch: Mismatch | None = None  # to a forward pass of transformers, measured at the start
         self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
         self._threads, self._update, self._stall_s = threads, update, stall_s
+        self._shares_gpu, self._asleep = self._model.device.type == "cuda", False
         self._weights = transfer.Weights(self._model)
         self._llm: Any = None
         self._processes: list[Any] = []
         self._failure: asyncio.Future[None] | None = None  # a UserError, when vLLM is no more
         self._running: set[asyncio.Task[Any]] = set()
-        self._busy_since = 0.0
+        self._busy_since, self._requests = 0.0, 0
         self._count = 0
         self._did = "was started"
         self._did_at = perf_counter()
@@ -121,6 +123,12 @@ class VLLMEngine:
             await self._alive(self._updated(causal_lm(policy), version))
             self.version = version
 
+    async def sleep(self) -> None:
+        """On the learner's own GPU: lend it the memory, until the next weights. Nothing may be running."""
+        if self._shares_gpu and not self._asleep:
+            await self._alive(self._llm.sleep(level=1))
+            self._asleep = True
+
     async def close(self) -> None:
         """End vLLM's process. Waiting calls raise, and so does every later one."""
         self._fail(RuntimeError("the engine is closed"))
@@ -152,12 +160,19 @@ class VLLMEngine:
     async def _updated(self, policy: Any, version: int) -> None:
         self._doing(f"was given the weights of version {version}")
         await self._llm.pause_generation(mode="keep" if self._update == "in-flight" else "wait", clear_cache=True)
+        await self._wake("weights")
         self._weights.replace(policy)
         self._version = str(version)
         await to_thread.run_sync(self._sender.send_weights)
         self._weights.close()
+        await self._wake("kv_cache")
+        self._asleep = False
         await self._llm.reset_prefix_cache(reset_running_requests=True)
         await self._llm.resume_generation()
+
+    async def _wake(self, part: str) -> None:
+        if self._asleep:
+            await self._llm.wake_up([part])
 
     async def _measure(self) -> None:
         """Whether the logprobs are those of the distribution that is sampled from, and how far off they are."""
@@ -229,7 +244,7 @@ class VLLMEngine:
     @contextmanager
     def _busy(self) -> Iterator[None]:
         """Seconds in which there was a request."""
-        self._requests = getattr(self, "_requests", 0) + 1
+        self._requests += 1
         if self._requests == 1:
             self._busy_since = perf_counter()
         try:
@@ -259,7 +274,11 @@ class VLLMEngine:
             )
             with launch.environment(threads), launch.undisturbed(), launch.interrupts_blocked():
                 arguments = AsyncEngineArgs(
-                    **given, skip_tokenizer_init=True, load_format="dummy", disable_log_stats=True
+                    **given,
+                    **({"enable_sleep_mode": True, "gpu_memory_utilization": SHARE} if self._shares_gpu else {}),
+                    skip_tokenizer_init=True,
+                    load_format="dummy",
+                    disable_log_stats=True,
                 )
                 self._llm = AsyncLLM.from_engine_args(arguments)
         manager = self._llm.engine_core.resources.engine_manager
