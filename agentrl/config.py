@@ -46,6 +46,8 @@ class EngineConfig(Section):
         """What the chosen engine would not heed is refused."""
         if self.name == "server" and not self.urls:
             raise ValueError("engine server needs engine.urls, the servers' addresses; agentrl serve starts one")
+        if wrong := [u for u in self.urls if not u.startswith(("http://", "https://"))]:
+            raise ValueError(f"engine.urls are such as http://127.0.0.1:8000, not {wrong[0]!r}")
         if self.name == "server" and "threads" in self.model_fields_set:
             raise ValueError("engine.threads is a server's own: agentrl serve --threads N")
         if self.name != "server" and self.urls:

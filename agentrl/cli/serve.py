@@ -75,7 +75,7 @@ def _read(words: Sequence[str]) -> Settings:
         return Settings.model_validate(given)
     except pydantic.ValidationError as error:
         where, what = problems(error)[0]
-        raise ConfigError(f"agentrl serve: --{where}: {what}") from None
+        raise ConfigError(f"--{where}: {what}" + (f", not {given[where]!r}" if where in given else "")) from None
 
 
 def _end(_signal: int, _frame: FrameType | None) -> Any:

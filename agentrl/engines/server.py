@@ -63,7 +63,7 @@ class ServerEngine:
         self._weights = transfer.Weights(self._model)
         self._turn = anyio.Lock()
         self._changed = anyio.Event()
-        self._running, self._since = 0, 0.0
+        self._running, self._since, self._closed = 0, 0.0, False
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -113,6 +113,8 @@ class ServerEngine:
             await self._some()
 
     async def close(self) -> None:
+        """Waiting calls raise, and so does every later one. The servers go on."""
+        self._closed = True
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait({self._watch})
@@ -138,6 +140,10 @@ class ServerEngine:
 
     async def _home(self, session: str) -> Replica:
         """The server that has the session, or else the one with the fewest."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if self._watch is not None and self._watch.done():
+            self._watch.result()  # a mistake of ours in there is not to be lost
         up = self._up or await self._some()
         home = next((r for r in up if session in r.sessions), None) or min(up, key=lambda r: len(r.sessions))
         home.sessions.add(session)
@@ -145,8 +151,6 @@ class ServerEngine:
 
     async def _some(self) -> list[Replica]:
         """Servers that are up, as soon as there are any."""
-        if self._watch is None or self._watch.done():
-            raise RuntimeError("the engine is closed")
         with anyio.move_on_after(self._patience_s):
             while not self._up:
                 await self._changed.wait()

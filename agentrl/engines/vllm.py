@@ -159,6 +159,15 @@ class VLLMEngine:
 
     async def _updated(self, policy: Any, version: int) -> None:
         self._doing(f"was given the weights of version {version}")
+        try:
+            await self._replaced(policy, version)
+        except BaseException:
+            self._fail(
+                RuntimeError(f"the update to version {version} was not finished; vLLM holds half of the weights")
+            )
+            raise
+
+    async def _replaced(self, policy: Any, version: int) -> None:
         await self._llm.pause_generation(mode="keep" if self._update == "in-flight" else "wait", clear_cache=True)
         await self._wake("weights")
         self._weights.replace(policy)
