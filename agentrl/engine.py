@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 from agentrl.types import Completion, SamplingParams
 
@@ -34,3 +34,32 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Meter(Protocol):
+    """What an engine has done since it was made."""
+
+    sampled: int  # tokens
+    prefilled: int  # tokens of prompts that went through the model
+    reused: int  # tokens of prompts that were found in the cache
+    busy_s: float  # with something to do
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can lend its memory to the learner, between a phase of sampling and the next weights."""
+
+    async def sleep(self) -> None: ...
+
+
+class OpenEngine(Engine, Protocol):
+    """An engine as a run holds it open: entering it starts it, leaving it leaves nothing behind."""
+
+    version: int
+
+    @property
+    def meter(self) -> Meter: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exception: object) -> None: ...

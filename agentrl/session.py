@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl import policy
 from agentrl.allocator import keep_freed_memory
-from agentrl.config import TrainConfig
+from agentrl.config import EngineConfig, TrainConfig
+from agentrl.engine import OpenEngine
+from agentrl.engines.server import ServerEngine
 from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.vllm import VLLMEngine
 from agentrl.env import EnvSpec
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
@@ -24,7 +28,7 @@ class Session:
     spec: EnvSpec
     policy: Policy
     renderer: TemplateRenderer
-    engine: TransformersEngine
+    engine: OpenEngine
 
     def rollout(self, split: str) -> Rollout:
         return Rollout.configured(self.config.rollout, self.spec, self.engine, self.renderer, split)
@@ -36,7 +40,15 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     keep_freed_memory()
     loaded = loaded or policy.load(config.model, config.dtype)
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
-    e = config.engine
-    engine = TransformersEngine(loaded.model, capacity=e.capacity, max_context=e.max_context, threads=e.threads)
-    async with spec.open(), engine:
+    async with spec.open(), make_engine(config.engine, loaded.model) as engine:
         yield Session(config, spec, loaded, renderer, engine)
+
+
+def make_engine(e: EngineConfig, model: Any) -> OpenEngine:
+    """The engine that the settings name, to be entered."""
+    update = e.update or "in-flight"
+    if e.name == "vllm":
+        return VLLMEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads, update=update)
+    if e.name == "server":
+        return ServerEngine(e.urls, model, capacity=e.capacity, max_context=e.max_context, update=update)
+    return TransformersEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads)

@@ -16,6 +16,7 @@ from anyio import to_thread
 
 from agentrl import metrics
 from agentrl.config import TrainConfig, dump_toml
+from agentrl.engine import Sleeper
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
@@ -139,6 +140,8 @@ class _Training:
         groups = await self.rollout.batch(tasks, config.rollout.group_size, seed=seed, watch=self.watcher.episode)
         rolled = perf_counter()
         self._check_alive(groups)
+        if isinstance(engine, Sleeper):
+            await engine.sleep()
         kept = [g for g in groups if len(g.scored) >= config.rollout.min_group]
         rows = samples(kept, self.advantage, frozenset(config.learner.mask_stops))
         self.watcher.phase("learn", 0)

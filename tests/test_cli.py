@@ -311,3 +311,33 @@ def test_ctrl_c_twice_leaves_at_once() -> None:
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "nano", "--prot", "8000"], "prot: unknown setting; did you mean 'port'?"),
+        (
+            ["--model", "nano", "--port", "99999"],
+            "agentrl: --port: input should be less than or equal to 65535",
+        ),
+        (["--port", "8000"], "agentrl: --model: "),
+        (["--model", "nanno"], "no model 'nanno'; did you mean 'nano'?"),
+    ],
+)
+def test_serve_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert message in refused(capsys, "serve", *words)
+
+
+def test_serve_and_the_engine_say_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    from agentrl.engines.launch import installed
+
+    if installed():
+        pytest.skip("vLLM is installed")
+    assert "pip install 'agentrl-gym[vllm]'" in refused(capsys, "serve", "--model", "nano")
+    assert "vLLM is not installed" in refused(capsys, "train", "--env", "math-tools", "--engine", "vllm", *SMALL)
+
+
+def test_help_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    assert "--backend" in capsys.readouterr().out

@@ -180,13 +180,36 @@ def test_lists_may_be_written_with_commas() -> None:
     assert build(read_overrides(words)).learner.mask_stops == (Stop.MAX_TOKENS, Stop.MAX_TURNS)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engine", "server"], "engine server needs engine.urls"),
+        (["--engine.urls", "http://127.0.0.1:1"], "engine.urls is for engine server; engine transformers talks to no"),
+        (["--engine", "vllm", "--engine.urls", "http://127.0.0.1:1"], "engine vllm talks to no server"),
+        (["--engine.update", "drain"], "engine.update is for the engines vllm and server"),
+        (["--engine", "server", "--engine.urls", "http://a:1", "--engine.threads", "2"], "agentrl serve --threads N"),
+        (["--engine", "server", "--engine.urls", "127.0.0.1:8000"], "such as http://127.0.0.1:8000, not '127.0.0.1:80"),
+        (["--engine", "vlm"], "'transformers', 'vllm' or 'server', not 'vlm'"),
+        (["--engine", "vllm", "--engine.update", "now"], "'in-flight' or 'drain', not 'now'"),
+    ],
+)
+def test_what_an_engine_would_not_heed_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        build(read_overrides(["--env", "shop", *words]))
+    assert message in str(told.value)
+
+
+def test_servers_are_named_with_commas_between_them() -> None:
+    config = build(read_overrides(["--env", "shop", "--engine", "server", "--engine.urls", "http://a:1, http://b:2"]))
+    assert config.engine.urls == ("http://a:1", "http://b:2")
+
+
 def test_every_setting_does_something() -> None:
     root = Path(agentrl.__file__).parent
     files = [p.read_text() for p in root.rglob("*.py") if p != root / "config.py"]
     source = "\n".join(text for text in files if "TrainConfig" in text)
     unread = [name for name in known_settings() if not re.search(_read(name), source)]
-    # There is one engine, and its name alone is accepted.
-    assert unread == ["engine.name"]
+    assert unread == []
 
 
 def _read(name: str) -> str:

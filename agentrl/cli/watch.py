@@ -39,8 +39,11 @@ def headline(session: Session, run: Run) -> str:
     device = next(model.parameters()).device.type
     return (
         f"{session.spec.name} · {session.config.model} ({millions:.2f} M parameters, {device}) · "
-        f"embedded transformers engine · seed {session.config.seed} · {run.folder}"
+        f"{_ENGINES[session.config.engine.name]} · seed {session.config.seed} · {run.folder}"
     )
+
+
+_ENGINES = {"transformers": "embedded transformers engine", "vllm": "vLLM in process", "server": "vLLM servers"}
 
 
 def cells(step: int, v: Mapping[str, float]) -> list[str]:

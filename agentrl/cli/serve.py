@@ -1,0 +1,82 @@
+"""``agentrl serve``."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from agentrl.config import Section, read_overrides
+from agentrl.errors import ConfigError, nearest
+from agentrl.signature import problems
+
+HELP = """usage: agentrl serve --model MODEL [--port PORT] [--SETTING VALUE ...]
+
+  agentrl serve --model nano
+  agentrl serve --model Qwen/Qwen3-0.6B --port 8000 --dtype bfloat16
+
+Starts one vLLM server on this machine's loopback address, prints its URL when it answers, and ends it when this
+command ends. Then, elsewhere: agentrl train --model MODEL --engine server --engine.urls URL,URL
+"""
+
+
+class Settings(Section):
+    model: str = Field(description="as for agentrl train")
+    port: int | None = Field(None, ge=1, le=65535, description="a free one by default")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="as that of the training")
+    max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
+    capacity: int = Field(128, ge=1, description="rows sampled at the same time")
+    threads: int | None = Field(None, ge=1, description="of its process on the CPU; 1 by default")
+    backend: Literal["memory", "nccl", "ipc"] | None = Field(
+        None, description="how weights come: memory on the CPU, nccl on GPUs by default"
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    if not words or {"-h", "--help"} & set(words):
+        fields = Settings.model_fields.items()
+        print(HELP + "\n" + "\n".join(f"  --{name:<12} {field.description}" for name, field in fields))
+        return 0
+    settings = _read(words)
+    import torch
+
+    from agentrl import policy
+    from agentrl.engines.serving import Server, Serving
+
+    serving = Serving(
+        policy.locate(settings.model),
+        dtype=getattr(torch, settings.dtype),
+        port=settings.port,
+        max_context=settings.max_context,
+        capacity=settings.capacity,
+        threads=settings.threads,
+        backend=settings.backend or ("nccl" if torch.cuda.is_available() else "memory"),
+    )
+    signal.signal(signal.SIGTERM, _end)
+    with Server(serving) as server:
+        server.wait()
+        print(server.url, flush=True)
+        while server.running():
+            time.sleep(0.2)
+    raise ConfigError(f"the vLLM server at {server.url} ended by itself; what it wrote stands above")
+
+
+def _read(words: Sequence[str]) -> Settings:
+    source, given = read_overrides(words)
+    for name in given:
+        if name not in Settings.model_fields:
+            raise ConfigError(f"{name}: unknown setting{nearest(name, Settings.model_fields)} [{source}]")
+    try:
+        return Settings.model_validate(given)
+    except pydantic.ValidationError as error:
+        where, what = problems(error)[0]
+        raise ConfigError(f"--{where}: {what}" + (f", not {given[where]!r}" if where in given else "")) from None
+
+
+def _end(_signal: int, _frame: FrameType | None) -> Any:
+    raise SystemExit(0)

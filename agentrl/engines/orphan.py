@@ -1,0 +1,18 @@
+"""A process that ends with the one that started it, whatever ends that one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+
+def end_with_parent() -> None:
+    """From now on this process is watched by a thread of its own."""
+    threading.Thread(target=_watch, args=(os.getppid(),), name="agentrl parent watch", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,63 @@
+"""A turn's request to vLLM and its answer, in process or over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import Any
+
+from agentrl.errors import UserError
+from agentrl.types import Completion, SamplingParams
+
+COLDEST = 0.01  # vLLM takes lower temperatures, but for 0, as this one
+
+
+def check(token_ids: Sequence[int], params: SamplingParams, vocabulary: int, max_context: int) -> None:
+    """Raises UserError for what vLLM would refuse, change silently, or die of."""
+    if not token_ids or params.max_tokens < 1:
+        raise UserError("there must be a token to continue, and one to sample")
+    if len(token_ids) + params.max_tokens > max_context:
+        raise UserError(
+            f"{len(token_ids)} tokens of context and {params.max_tokens} to sample do not fit "
+            f"in {max_context} positions"
+        )
+    if min(token_ids) < 0 or max(token_ids) >= vocabulary:
+        wrong = next(t for t in token_ids if not 0 <= t < vocabulary)
+        raise UserError(f"token id {wrong} is outside the model's vocabulary of {vocabulary}")
+    if 0 < params.temperature < COLDEST:
+        raise UserError(f"vLLM samples at temperature 0 or from {COLDEST} on, not at {params.temperature:g}")
+
+
+def sampling(params: SamplingParams) -> dict[str, Any]:
+    """As vLLM names it. Turns end at the stop tokens alone: the model's own end token may not be one of them."""
+    return {
+        "temperature": params.temperature,
+        "max_tokens": params.max_tokens,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "seed": params.seed,
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token alone
+    }
+
+
+def completion(
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    spans: Iterable[tuple[str, int, int]],  # version, first token, past the last
+    params: SamplingParams,
+) -> Completion:
+    """What vLLM sampled.
+
+    Raises:
+        FloatingPointError: the logprobs are not numbers.
+        RuntimeError: vLLM gave the request up, or does not say which weights sampled each token.
+    """
+    if not all(isfinite(p) for p in logprobs):
+        raise FloatingPointError("the policy's logits are not finite: its weights have diverged")
+    ids, versions = tuple(token_ids), tuple(int(v) for v, start, end in spans for _ in range(start, end))
+    stopped = bool(ids) and ids[-1] in params.stop_token_ids
+    if len(versions) != len(ids) or not (stopped or len(ids) == params.max_tokens):
+        raise RuntimeError(f"vLLM ended a request after {len(ids)} of {params.max_tokens} tokens")
+    return Completion(ids, tuple(logprobs), versions, "stop" if stopped else "length")

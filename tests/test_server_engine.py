@@ -1,0 +1,219 @@
+"""vLLM servers as one engine: episodes stay with a server, and a lost one loses nothing.
+
+These really run vLLM: `make vllm`.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
+from tiny import error, greedy, reference, together
+
+from agentrl import policy
+from agentrl.engines import replica, server
+from agentrl.engines.server import ServerEngine
+from agentrl.engines.serving import Server, Serving, free_port
+from agentrl.errors import UserError
+from agentrl.types import SamplingParams
+
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
+SERVING = Serving(policy.locate("nano"), max_context=512, capacity=16)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Server]]:
+    with Server(SERVING) as one, Server(SERVING) as two:
+        yield [one.wait(), two.wait()]
+
+
+@pytest.fixture
+async def fleet(servers: list[Server]) -> AsyncIterator[ServerEngine]:
+    async with ServerEngine([s.url for s in servers], nano(), capacity=16) as engine:
+        yield engine
+
+
+async def test_turns_are_the_models_own_on_every_server(fleet: ServerEngine) -> None:
+    assert fleet.max_context == 512
+    assert fleet.mismatch is not None
+    assert fleet.mismatch.max < 1e-3
+    found = await together(*(lambda p=p: fleet.generate(p, greedy(20), session=str(p)) for p in PROMPTS))
+    for prompt, done in zip(PROMPTS, found, strict=True):
+        assert list(done.token_ids) == generated(nano(), prompt, 20)
+        assert (done.stop_reason, set(done.versions)) == ("length", {0})
+    assert [len(r.sessions) for r in fleet.replicas] == [2, 2]
+    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=30, seed=4)
+    done = await fleet.generate([5, 6, 7], params, session="a")
+    assert error(nano(), [5, 6, 7], done, params) < 1e-4
+
+
+async def test_an_episode_stays_where_its_cache_is(fleet: ServerEngine) -> None:
+    ids, reused = list(range(10, 200)), fleet.meter.reused
+    for _ in range(3):
+        done = await fleet.generate(ids, greedy(10), session="a")
+        ids += [*done.token_ids, 5]
+    assert sum("a" in r.sessions for r in fleet.replicas) == 1
+    assert fleet.meter.reused - reused >= 2 * 160
+    fleet.end_session("a")
+    assert not any(r.sessions for r in fleet.replicas)
+
+
+async def test_after_an_update_every_server_has_the_new_model(fleet: ServerEngine) -> None:
+    model = nano()
+    for version in (1, 2):
+        await fleet.update_weights(changed(model), version)
+        for each in fleet.replicas:
+            for prompt in PROMPTS:
+                done, _ = await each.generate(prompt, greedy(20))
+                assert list(done.token_ids) == generated(model, prompt, 20)
+                assert set(done.versions) == {version}
+
+
+async def test_requests_that_run_go_on_with_the_new_weights(fleet: ServerEngine) -> None:
+    old, new = nano(), changed(nano(), 0.05)
+    context, params = [5, 6, 7], SamplingParams(max_tokens=400)
+
+    async def update() -> None:
+        await anyio.sleep(0.3)
+        await fleet.update_weights(new, 1)
+
+    calls = [
+        lambda s=s: fleet.generate(context, SamplingParams(max_tokens=400, seed=s), session=str(s)) for s in range(4)
+    ]
+    *found, _ = await together(*calls, update)
+    for done in found:
+        assert set(done.versions) == {0, 1}
+        first, reported = done.versions.index(1), torch.tensor(done.logprobs)
+        assert (reference(old, context, done, params)[:first] - reported[:first]).abs().max() < 1e-4
+        assert (reference(new, context, done, params)[first:] - reported[first:]).abs().max() < 1e-4
+
+
+async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: list[Server]) -> None:
+    with anyio.move_on_after(0.2) as scope:
+        await fleet.generate([1], greedy(500), session="a")
+    assert scope.cancelled_caught
+    await anyio.sleep(0.3)
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        for each in servers:
+            assert (await http.get(f"{each.url}/load")).json()["server_load"] == 0
+
+
+async def test_what_a_hung_server_owes_is_asked_of_another(
+    fleet: ServerEngine, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "PING_S", 1.0)
+    monkeypatch.setattr(server, "CHECK_S", 0.5)
+    core = engine_process(servers[0].pid)
+    os.kill(core, signal.SIGSTOP)
+    try:
+        with anyio.fail_after(20):
+            found = await together(*(lambda s=s: fleet.generate([7], greedy(30), session=s) for s in "abcd"))
+        assert all(list(d.token_ids) == generated(nano(), [7], 30) for d in found)
+        assert [r.up for r in fleet.replicas] == [False, True]
+        assert fleet.replicas[0].said == "gives no sign of life"
+    finally:
+        os.kill(core, signal.SIGCONT)
+    with anyio.fail_after(20):
+        await until(lambda: fleet.replicas[0].up)
+
+
+async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_current_weights() -> None:
+    port, model = free_port(), changed(nano(), 0.05)
+    serving = Serving(policy.locate("nano"), max_context=512, capacity=16, port=port)
+    with Server(SERVING) as survivor, Server(serving) as victim:
+        pids = [engine_process(victim.wait().pid), victim.pid]
+        async with ServerEngine([survivor.wait().url, victim.url], nano(), capacity=16) as engine:
+
+            async def kill() -> None:
+                await anyio.sleep(0.4)
+                os.kill(victim.pid, signal.SIGKILL)
+
+            calls = [
+                lambda s=s: engine.generate([5, 6], SamplingParams(max_tokens=300, seed=s), session=str(s))
+                for s in range(8)
+            ]
+            undisturbed = await together(*calls)
+            *found, _ = await together(*calls, kill)
+            assert [d.token_ids for d in found] == [d.token_ids for d in undisturbed]
+            assert [r.up for r in engine.replicas] == [True, False]
+            await engine.update_weights(model, 1)
+            with Server(serving) as again:
+                again.wait()
+                with anyio.fail_after(20):
+                    await until(lambda: engine.replicas[1].up)
+                with torch.no_grad():  # the learner is already at the next step: what comes back gets what was given
+                    kept = [w.clone() for w in model.parameters()]
+                    for weight in model.parameters():
+                        weight.zero_()
+                    for weight, value in zip(model.parameters(), kept, strict=True):
+                        weight.copy_(value)
+                done, _ = await engine.replicas[1].generate([7], greedy(20))
+                assert list(done.token_ids) == generated(model, [7], 20)
+                assert set(done.versions) == {1}
+            survivor.close()
+            engine._patience_s = 1.0
+            with (
+                anyio.fail_after(30),
+                pytest.raises(UserError, match="no server is left, for 1 s: ") as told,
+            ):
+                await engine.generate([7], greedy(20), session="late")
+            assert survivor.url in str(told.value)
+    assert not any(alive(pid) for pid in pids)
+
+
+async def test_servers_that_cannot_be_used() -> None:
+    with pytest.raises(UserError, match=r"127.0.0.1:\d+ does not answer .*agentrl serve --model"):
+        async with ServerEngine([f"http://127.0.0.1:{free_port()}"], nano(), start_s=0.5):
+            pass
+
+
+async def test_another_model_is_noticed(servers: list[Server]) -> None:
+    from test_vllm_engine import untied
+
+    with pytest.raises(UserError, match=r"could not be given weights|computes something else"):
+        async with ServerEngine([servers[0].url], untied(), start_s=5):
+            pass
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals) -> None:
+    command = [sys.executable, "-m", "agentrl", "serve", "--model", "nano", "--max_context", "256"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert run.stdout is not None
+    with run.stdout as said:
+        url = said.readline().strip()
+        assert httpx2.get(f"{url}/health", trust_env=False).status_code == 200
+        children = descendants(run.pid)
+        assert len(children) >= 2
+        os.kill(run.pid, end)
+        run.wait(20)
+    deadline = time.monotonic() + 10
+    while any(alive(c) for c in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(alive(c) for c in children)
+
+
+def descendants(pid: int) -> list[int]:
+    own = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    return own + [d for c in own for d in descendants(c)]
+
+
+def engine_process(pid: int) -> int:
+    """The process with the model: the one below the server's that has it in memory."""
+    return max(descendants(pid), key=lambda p: int(Path(f"/proc/{p}/statm").read_text().split()[1]))

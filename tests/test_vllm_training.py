@@ -1,0 +1,83 @@
+"""Training with vLLM learns as with the embedded engine, in process and with servers of which one dies on the way.
+
+These really run vLLM: `make vllm`.
+"""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from agentrl import policy
+from agentrl.engines.serving import Server, Serving
+from agentrl.training import Watcher, train
+
+pytestmark = pytest.mark.vllm
+SETTINGS: dict[str, Any] = {
+    "steps": 12,
+    "rollout": {"tasks": 8},
+    "eval": {"every": 0, "final_tasks": 128},
+    "learner": {"schedule": "constant"},
+}
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The reward that the embedded engine's training comes to."""
+    folder = tmp_path_factory.mktemp("embedded") / "run"
+    return float(train("math-tools", run={"dir": str(folder)}, **SETTINGS)["reward_after"])
+
+
+def test_in_process(embedded: float, tmp_path: Path) -> None:
+    summary = train("math-tools", engine="vllm", run={"dir": str(tmp_path / "run")}, **SETTINGS)
+    check(summary, embedded)
+
+
+def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path: Path) -> None:
+    one, two = (Server(Serving(policy.locate("nano"))) for _ in range(2))
+    again: list[Server] = []
+
+    class Killer(Watcher):
+        def step(self, step: int, values: Any) -> None:
+            if step == 3:  # while the next step is played
+                threading.Timer(0.3, os.kill, (two.pid, signal.SIGKILL)).start()
+            if step == 5:
+                two.close()
+                again.append(Server(Serving(policy.locate("nano"), port=two.port)))
+
+    with one.wait(), two.wait():
+        try:
+            engine = {"name": "server", "urls": [one.url, two.url]}
+            summary = train(
+                "math-tools", engine=engine, watcher=Killer(), run={"dir": str(tmp_path / "run")}, **SETTINGS
+            )
+        finally:
+            for server in again:
+                server.close()
+    assert again
+    check(summary, embedded)
+
+
+def check(summary: dict[str, Any], embedded: float) -> None:
+    assert summary["steps"] == 12
+    assert summary["faults"] == {}
+    errors = [summary["after"]["sampled"]["error"], 0.03]
+    assert summary["reward_after"] == pytest.approx(embedded, abs=4 * max(errors))
+    assert summary["reward_after"] > summary["reward_before"] + 0.3
+    folder = Path(summary["run_dir"])
+    assert fmean(differences(folder)) < 1e-5
+    assert (folder / "model" / "config.json").is_file()
+
+
+def differences(folder: Path) -> list[float]:
+    import json
+
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    name = "sampling/sampling_logp_difference/mean"
+    return [row[name] for row in rows if name in row]
