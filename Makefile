@@ -27,7 +27,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Pre-train the embedded policy again: about a quarter of an hour on two cores.
+# Pre-train the embedded policy again: about a quarter of an hour.
 nano: $(VENV)/.installed
 	$(BIN)/python -m agentrl_envs.nano.pretrain --out envs/agentrl_envs/nano/weights
 
