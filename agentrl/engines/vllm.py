@@ -233,7 +233,13 @@ class VLLMEngine:
 
     def _on_death(self, process: Any) -> None:
         self._loop.remove_reader(process.sentinel)
-        process.join(0)
+        self._mourning = asyncio.create_task(self._mourn(process))
+
+    async def _mourn(self, process: Any) -> None:
+        for _ in range(50):  # its end is seen before its exit status is
+            if process.exitcode is not None:
+                break
+            await asyncio.sleep(0.02)
         self._fail(UserError(self._obituary(f"died ({launch.ending(process.exitcode)})")))
 
     def _obituary(self, what: str) -> str:
