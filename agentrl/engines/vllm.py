@@ -209,19 +209,19 @@ class VLLMEngine:
                     await self._ping()
             if self._failure.done():
                 await self._failure
-            return self._result(task)
+            return await self._result(task)
         finally:
             self._running.discard(task)
             if not task.done():
                 task.cancel()
 
-    def _result(self, task: asyncio.Task[Any]) -> Any:
+    async def _result(self, task: asyncio.Task[Any]) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
             return task.result()
         except EngineDeadError:
-            self._fail(UserError(self._obituary("died")))
+            await self._mourn(self._processes[0])
             raise self._failure.exception() from None  # type: ignore[union-attr, misc]
 
     async def _ping(self) -> None:
@@ -233,7 +233,13 @@ class VLLMEngine:
 
     def _on_death(self, process: Any) -> None:
         self._loop.remove_reader(process.sentinel)
-        process.join(0)
+        self._mourning = asyncio.create_task(self._mourn(process))
+
+    async def _mourn(self, process: Any) -> None:
+        for _ in range(50):  # its end is seen before its exit status is
+            if process.exitcode is not None:
+                break
+            await asyncio.sleep(0.02)
         self._fail(UserError(self._obituary(f"died ({launch.ending(process.exitcode)})")))
 
     def _obituary(self, what: str) -> str:
