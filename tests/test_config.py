@@ -207,7 +207,7 @@ def test_servers_are_named_with_commas_between_them() -> None:
 def test_every_setting_does_something() -> None:
     root = Path(agentrl.__file__).parent
     files = [p.read_text() for p in root.rglob("*.py") if p != root / "config.py"]
-    source = "\n".join(text for text in files if "TrainConfig" in text)
+    source = "\n".join(text for text in files if "Config" in text)
     unread = [name for name in known_settings() if not re.search(_read(name), source)]
     assert unread == []
 
@@ -215,7 +215,7 @@ def test_every_setting_does_something() -> None:
 def _read(name: str) -> str:
     """How the source reads a setting: through its section, or the section's short name."""
     section, _, key = name.rpartition(".")
-    owner = {"": "config", "engine": "(engine|e)", "rollout": "(rollout|r)", "learner": "(learner|c)"}.get(
+    owner = {"": "config", "engine": "(engine|e)", "rollout": "(rollout|r|config)", "learner": "(learner|c)"}.get(
         section, section
     )
     return rf"\b{owner}\.{key}\b"
