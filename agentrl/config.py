@@ -78,6 +78,15 @@ class RolloutConfig(Section):
         return self
 
 
+LossName = Literal["dapo", "grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"]
+CorrectionName = Literal[
+    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"
+]
+
+
+CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
+
+
 class LearnerConfig(Section):
     """How the policy is updated."""
 
@@ -86,12 +95,26 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear"] = Field("constant", description="of the rate: linear falls to a tenth")
     warmup_steps: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
-    loss: Literal["dapo", "grpo"] = Field("dapo", description="dapo: mean over tokens; grpo: mean of rows' means")
-    advantage: Literal["grpo", "dr_grpo"] = Field("grpo", description="dr_grpo does not divide by the std")
+    loss: LossName = Field("dapo", description="docs/algorithms.md has them all")
+    advantage: Literal["grpo", "dr_grpo", "batch", "rloo", "gdpo"] = Field(
+        "grpo", description="of a member in its group; docs/algorithms.md"
+    )
+    importance_level: Literal["token", "sequence"] = Field("token", description="whose ratio; sequence: GSPO")
     updates: int = Field(1, ge=1, description="optimizer steps on one batch")
     epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
-    epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; from a batch's second update on")
-    importance_cap: float = Field(2.0, gt=0, description="cap of p_learner / p_engine, token by token")
+    epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; cispo's cap, 5.0 by default there")
+    delta: float | None = Field(None, gt=1, description="cap of the ratio where the advantage is negative")
+    beta: float = Field(0.0, ge=0, description="of the KL term to the reference, a copy of the first policy")
+    kl_ratio: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
+    ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference is the policy again")
+    correction: CorrectionName = Field("token_truncate", description="of p_learner / p_engine outside its bounds")
+    correction_min: float | None = Field(None, ge=0, description="its lower bound")
+    correction_max: float | None = Field(2.0, gt=0, description="its upper bound")
+    off_policy_threshold: float | None = Field(
+        None, description="rows to be punished whose mean(sampled - learner's logprob) is above it are left out"
+    )
+    top_entropy_quantile: float = Field(1.0, gt=0, le=1, description="share of the tokens trained, the least sure ones")
+    entropy_coef: float = Field(0.0, description="of the entropy bonus")
     max_grad_norm: float = Field(1.0, gt=0)
     packing: Literal["prefix", "padded"] = Field(
         "prefix", description="prefix: what rows begin with alike is computed once, where the model allows it"
@@ -99,6 +122,32 @@ class LearnerConfig(Section):
     token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
     mask_stops: tuple[Stop, ...] = Field((), description="episodes that stopped so are not trained, such as max_tokens")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _cap_of_cispo(cls, given: Any) -> Any:
+        """TRL's cap is epsilon_high itself, whose usual values make every weight that small."""
+        if isinstance(given, dict) and given.get("loss") == "cispo" and "epsilon_high" not in given:
+            return {**given, "epsilon_high": 5.0}
+        return given
+
+    @pydantic.model_validator(mode="after")
+    def _heeded(self) -> LearnerConfig:
+        """What the chosen loss would not heed is refused."""
+        given = self.model_fields_set
+        for name, heeding in (("epsilon", CLIPPED), ("delta", CLIPPED), ("epsilon_high", (*CLIPPED, "cispo"))):
+            if name in given and self.loss not in heeding and getattr(self, name) is not None:
+                raise ValueError(f"{name} is for the losses {', '.join(heeding)}; {self.loss} has no such bound")
+        if self.loss == "cispo" and self.epsilon_high < 1:
+            raise ValueError(f"epsilon_high {self.epsilon_high} caps cispo's weights below 1; 5.0 is usual")
+        if self.loss == "vespo" and not self.correction.startswith("token"):
+            raise ValueError(f"correction {self.correction} is by row; vespo sums the corrections of tokens")
+        if not self.beta and (not self.kl_ratio or self.ref_sync_steps):
+            raise ValueError("kl_ratio and ref_sync_steps are of the KL term, which beta = 0 leaves out")
+        low, high = self.correction_min, self.correction_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"correction_min {low} is over correction_max {high}")
+        return self
 
     @pydantic.field_validator("mask_stops", mode="before")
     @classmethod

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from time import perf_counter, process_time
 from typing import Any
@@ -22,12 +22,15 @@ from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.learner.advantage import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.learner.objective import Objective
 from agentrl.learner.packing import samples
 from agentrl.policy import configured
 from agentrl.run import Run, create
 from agentrl.session import Session, opened
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
+
+OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
 
 
 class Watcher:
@@ -114,17 +117,17 @@ class _Training:
         config, model = self.session.config, self.session.policy.model
         c = config.learner
         optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
+        turns = config.rollout.max_turns or self.session.spec.cls.max_turns
         loss = LossSettings(
-            loss=c.loss,
-            epsilon=c.epsilon,
-            epsilon_high=c.epsilon_high,
-            importance_cap=c.importance_cap,
+            **{name: getattr(c, name) for name in OBJECTIVE},
             temperature=config.rollout.temperature,
             max_grad_norm=c.max_grad_norm,
             updates=c.updates,
             packing=c.packing,
             token_budget=c.token_budget,
             threads=c.threads,
+            longest=turns * config.rollout.max_turn_tokens,
+            ref_sync_steps=c.ref_sync_steps,
         )
         self.learner = Learner(model, optimizers, loss)
         self.advantage = ADVANTAGES[c.advantage]
@@ -212,7 +215,7 @@ class _Training:
             raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
 
     def _write(self, step: int, groups: Sequence[Group]) -> None:
-        advantages = [self.advantage([t.reward for t in g]) for g in groups]
+        advantages = self.advantage([list(g) for g in groups])
         self.run.write_trajectories(step, groups, advantages)
 
     def _count(self, values: Mapping[str, float]) -> None:

@@ -19,3 +19,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", help="a file of TRL's losses for test_trl_parity")

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentrl
-from agentrl.config import build, dump_toml, known_settings, read_overrides, read_toml
+from agentrl.config import LearnerConfig, build, dump_toml, known_settings, read_overrides, read_toml
 from agentrl.errors import ConfigError, UserError
+from agentrl.training import OBJECTIVE
 from agentrl.types import Stop
 
 
@@ -101,7 +102,10 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
         ("steps = 1.5", "steps: .*, not 1.5"),
         ("model = 3", "model: input should be a valid string, not 3"),
         ("learner.lr = nan", "learner.lr: input should be greater than 0, not nan"),
-        ("learner.loss = 'ppo'", "learner.loss: input should be 'dapo' or 'grpo', not 'ppo'"),
+        (
+            "learner.loss = 'ppo'",
+            "learner.loss: input should be 'dapo', 'grpo', 'bnpo', ",
+        ),
         ("learner.mask_stops = ['tired']", "learner.mask_stops.0: input should be 'terminated', "),
         ("rollout.temperature = 0", "rollout.temperature: input should be greater than 0, not 0"),
         ("rollout.min_group = 9", "rollout: min_group 9 is over group_size 8: every group is dropped"),
@@ -208,8 +212,11 @@ def test_every_setting_does_something() -> None:
     root = Path(agentrl.__file__).parent
     files = [p.read_text() for p in root.rglob("*.py") if p != root / "config.py"]
     source = "\n".join(text for text in files if "Config" in text)
+    objective = {f"learner.{name}" for name in OBJECTIVE}  # handed on as they are
     unread = [name for name in known_settings() if not re.search(_read(name), source)]
-    assert unread == []
+    assert set(unread) <= objective
+    source = (root / "learner" / "objective.py").read_text() + (root / "learner" / "learner.py").read_text()
+    assert [name for name in OBJECTIVE if not re.search(rf"\b(o|s)\.{name}\b", source)] == []
 
 
 def _read(name: str) -> str:
@@ -219,3 +226,36 @@ def _read(name: str) -> str:
         section, section
     )
     return rf"\b{owner}\.{key}\b"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": "sapo", "epsilon": 0.1}, "epsilon is for the losses dapo"),
+        ({"loss": "cispo", "delta": 2.0}, "delta is for the losses dapo"),
+        ({"loss": "cispo", "epsilon_high": 0.28}, "caps cispo's weights below 1; 5.0 is usual"),
+        ({"loss": "vespo", "correction": "sequence_mask"}, "vespo sums the corrections of tokens"),
+        ({"ref_sync_steps": 5}, "which beta = 0 leaves out"),
+        ({"correction_min": 3.0}, "correction_min 3.0 is over correction_max 2.0"),
+        ({"loss": "dappo"}, "dappo"),
+    ],
+)
+def test_what_a_loss_would_not_heed_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        build(("test", {"env": "math-tools", "learner": settings}))
+
+
+def test_cispo_has_a_cap_of_its_own() -> None:
+    assert build(("test", {"env": "math-tools", "learner": {"loss": "cispo"}})).learner.epsilon_high == 5.0
+
+
+def test_the_names_are_those_that_the_learner_knows() -> None:
+    from typing import get_args
+
+    from agentrl.config import CLIPPED, CorrectionName, LossName
+    from agentrl.learner import advantage, correction, loss
+
+    assert set(get_args(LossName)) == loss.LOSSES.keys()
+    assert set(get_args(CorrectionName)) == correction.CORRECTIONS.keys()
+    assert set(CLIPPED) == loss.CLIPPED
+    assert set(get_args(LearnerConfig.model_fields["advantage"].annotation)) == advantage.ADVANTAGES.keys()

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.learner.correction import CORRECTIONS
 from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.learner.loss import LOSSES
 from agentrl.types import Sample
 
 VOCABULARY = 48
@@ -66,12 +68,26 @@ def gradients(model: Any, given_rows: Sequence[Sample], **settings: Any) -> tupl
     return [g for g in recorder.seen if g is not None], found
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
-def test_the_gradient_does_not_depend_on_the_packing(model: Any, loss: str) -> None:
-    wanted, told = gradients(model, rows(), loss=loss, token_budget=8192)
-    assert max(float(g.abs().max()) for g in wanted) > 1e-3
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"loss": loss} for loss in LOSSES),
+        *({"loss": loss, "importance_level": "sequence"} for loss in LOSSES),
+        *({"correction": name} for name in CORRECTIONS),
+        {"beta": 0.1},
+        {"entropy_coef": 0.1},
+        {"entropy_coef": 0.1, "top_entropy_quantile": 0.4},
+        {"off_policy_threshold": 0.0},
+        {"delta": 1.5},
+    ],
+    ids=str,
+)
+def test_the_gradient_does_not_depend_on_the_packing(model: Any, settings: dict[str, Any]) -> None:
+    wanted, told = gradients(model, rows(), **settings, token_budget=8192)
+    assert max(float(g.abs().max()) for g in wanted) > 1e-5
     for budget in (1, 64, 100, 512):
-        found, also = gradients(model, rows(), loss=loss, token_budget=budget)
+        found, also = gradients(model, rows(), **settings, token_budget=budget)
+        assert also == pytest.approx(told, abs=1e-5, rel=1e-4)
         assert also["loss"] == pytest.approx(told["loss"], abs=1e-6)
         for one, other in zip(wanted, found, strict=True):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
@@ -93,7 +109,7 @@ def test_the_gradient_is_that_of_the_formula(model: Any, loss: str) -> None:
         total = total + (each.sum() / tokens if loss == "dapo" else each.sum() / mask.sum() / len(given_rows))
     total.backward()  # type: ignore[no-untyped-call]
     wanted = [p.grad for p in policy.parameters()]
-    found, told = gradients(model, given_rows, loss=loss, temperature=temperature, importance_cap=cap)
+    found, told = gradients(model, given_rows, loss=loss, temperature=temperature, correction_max=cap)
     assert told["loss"] == pytest.approx(total.item(), abs=1e-6)
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
@@ -227,3 +243,36 @@ def test_muon_takes_the_hidden_matrices_and_every_parameter_has_one_optimizer(mo
     names = {n for n, p in policy.named_parameters() if id(p) in rest}
     assert "model.embed_tokens.weight" in names
     assert all("norm" in n or "embed" in n for n in names)
+
+
+def test_the_reference_is_the_first_policy_until_it_is_synced(model: Any) -> None:
+    for every, grows in ((None, True), (1, False)):
+        trained = learner(model, lr=1e-2, beta=0.1, ref_sync_steps=every)
+        kls = [trained.update(rows())["kl"] for _ in range(3)]
+        assert kls[0] == pytest.approx(0.0, abs=1e-6)
+        assert (kls[2] > 1e-4) == grows
+
+
+def test_without_a_kl_term_there_is_no_reference(model: Any) -> None:
+    assert learner(model)._reference is None
+    assert "kl" not in learner(model).update(rows())
+
+
+def test_an_entropy_bonus_makes_less_sure(model: Any) -> None:
+    """With no advantage to speak of, only the bonus acts."""
+    calm = [Sample(r.token_ids, r.loss_mask, r.logprobs, [1e-9] * len(r.advantages)) for r in rows()]
+    found = {}
+    for coef in (-1.0, 1.0):
+        trained = learner(model, lr=1e-3, entropy_coef=coef)
+        first = trained.update(calm)["entropy"]
+        found[coef] = trained.update(calm)["entropy"] - first
+    assert found[-1.0] < 0 < found[1.0] + 1e-3
+    assert found[1.0] > found[-1.0]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_several_updates_on_one_batch(model: Any, loss: str) -> None:
+    trained = learner(model, lr=1e-3, loss=loss, updates=3)
+    told = trained.update(rows())
+    assert trained.version == 3
+    assert all(math.isfinite(v) for v in told.values())

@@ -1,117 +1,112 @@
-"""The loss: TRL's losses and gradients, number by number."""
+"""The losses' own rules; TRL's numbers are in test_trl_parity."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from agentrl.learner.loss import LOSSES, clipped, dapo_weights, grpo_weights, out_of_range, truncated_importance
-
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "trl_losses.json").read_text())
-INPUTS = GOLDEN["inputs"]
-EPSILON, EPSILON_HIGH = INPUTS["epsilon"], INPUTS["epsilon_high"]
-
-
-def tensor(name: str) -> Tensor:
-    return torch.tensor(INPUTS[name], dtype=torch.float64)
+from agentrl.learner.correction import CORRECTIONS
+from agentrl.learner.loss import LOSSES, Clip, Tokens, clipped, out_of_range, uncertain
+from agentrl.learner.ratio import LEVELS, row_mean
+from agentrl.learner.reduction import REDUCTIONS
 
 
-MASK = tensor("completion_mask") * tensor("tool_mask")  # (rows, tokens)
-LENGTHS = [int(n) for n in MASK.sum(1)]
+def exact(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
-def sequence_masked() -> Tensor:
-    """TRL's default correction: the whole row's ratio, or nothing where it is over 3."""
-    rho: Tensor = ((tensor("old") - tensor("sampling")) * MASK).sum(1, keepdim=True).exp().expand_as(MASK)
-    return torch.where(rho > 3.0, torch.zeros_like(rho), rho)
-
-
-def token_truncated() -> Tensor:
-    return truncated_importance(tensor("old"), tensor("sampling"), 1.1).clamp(min=0.9)
-
-
-def dapo() -> Tensor:
-    """Each token's weight, where TRL's normaliser counts the tokens of all ranks and steps of a generation batch."""
-    share: float = INPUTS["num_processes"] * INPUTS["steps_per_generation"] / INPUTS["grad_accum"]
-    step_tokens: float = INPUTS["num_items_in_batch"] / share
-    ours = torch.tensor(dapo_weights(LENGTHS), dtype=torch.float64)
-    return ours * sum(LENGTHS) / step_tokens
-
-
-def grpo() -> Tensor:
-    """Each row's weight in an optimizer step of ``grad_accum`` micro-batches like this one."""
-    step = LENGTHS * INPUTS["grad_accum"]
-    return torch.tensor(grpo_weights(step)[: len(LENGTHS)], dtype=torch.float64)
+def tokens(logp: Tensor, advantages: Tensor) -> Tokens:
+    """All of one row, old and sampled at 0."""
+    zeros = torch.zeros_like(logp)
+    return Tokens(logp, zeros, zeros, advantages, torch.zeros(len(logp), dtype=torch.int64), 1, zeros)
 
 
 @pytest.mark.parametrize(
-    ("case", "weights", "rho"),
+    ("ratio", "advantage", "slope", "delta"),
     [
-        ("dapo|token|sequence_mask|beta0", dapo, sequence_masked),
-        ("grpo|token|sequence_mask|beta0", grpo, sequence_masked),
-        ("dapo|token|token_truncate|clip0.9-1.1", dapo, token_truncated),
+        (1.0, 1.0, -1.0, None),
+        (1.3, 1.0, 0.0, None),  # good, and more likely by far: enough
+        (1.3, -1.0, 1.3, None),  # bad, and more likely: never enough
+        (1.3, -1.0, 0.0, 1.29),  # but for a second clip
+        (0.7, 1.0, -0.7, None),
+        (0.7, -1.0, 0.0, None),
     ],
 )
-def test_the_losses_and_gradients_of_trl(case: str, weights: Any, rho: Any) -> None:
-    wanted = GOLDEN["cases"][case]
-    logp = tensor("logp").requires_grad_()
-    chosen = MASK.bool()
-    rows = torch.arange(len(LENGTHS))[:, None].expand_as(MASK)[chosen]
-    each = clipped(logp[chosen], tensor("old")[chosen], tensor("advantages")[rows], EPSILON, EPSILON_HIGH)
-    loss = (each * rho()[chosen] * weights()[rows]).sum()
-    loss.backward()
-    assert logp.grad is not None
-    assert loss.item() == pytest.approx(wanted["loss"], abs=1e-6)
-    torch.testing.assert_close(logp.grad, torch.tensor(wanted["grad_logp"], dtype=torch.float64), atol=1e-6, rtol=0)
-    assert not logp.grad[~chosen].any()
-
-
-def test_the_clip_ratio_of_trl() -> None:
-    chosen = MASK.bool()
-    rows = torch.arange(len(LENGTHS))[:, None].expand_as(MASK)[chosen]
-    clip = out_of_range(
-        tensor("logp")[chosen], tensor("old")[chosen], tensor("advantages")[rows], EPSILON, EPSILON_HIGH
-    )
-    wanted = GOLDEN["cases"]["dapo|token|sequence_mask|beta0"]["metrics"]["clip_ratio/region_mean"]
-    assert clip.mean().item() == pytest.approx(wanted, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"),
-    [
-        (1.0, 1.0, -1.0),
-        (1.3, 1.0, 0.0),  # good, and more likely by far: enough
-        (1.3, -1.0, 1.3),  # bad, and more likely: never enough
-        (0.7, 1.0, -0.7),
-        (0.7, -1.0, 0.0),
-    ],
-)
-def test_the_clip_takes_the_gradient_of_what_went_far_enough(ratio: float, advantage: float, slope: float) -> None:
-    logp = torch.tensor([ratio], dtype=torch.float64).log().requires_grad_()
-    clipped(logp, torch.zeros_like(logp), torch.tensor([advantage], dtype=torch.float64), 0.2, 0.28).sum().backward()  # type: ignore[no-untyped-call]
+def test_the_clip_takes_the_gradient_of_what_went_far_enough(
+    ratio: float, advantage: float, slope: float, delta: float | None
+) -> None:
+    logp = exact(ratio).log().requires_grad_()
+    t = tokens(logp, exact(advantage))
+    clip = Clip(delta=delta)
+    torch.autograd.backward(clipped(t, logp - t.old, exact(1.0), clip).sum())
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(slope)
+    low, high = out_of_range(t, logp - t.old, clip)
+    assert bool(low + high) == (slope == 0.0 and delta is None)
 
 
-def test_the_correction_is_capped_above_alone() -> None:
-    old, sampled = torch.tensor([0.0, -1.0, -9.0, -1.0]), torch.tensor([-5.0, -1.0, -1.0, -float("inf")])
-    assert truncated_importance(old, sampled, 2.0).tolist() == pytest.approx([2.0, 1.0, 0.000335, 2.0], abs=1e-5)
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_loss_makes_the_good_likelier_and_the_bad_less_so(name: str, level: str) -> None:
+    logp = exact(-1.0, -1.0).requires_grad_()
+    t = Tokens(logp, logp.detach(), logp.detach(), exact(1.0, -1.0), torch.tensor([0, 1]), 2, exact(0, 0))
+    torch.autograd.backward(LOSSES[name](t, LEVELS[level](logp, t.old, t.rows, 2), exact(1.0, 1.0), Clip()).sum())
+    assert logp.grad is not None
+    assert (logp.grad.sign() == exact(-1.0, 1.0)).all()
+
+
+def test_a_sequence_s_ratio_is_its_mean_by_length() -> None:
+    rows = torch.tensor([0, 0, 1])
+    w = LEVELS["sequence"](exact(0.1, 0.3, -0.5), exact(0, 0, 0), rows, 3)
+    torch.testing.assert_close(w, exact(0.2, 0.2, -0.5))
+    torch.testing.assert_close(row_mean(exact(1, 2, 3), rows, 3), exact(1.5, 3, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("token_truncate", [1.5, 0.5, 1.0]),
+        ("token_mask", [0.0, 0.0, 1.0]),
+        ("sequence_truncate", [0.8, 0.8, 1.0]),
+        ("sequence_mask", [0.8, 0.8, 1.0]),
+        ("geometric_truncate", [0.8**0.5, 0.8**0.5, 1.0]),
+        ("geometric_mask", [0.8**0.5, 0.8**0.5, 1.0]),
+    ],
+)
+def test_corrections(name: str, wanted: list[float]) -> None:
+    difference = exact(2.0, 0.4, 1.0).log()
+    rho = CORRECTIONS[name](difference, torch.zeros_like(difference), torch.tensor([0, 0, 1]), 2, (0.5, 1.5))
+    torch.testing.assert_close(rho, exact(*wanted))
+
+
+def test_without_bounds_a_correction_is_the_ratio() -> None:
+    for name in ("token_truncate", "token_mask"):
+        rho = CORRECTIONS[name](exact(1.0, -3.0), exact(0.0, 0.0), torch.tensor([0, 0]), 1, (None, None))
+        torch.testing.assert_close(rho, exact(1.0, -3.0).exp())
+
+
+def test_the_least_sure_tokens() -> None:
+    assert uncertain(exact(0.1, 0.9, 0.5, 0.7), 0.5).tolist() == [0, 1, 0, 1]
+    assert uncertain(exact(), 0.5).tolist() == []
 
 
 @pytest.mark.parametrize("lengths", [[3], [5, 1, 4], [7] * 4])
-def test_a_reduction_is_a_mean(lengths: list[int]) -> None:
-    for weights in LOSSES.values():
-        assert sum(w * n for w, n in zip(weights(lengths), lengths, strict=True)) == pytest.approx(1.0)
-    assert len(set(dapo_weights(lengths))) == 1
-    assert [w * n for w, n in zip(grpo_weights(lengths), lengths, strict=True)] == pytest.approx(
-        [1 / len(lengths)] * len(lengths)
-    )
+def test_reductions(lengths: list[int]) -> None:
+    def total(name: str) -> float:
+        return sum(w * n for w, n in zip(REDUCTIONS[name](lengths, 10), lengths, strict=True))
+
+    assert all(total(name) == pytest.approx(1.0) for name in ("dapo", "grpo", "bnpo", "cispo", "sapo", "vespo"))
+    assert total("dr_grpo") == pytest.approx(sum(lengths) / len(lengths) / 10)
+    assert total("luspo") == pytest.approx(sum(lengths) / len(lengths))
+    assert len(set(REDUCTIONS["dapo"](lengths, 10))) == 1
 
 
 def test_nothing_is_a_step_of_nothing() -> None:
-    assert (dapo_weights([]), grpo_weights([]), dapo_weights([0]), grpo_weights([0])) == ([], [], [1.0], [1.0])
+    for reduction in REDUCTIONS.values():
+        assert reduction([], 10) == []
+        assert len(reduction([0], 10)) == 1
+
+
+def test_each_loss_has_a_reduction() -> None:
+    assert REDUCTIONS.keys() == LOSSES.keys()

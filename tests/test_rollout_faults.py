@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, metrics, tool
+from agentrl.learner.advantage import Scored
 from agentrl.learner.packing import samples
 from agentrl.rollout import Limits, Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
@@ -147,9 +148,9 @@ async def test_a_faulted_episode_is_in_no_statistic_and_its_group_goes_on() -> N
     assert found["tools/call_frequency"] == 1.0
     asked: list[list[float | None]] = []
 
-    def advantage(rewards: Sequence[float | None]) -> list[float]:
-        asked.append(list(rewards))
-        return [1.0] * len(rewards)
+    def advantage(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+        asked.extend([m.reward for m in group] for group in groups)
+        return [[1.0] * len(group) for group in groups]
 
     assert len(samples([group], advantage)) == 3
     assert asked == [[5.0] * 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.learner.logprobs import output_head, token_logprobs
-from agentrl.learner.loss import LOSSES, clipped, out_of_range, truncated_importance
+from agentrl.learner.loss import Tokens, uncertain
 from agentrl.learner.muon import Muon
+from agentrl.learner.objective import Measures, Objective, objective
 from agentrl.learner.packing import MicroBatch
+from agentrl.learner.reduction import REDUCTIONS
 from agentrl.learner.states import PADDED, PREFIX, Packing, difference
 from agentrl.types import Sample
 
@@ -23,19 +26,17 @@ CHECKED = 4  # rows by which a model shows that prefixes can be shared
 
 
 @dataclass(frozen=True)
-class LossSettings:
-    """What ``Learner.update`` computes; the names are those of TRL where TRL has one."""
+class LossSettings(Objective):
+    """What ``Learner.update`` computes."""
 
-    loss: str = "dapo"
-    epsilon: float = 0.2
-    epsilon_high: float = 0.28
-    importance_cap: float = 2.0
     temperature: float = 1.0
     max_grad_norm: float = 1.0
     updates: int = 1  # optimizer steps on one batch; from the second on the ratio is not 1, and may be clipped
     packing: str = "prefix"  # or "padded"
     token_budget: int = 8192  # tokens in one forward and backward pass, padding included
     threads: int | None = None  # torch's threads while learning; all cores by default
+    longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
+    ref_sync_steps: int | None = None  # updates after which the reference becomes the policy of that moment
 
 
 class Learner:
@@ -50,6 +51,7 @@ class Learner:
         self._optimizers = list(optimizers)
         self._head = output_head(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
+        self._reference = frozen_copy(policy) if settings.beta else None
         self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
 
     def set_lr(self, share: float) -> None:
@@ -62,33 +64,27 @@ class Learner:
         """Learn from a batch; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
         if not rows:
             return {}
-        torch.set_num_threads(self.settings.threads or os.cpu_count() or 1)  # the engine may want fewer
+        s = self.settings
+        torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
         lengths = [sum(r.loss_mask) for r in rows]
-        weights = LOSSES[self.settings.loss](lengths)
         packing = self._chosen(rows)
-        batches = packing.pack(rows, weights, self.settings.token_budget)
-        olds: list[Tensor | None] = [None] * len(batches)
-        tally: dict[str, list[Tensor]] = {}
-        for _ in range(self.settings.updates):
-            for i, batch in enumerate(batches):
-                loss, olds[i], parts = self._loss(packing, batch, olds[i])
+        batches = packing.pack(rows, REDUCTIONS[s.loss](lengths, s.longest), s.token_budget)
+        seen = [_Seen(self._reference_logprobs(packing, b)) for b in batches]
+        acting = self._find_uncertain(packing, batches, seen) if s.top_entropy_quantile < 1.0 else float(sum(lengths))
+        measures, total = Measures(), 0.0
+        for _ in range(s.updates):
+            for batch, known in zip(batches, seen, strict=True):
+                loss, measured = self._loss(packing, batch, known, acting)
                 loss.backward()  # type: ignore[no-untyped-call]
-                for name, part in parts.items():
-                    tally.setdefault(name, []).append(part)
+                measures.add(measured)
+                total += float(loss.detach())
             norm = self._step()
-        values = {name: torch.cat(parts) for name, parts in tally.items()}
         return {
-            "loss": float(values["loss"].sum()) / self.settings.updates,
+            "loss": total / s.updates,
             "grad_norm": norm,
-            "entropy": float(values["entropy"].mean()),
-            "clip_ratio/region_mean": float(values["clip"].mean()),
             "trained_tokens": float(sum(lengths)),
             "trained_rows": float(len(rows)),
-            "sampling/sampling_logp_difference/mean": float(values["difference"].mean()),
-            "sampling/sampling_logp_difference/max": float(values["difference"].max()),
-            "sampling/importance_sampling_ratio/min": float(values["rho"].min()),
-            "sampling/importance_sampling_ratio/mean": float(values["rho"].mean()),
-            "sampling/importance_sampling_ratio/max": float(values["rho"].max()),
+            **measures.values(),
         }
 
     def _step(self) -> float:
@@ -100,6 +96,9 @@ class Learner:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.version += isfinite(norm)
+        every = self.settings.ref_sync_steps
+        if self._reference is not None and every and isfinite(norm) and self.version % every == 0:
+            self._reference.load_state_dict(self.policy.state_dict())
         return norm
 
     def _chosen(self, rows: Sequence[Sample]) -> Packing:
@@ -116,25 +115,63 @@ class Learner:
                 )
         return self._packing or PADDED
 
-    def _loss(
-        self, packing: Packing, batch: MicroBatch, old: Tensor | None
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The loss, the logprobs to take ratios to in later updates, and values of each token for the metrics."""
-        s, device = self.settings, next(self.policy.parameters()).device
+    def _loss(self, packing: Packing, batch: MicroBatch, known: _Seen, acting: float) -> tuple[Tensor, Measures]:
+        """The loss of a micro-batch, its share of the step's. ``acting``: tokens of the step that the bonus counts."""
+        s = self.settings
+        logp, entropy = self._logprobs(packing, batch)
+        known.old = logp.detach() if known.old is None else known.old
+        device = logp.device
+        sampled, advantages, weights, index = (
+            t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights, batch.row_index)
+        )
+        tokens = Tokens(logp, known.old, sampled, advantages, index, len(batch.rows), entropy, known.ref)
+        each, measures = objective(s, tokens, known.uncertain)
+        loss = (each * weights).sum()
+        if s.entropy_coef:
+            kept = entropy if known.uncertain is None else entropy * known.uncertain
+            loss = loss - s.entropy_coef * kept.sum() / max(acting, 1.0)
+        return loss, measures
+
+    def _logprobs(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         states = packing.states(self.policy, batch)
-        logp, entropy = token_logprobs(self._head, states, batch.targets.to(device), s.temperature)
-        sampled, advantages, weights = (t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights))
-        old = logp.detach() if old is None else old
-        rho = truncated_importance(old, sampled, s.importance_cap)
-        loss = clipped(logp, old, advantages, s.epsilon, s.epsilon_high) * rho * weights
-        parts = {
-            "loss": loss.detach(),
-            "entropy": entropy,
-            "difference": (old - sampled).abs(),
-            "rho": rho,
-            "clip": out_of_range(logp, old, advantages, s.epsilon, s.epsilon_high),
-        }
-        return loss.sum(), old, parts
+        targets, wanted = batch.targets.to(states.device), bool(self.settings.entropy_coef)
+        return token_logprobs(self._head, states, targets, self.settings.temperature, entropy_gradient=wanted)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, packing: Packing, batch: MicroBatch) -> Tensor | None:
+        if self._reference is None:
+            return None
+        states = packing.states(self._reference, batch)
+        logp, _ = token_logprobs(
+            output_head(self._reference), states, batch.targets.to(states.device), self.settings.temperature
+        )
+        return logp
+
+    @torch.no_grad()
+    def _find_uncertain(self, packing: Packing, batches: Sequence[MicroBatch], seen: Sequence[_Seen]) -> float:
+        """Mark the step's tokens of the highest entropy, by a pass of their own; how many there are."""
+        entropies = []
+        for batch, known in zip(batches, seen, strict=True):
+            known.old, entropy = self._logprobs(packing, batch)
+            entropies.append(entropy)
+        marks = uncertain(torch.cat(entropies), self.settings.top_entropy_quantile)
+        for known, mark in zip(seen, torch.split(marks, [len(e) for e in entropies]), strict=True):
+            known.uncertain = mark
+        return float(marks.sum())
+
+
+@dataclass
+class _Seen:
+    """What is known of a micro-batch's tokens before it is learned from."""
+
+    ref: Tensor | None
+    old: Tensor | None = None
+    uncertain: Tensor | None = None
+
+
+def frozen_copy(policy: nn.Module) -> nn.Module:
+    """The policy of now, which is not trained."""
+    return copy.deepcopy(policy).eval().requires_grad_(False)
 
 
 def make_optimizers(policy: nn.Module, name: str, lr: float, weight_decay: float = 0.0) -> list[torch.optim.Optimizer]:

@@ -62,13 +62,15 @@ def token_logprobs(
     states: Tensor,  # (trained, width): each predicts the target beside it
     targets: Tensor,  # (trained,)
     temperature: float = 1.0,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs and entropies, (trained,) each."""
+    """Logprobs and entropies, (trained,) each; the entropies without a gradient, unless it is asked for."""
 
     def score(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states).float() / temperature
         logprobs = logits.log_softmax(-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs.gather(-1, wanted[:, None])[:, 0], entropy
 

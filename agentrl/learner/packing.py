@@ -6,6 +6,7 @@ targets     (trained,) int64     the token itself
 logprobs    (trained,) float32   the engine's
 advantages  (trained,) float32
 weights     (trained,) float32   the reduction's
+row_index   (trained,) int64     in which of the micro-batch's rows
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class MicroBatch:
         return torch.tensor([self.row_weights[r] for r, _ in self.trained])
 
     @cached_property
+    def row_index(self) -> Tensor:
+        return torch.tensor([r for r, _ in self.trained], dtype=torch.int64)
+
+    @cached_property
     def forest(self) -> Forest:
         return grow([r.token_ids for r in self.rows])
 
@@ -61,13 +66,13 @@ def samples(groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset
 
     Args:
         groups: a faulted or unscored member gets no advantage and is in no statistic.
-        advantage: of the rewards of a group.
+        advantage: of the members of all groups.
         mask_stops: members that stopped for one of these reasons count in the statistics, but are not trained.
     """
     rows = []
-    for group in groups:
-        members = [t for t in group if t.fault is None]
-        for t, a in zip(members, advantage([t.reward for t in members]), strict=True):
+    members = [[t for t in group if t.fault is None] for group in groups]
+    for alive, own in zip(members, advantage(members), strict=True):
+        for t, a in zip(alive, own, strict=True):
             if a != 0.0 and t.sampled_tokens and t.stop not in mask_stops:
                 rows.append(Sample(t.token_ids, t.loss_mask, t.logprobs, [a] * len(t.token_ids)))
     return rows
