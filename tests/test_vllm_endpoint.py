@@ -1,0 +1,48 @@
+"""Measuring a model behind a real OpenAI-compatible server, vLLM's: tools by the API's own calls. `make vllm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from agentrl import policy
+from agentrl.cli import main
+from agentrl.engines.serving import Server, Serving
+from agentrl.evaluation import evaluate
+
+pytestmark = pytest.mark.vllm
+
+
+class Chatting(Serving):
+    """With what the chat API needs to know about a model's tool calls."""
+
+    def flags(self, port: int) -> list[str]:
+        return [*super().flags(port), "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with Server(Chatting(policy.locate("nano"))).wait() as server:
+        yield f"{server.url}/v1"
+
+
+def test_a_model_is_worth_the_same_as_when_it_is_ours(url: str) -> None:
+    """Nearly: vLLM's parser does not tell the model what is wrong with a malformed call, so that it ends there."""
+    limits = {"max_turn_tokens": 64}
+    there = evaluate("math-tools", endpoint=url, tasks=200, rollout=limits)
+    ours = evaluate("math-tools", "nano", tasks=200, rollout=limits)
+    assert there.faults == 0
+    assert there.reward == pytest.approx(ours.reward, abs=4 * max(ours.error, there.error))
+    assert 0.4 < there.calls < 1.3
+    assert there.valid_calls > 0.6
+
+
+def test_by_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--rollout.max_turn_tokens", "64", "--tasks", "4"]
+    assert main(["eval", "--env", "math-tools", "--endpoint", url, *words]) == 0
+    told = capsys.readouterr().out
+    assert "sampled" in told
+    assert url in told
