@@ -155,6 +155,25 @@ class LearnerConfig(Section):
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+class LoraConfig(Section):
+    """An adapter that is trained instead of the model."""
+
+    rank: int | None = Field(None, ge=1, description="of the adapter's matrices; without it the whole model is trained")
+    alpha: float | None = Field(None, gt=0, description="the adapter counts alpha / rank; 2 x rank by default")
+    targets: tuple[str, ...] = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
+
+    @pydantic.field_validator("targets", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @pydantic.model_validator(mode="after")
+    def _ranked(self) -> LoraConfig:
+        if self.rank is None and (self.alpha is not None or self.targets != ("all-linear",)):
+            raise ValueError("alpha and targets are of an adapter, which there is with lora.rank")
+        return self
+
+
 class EvalConfig(Section):
     """How the policy is measured on held-out tasks."""
 
@@ -181,8 +200,15 @@ class TrainConfig(Section):
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
+    lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _one_reference(self) -> TrainConfig:
+        if self.lora.rank is not None and self.learner.ref_sync_steps is not None:
+            raise ValueError("learner.ref_sync_steps: with an adapter the reference is the model without it, always")
+        return self
 
     @pydantic.field_validator("env", mode="before")
     @classmethod

@@ -20,7 +20,7 @@ RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 
 @dataclass(frozen=True)
 class Policy:
-    """A model being trained; ``source`` is where it was loaded from."""
+    """A model being trained, perhaps by an adapter; ``source`` is where it was loaded from."""
 
     model: Any
     tokenizer: Any
@@ -28,9 +28,12 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """A folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load."""
-        self.model.save_pretrained(folder)
+        # peft would ask the model hub whether an adapter touches the vocabulary: it does not
+        adapter = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
+        self.model.save_pretrained(folder, **adapter)
         self.tokenizer.save_pretrained(folder)
-        (folder / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+        for file in folder.glob("*.safetensors"):
+            file.chmod(0o644)  # safetensors writes for the owner alone
         if (recommended := Path(self.source) / RECOMMENDED).is_file():
             shutil.copy(recommended, folder / RECOMMENDED)
 
@@ -41,10 +44,10 @@ def locate(name: str) -> str:
     if name in known:
         return str(registry.load("model", name)())
     path = Path(name)
-    if (path / "model" / "config.json").is_file():
+    if _holds_model(path / "model"):
         return str(path / "model")
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not _holds_model(path):
             raise UserError(
                 f"model {name!r}: the folder has no config.json, and no model/config.json of a finished run"
             )
@@ -54,6 +57,11 @@ def locate(name: str) -> str:
     if "/" not in name and "did you mean" in (hint := nearest(name, known)):
         raise UserError(f"no model {name!r}{hint}")  # before the hub is asked, which takes its time
     return name
+
+
+def _holds_model(folder: Path) -> bool:
+    """A model, or an adapter."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
 
 
 def recommended(source: str) -> dict[str, Any]:
@@ -80,8 +88,13 @@ def load(name: str, dtype: str = "float32") -> Policy:
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(name)
+    from agentrl import lora
+
+    adapter = Path(source) if (Path(source) / lora.MARK).is_file() else None
+    base = locate(lora.base_of(adapter)) if adapter else source
     with _told(name):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
+        model = lora.attached(model, adapter) if adapter else model
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Policy(model.to(device), tokenizer, source)
 

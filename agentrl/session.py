@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl import policy
+from agentrl import lora, policy
 from agentrl.allocator import keep_freed_memory
 from agentrl.config import EngineConfig, TrainConfig
 from agentrl.engine import OpenEngine
@@ -39,6 +39,8 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     """Load and start what the config names. Raises UserError where something cannot be."""
     keep_freed_memory()
     loaded = loaded or policy.load(config.model, config.dtype)
+    if config.lora.rank is not None:
+        loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config.engine, loaded.model) as engine:
         yield Session(config, spec, loaded, renderer, engine)

@@ -222,9 +222,14 @@ def test_every_setting_does_something() -> None:
 def _read(name: str) -> str:
     """How the source reads a setting: through its section, or the section's short name."""
     section, _, key = name.rpartition(".")
-    owner = {"": "config", "engine": "(engine|e)", "rollout": "(rollout|r|config)", "learner": "(learner|c)"}.get(
-        section, section
-    )
+    short = {
+        "": "config",
+        "engine": "(engine|e)",
+        "rollout": "(rollout|r|config)",
+        "learner": "(learner|c)",
+        "lora": "(lora|settings)",
+    }
+    owner = short.get(section, section)
     return rf"\b{owner}\.{key}\b"
 
 

@@ -29,6 +29,13 @@ def test_math_tools_is_learned(seed: int, tmp_path: Path) -> None:
     assert abs(elsewhere.reward - summary["reward_after"]) < 4 * elsewhere.error + 0.02
 
 
+def test_an_adapter_learns_as_much(tmp_path: Path) -> None:
+    summary = train("math-tools", lora={"rank": 8}, learner={"lr": 5e-3}, run={"dir": str(tmp_path / "run")})
+    report("math-tools, LoRA", summary)
+    assert summary["reward_after"] >= 0.90
+    assert summary["greedy_after"] >= 0.95
+
+
 def test_shop_is_learned(tmp_path: Path) -> None:
     summary = train("shop", steps=30, run={"dir": str(tmp_path / "run")})
     report("shop", summary)

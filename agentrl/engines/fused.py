@@ -14,10 +14,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import embedding, silu
 
 from agentrl.engines.kv import Plan
+from agentrl.lora import is_plain, merged_weight
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # the angles depend on nothing but the position
@@ -80,15 +81,15 @@ class FusedForward:
         first, second = layer.input_layernorm, layer.post_attention_layernorm
         return _Layer(
             _Norm(first.weight.detach(), first.variance_epsilon),
-            torch.cat([self._turned(q.weight), self._turned(k.weight), v.weight]).T,
+            torch.cat([self._turned(merged_weight(q)), self._turned(merged_weight(k)), merged_weight(v)]).T,
             torch.cat(biases) if biases else None,
             self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
             attention.scaling,
-            attention.o_proj.weight.detach().T,
+            merged_weight(attention.o_proj).T,
             _Norm(second.weight.detach(), second.variance_epsilon),
-            mlp.gate_proj.weight.detach().T,
-            mlp.up_proj.weight.detach().T,
-            mlp.down_proj.weight.detach().T,
+            merged_weight(mlp.gate_proj).T,
+            merged_weight(mlp.up_proj).T,
+            merged_weight(mlp.down_proj).T,
         )
 
     def _qk_norm(self, attention: Any) -> _Norm:
@@ -126,7 +127,7 @@ class FusedForward:
 
 
 def can_fuse(model: Any) -> bool:
-    """Whether the model is of the family, in its plain form: single precision, no adapters, no sliding windows."""
+    """Whether the model is of the family, in its plain form: float32, no sliding windows, no adapters but LoRA."""
     if type(model).__name__ not in FAMILY or any(p.dtype != torch.float32 for p in model.parameters()):
         return False
     config, layers = model.config, model.model.layers
@@ -140,7 +141,7 @@ def can_fuse(model: Any) -> bool:
         for name in names.split()
     ]
     return (
-        all(type(linear) is nn.Linear and not (plain and linear.bias is not None) for linear, plain in linears)
+        all(is_plain(linear) and not (plain and linear.bias is not None) for linear, plain in linears)
         and getattr(config, "sliding_window", None) is None
         and config.hidden_act == "silu"
         and config.rope_parameters.get("rope_type", "default") in STATIC_ROPE

@@ -22,6 +22,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from agentrl.errors import UserError
+from agentrl.lora import merged_weight
 
 MEMORY = "memory"
 PART = 64 << 20  # bytes of tensors in one call, where they go by the call itself
@@ -69,7 +70,7 @@ class Weights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion
 
-        held = {name: p.detach() for name, p in self._model.named_parameters()}
+        held = dict(_merged(self._model))
         yield from revert_weight_conversion(self._model, held).items()
 
     def file(self) -> MemoryFile:
@@ -82,6 +83,17 @@ class Weights:
         if self._file is not None:
             self._file.close()
         self._file = None
+
+
+def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """A model's parameters, adapters added to the weights that they stand beside."""
+    for name, parameter in model.named_parameters():
+        module, beside, last = name.rpartition(".base_layer.")
+        if beside:
+            layer = model.get_submodule(module)
+            yield f"{module}.{last}", merged_weight(layer) if last == "weight" else parameter.detach()
+        elif "lora_" not in name:
+            yield name, parameter.detach()
 
 
 class MemoryFile:

@@ -6,6 +6,7 @@ import copy
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -20,6 +21,7 @@ from agentrl.learner.objective import Measures, Objective, objective
 from agentrl.learner.packing import MicroBatch
 from agentrl.learner.reduction import REDUCTIONS
 from agentrl.learner.states import PADDED, PREFIX, Packing, difference
+from agentrl.lora import has_adapter
 from agentrl.types import Sample
 
 CHECKED = 4  # rows by which a model shows that prefixes can be shared
@@ -51,7 +53,7 @@ class Learner:
         self._optimizers = list(optimizers)
         self._head = output_head(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
-        self._reference = frozen_copy(policy) if settings.beta else None
+        self._reference: Any = (policy if has_adapter(policy) else frozen_copy(policy)) if settings.beta else None
         self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
 
     def set_lr(self, share: float) -> None:
@@ -139,12 +141,13 @@ class Learner:
 
     @torch.no_grad()
     def _reference_logprobs(self, packing: Packing, batch: MicroBatch) -> Tensor | None:
-        if self._reference is None:
+        reference = self._reference
+        if reference is None:
             return None
-        states = packing.states(self._reference, batch)
-        logp, _ = token_logprobs(
-            output_head(self._reference), states, batch.targets.to(states.device), self.settings.temperature
-        )
+        with reference.disable_adapter() if has_adapter(reference) else nullcontext():
+            states = packing.states(reference, batch)
+            targets = batch.targets.to(states.device)
+            logp, _ = token_logprobs(output_head(reference), states, targets, self.settings.temperature)
         return logp
 
     @torch.no_grad()
@@ -187,7 +190,5 @@ def make_optimizers(policy: nn.Module, name: str, lr: float, weight_decay: float
     tables |= {id(p) for n, p in named if "lm_head" in n}
     matrices = [p for _, p in named if p.ndim == 2 and id(p) not in tables]
     rest = [p for _, p in named if p.ndim != 2 or id(p) in tables]
-    return [
-        Muon(matrices, lr=lr, weight_decay=weight_decay),
-        torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay),
-    ]
+    made: list[tuple[type[torch.optim.Optimizer], list[nn.Parameter]]] = [(Muon, matrices), (torch.optim.AdamW, rest)]
+    return [kind(params, lr=lr, weight_decay=weight_decay) for kind, params in made if params]  # type: ignore[call-arg]

@@ -1,0 +1,89 @@
+"""Adapters: the model's own weights stay as they are, small matrices beside them are trained (LoRA, arXiv 2106.09685).
+
+By peft, which is imported only here, and only when there is an adapter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from agentrl.config import LoraConfig
+from agentrl.errors import UserError
+
+MARK = "adapter_config.json"  # in a folder that holds an adapter
+INSTALL = 'adapters need peft: pip install "agentrl-gym[lora]"'
+
+
+def wrapped(model: Any, settings: LoraConfig, base: str) -> Any:
+    """The model with a fresh adapter, which alone is trained. ``base`` is what the adapter's folder will name.
+
+    Raises:
+        UserError: peft is not installed, the model has an adapter already, or no layer has such a name.
+    """
+    peft = _peft()
+    if isinstance(model, peft.PeftModel):
+        raise UserError("the model has an adapter already; leave lora.rank out to train that one further")
+    assert settings.rank is not None
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha or 2 * settings.rank,
+        target_modules="all-linear" if settings.targets == ("all-linear",) else list(settings.targets),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        made = peft.get_peft_model(model, config).eval()
+    except ValueError as error:
+        raise UserError(f"lora.targets {', '.join(settings.targets)}: {str(error).splitlines()[0]}") from None
+    made.peft_config["default"].base_model_name_or_path = base
+    return made
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter's folder was trained on."""
+    return str(json.loads((folder / MARK).read_text(encoding="utf-8"))["base_model_name_or_path"])
+
+
+def attached(model: Any, folder: Path) -> Any:
+    """The model with the adapter of a folder, which can be trained further."""
+    return _peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+
+
+def has_adapter(model: Any) -> bool:
+    return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
+
+
+def merged(model: Any) -> Any:
+    """The plain model, its adapter added to its weights."""
+    return model.merge_and_unload() if has_adapter(model) else model
+
+
+def merged_weight(linear: Any) -> Tensor:
+    """A linear layer's weight, its adapters' added. Without one it is the parameter itself."""
+    if isinstance(linear, nn.Linear):
+        return linear.weight.detach()
+    weight: Tensor = linear.base_layer.weight.detach()
+    for name in linear.active_adapters:
+        if name in linear.lora_A:
+            weight = weight + linear.get_delta_weight(name).detach()
+    return weight
+
+
+def is_plain(linear: Any) -> bool:
+    """Whether ``merged_weight`` says all there is about a layer: linear, perhaps with LoRA of the usual kind."""
+    if type(linear) is nn.Linear:
+        return True
+    base = getattr(linear, "base_layer", None)
+    usual = hasattr(linear, "get_delta_weight") and not any(getattr(linear, "use_dora", {}).values())
+    return type(base) is nn.Linear and usual
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UserError(INSTALL) from None
+    return peft

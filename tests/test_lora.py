@@ -1,0 +1,147 @@
+"""Adapters: they alone are trained, everything else sees one model, and a folder with one is a model like any other."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import conversation, qwen3, together
+from transformers import AutoModelForCausalLM
+
+from agentrl import UserError, evaluate, lora, policy, train
+from agentrl.cli import main
+from agentrl.config import LoraConfig, build
+from agentrl.engines.transfer import Weights
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import ConfigError
+from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.types import Sample, SamplingParams
+
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "rollout": {"tasks": 4, "group_size": 4},
+    "eval": {"final_tasks": 4, "every": 0},
+    "learner": {"lr": 1e-2},
+}
+
+
+def adapted(rank: int = 4) -> Any:
+    """A model whose adapter does something."""
+    model = lora.wrapped(qwen3(), LoraConfig(rank=rank), "tiny")
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+async def test_the_engine_samples_from_the_model_with_its_adapter() -> None:
+    model = adapted()
+    async with TransformersEngine(model, capacity=4) as engine:
+        assert engine._view.fused is not None
+        calls = [lambda n=n: conversation(engine, model, n, SamplingParams()) for n in range(4)]
+        off = itertools.chain(*await together(*calls))
+        assert max(off) < 1e-4
+
+
+async def test_after_an_update_it_is_the_new_adapter() -> None:
+    model = adapted()
+    async with TransformersEngine(model) as engine:
+        before = await conversation(engine, model, 0, SamplingParams())
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        await engine.update_weights(model, 1)
+        after = await conversation(engine, model, 1, SamplingParams())
+        assert max(before + after) < 1e-4
+
+
+def sample(ids: list[int], advantage: float) -> Sample:
+    return Sample(ids, [0] * 20 + [1] * (len(ids) - 20), [-4.0] * len(ids), [advantage] * len(ids))
+
+
+def batch() -> list[Sample]:
+    return [sample(list(range(3, 40)), 1.0), sample([*range(3, 30), 50, 51], -1.0)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_adapter_alone_is_trained(optimizer: str) -> None:
+    model = adapted()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    Learner(model, make_optimizers(model, optimizer, 1e-2), LossSettings(threads=1)).update(batch())
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+
+
+def test_prefixes_are_shared_with_an_adapter_too() -> None:
+    told = []
+    for packing in ("prefix", "padded"):
+        model = copy.deepcopy(adapted())
+        learner = Learner(model, make_optimizers(model, "adamw", 1e-2), LossSettings(threads=1, packing=packing))
+        told.append(learner.update(batch()))
+    assert told[0] == pytest.approx(told[1], abs=1e-5)
+
+
+def test_the_reference_is_the_model_without_its_adapter() -> None:
+    model = adapted()
+    learner = Learner(model, make_optimizers(model, "adamw", 0.0), LossSettings(threads=1, beta=0.1))
+    assert learner.update(batch())["kl"] > 1e-4
+    assert learner._reference is model
+    fresh = lora.wrapped(qwen3(), LoraConfig(rank=4), "tiny")
+    told = Learner(fresh, make_optimizers(fresh, "adamw", 0.0), LossSettings(threads=1, beta=0.1)).update(batch())
+    assert told["kl"] == pytest.approx(0.0, abs=1e-7)
+
+
+def test_weights_for_vllm_have_the_names_of_the_plain_model() -> None:
+    model = adapted()
+    plain = dict(Weights(lora.merged(copy.deepcopy(model))))
+    found = dict(Weights(model.get_base_model()))
+    assert found.keys() == plain.keys()
+    for name, tensor in plain.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, out = (tmp_path / n for n in ("one", "two", "out"))
+    train("math-tools", lora={"rank": 4}, run={"dir": str(one)}, **SMALL)
+    saved = {f.name for f in (one / "model").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "agentrl.toml"} <= saved
+    assert "model.safetensors" not in saved
+    assert lora.base_of(one / "model") == "nano"
+    assert evaluate("math-tools", str(one), tasks=4).episodes == 4
+    with pytest.raises(UserError, match=r"has an adapter already; leave lora\.rank out"):
+        train("math-tools", str(one), lora={"rank": 4}, run={"dir": str(two)}, **SMALL)
+    train("math-tools", str(one), run={"dir": str(two)}, **SMALL)
+    assert main(["export", str(two), "--out", str(out)]) == 0
+    assert "parameters" in capsys.readouterr().out
+    ids = torch.arange(5, 25)[None]
+    plain = AutoModelForCausalLM.from_pretrained(out)
+    torch.testing.assert_close(plain(ids).logits, policy.load(str(two)).model(ids).logits, atol=1e-4, rtol=1e-4)
+    assert main(["export", str(two), "--out", str(out)]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lora": {"alpha": 8}}, "alpha and targets are of an adapter"),
+        ({"lora": {"rank": 0}}, "greater than or equal to 1"),
+        ({"lora": {"rank": 4}, "learner": {"beta": 0.1, "ref_sync_steps": 2}}, "the reference is the model without it"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build(("test", {"env": "math-tools", **settings}))
+
+
+def test_layers_that_are_not_there() -> None:
+    with pytest.raises(UserError, match=r"lora.targets qproj: .*qproj"):
+        lora.wrapped(qwen3(), LoraConfig(rank=4, targets=("qproj",)), "tiny")
