@@ -18,6 +18,7 @@ import torch
 
 pytest.importorskip("vllm")
 
+from processes import heed_interrupts
 from test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
 from tiny import error, greedy, reference, together
 
@@ -194,7 +195,9 @@ async def test_another_model_is_noticed(servers: list[Server]) -> None:
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals) -> None:
     command = [sys.executable, "-m", "agentrl", "serve", "--model", "nano", "--max_context", "256"]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    run = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts
+    )
     assert run.stdout is not None
     with run.stdout as said:
         url = said.readline().strip()

@@ -20,6 +20,7 @@ import torch
 
 pytest.importorskip("vllm")  # a quick suite without it
 
+from processes import heed_interrupts
 from tiny import error, greedy, reference, together
 
 from agentrl import policy
@@ -372,7 +373,11 @@ def test_no_process_is_left_however_the_run_ends(tmp_path: Path, end: str) -> No
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     run = subprocess.Popen(
-        [sys.executable, str(script), end], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, str(script), end],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     assert run.stdout is not None
     with run.stdout as said:
