@@ -92,7 +92,9 @@ class LearnerConfig(Section):
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
-    schedule: Literal["constant", "linear"] = Field("constant", description="of the rate: linear falls to a tenth")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="of the rate, after the warm-up: linear and cosine fall to a tenth"
+    )
     warmup_steps: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     loss: LossName = Field("dapo", description="docs/algorithms.md has them all")

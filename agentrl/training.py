@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from math import cos, pi
 from time import perf_counter, process_time
 from typing import Any
 
@@ -230,13 +231,14 @@ class _Training:
 
 
 def _lr_share(step: int, config: TrainConfig) -> float:
-    """Share of the peak learning rate: a linear warm-up, then constant, or linear down to a tenth."""
+    """Share of the peak learning rate: a linear warm-up, then constant, or down to a tenth, straight or as a cosine."""
     c = config.learner
     if step <= c.warmup_steps:
         return step / (c.warmup_steps + 1)
     if c.schedule == "constant":
         return 1.0
-    return max(0.1, 1.0 - (step - 1 - c.warmup_steps) / max(config.steps - c.warmup_steps, 1))
+    done = (step - 1 - c.warmup_steps) / max(config.steps - c.warmup_steps, 1)
+    return max(0.1, 1.0 - done) if c.schedule == "linear" else 0.1 + 0.45 * (1 + cos(pi * done))
 
 
 def _prefixed(prefix: str, measurement: Measurement) -> dict[str, float]:

@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl import UserError, evaluate, train
+from agentrl.config import build
 from agentrl.policy import load
+from agentrl.training import _lr_share
 
 DATA = Path(agentrl_envs.__file__).parent / "data"
 SMALL: dict[str, Any] = {
@@ -142,3 +144,19 @@ def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"num_generations: unknown setting; did you mean 'rollout.group_size'"):
         train("math-tools", num_generations=8)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1.0, 1.0, 1.0]),
+        ("linear", [1 / 3, 2 / 3, 1.0, 0.9, 0.3]),
+        ("cosine", [1 / 3, 2 / 3, 1.0, 0.978, 0.286]),
+    ],
+)
+def test_the_rate_warms_up_and_follows_its_schedule(schedule: str, wanted: list[float]) -> None:
+    settings = {"warmup_steps": 2, "schedule": schedule}
+    config = build(("test", {"env": "math-tools", "steps": 12, "learner": settings}))
+    shares = [_lr_share(step, config) for step in range(1, 13)]
+    assert [shares[i] for i in (0, 1, 2, 3, 9)] == pytest.approx(wanted, abs=1e-3)
+    assert min(shares) >= 0.1 or schedule == "constant"
