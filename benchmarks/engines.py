@@ -1,11 +1,10 @@
-"""How fast engines sample: python benchmarks/engines.py --systems embedded by-hand generate vllm continuous
+"""How fast engines sample: python benchmarks/engines.py --systems embedded by-hand generate vllm
 
   embedded     agentrl's own engine
   by-hand      what one would write in an afternoon: a transformers model, a static cache with a slot for every row,
                each row at its own position, prompts filled in one at a time, attention padded to the longest row
   vllm         vLLM as agentrl runs it (needs it installed: make vllm makes a venv that has it)
   generate     transformers' `generate`, one batch of equal length; it has no episodes
-  continuous   transformers' own continuous batching (`generate_batch`); the same
 
 on random weights of nano's shape (1 M parameters) and of a larger one (--size 30), with two loads:
 
@@ -39,7 +38,7 @@ from agentrl_envs.nano import path
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.types import Completion, SamplingParams
@@ -141,14 +140,6 @@ async def generate(model: Qwen3ForCausalLM, count: int) -> int:
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=mask, **how)
     return int((out.shape[1] - longest) * count)
-
-
-async def continuous(model: Qwen3ForCausalLM, count: int) -> int:
-    how = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "pad_token_id": 0}
-    config = GenerationConfig(num_blocks=256, max_batch_tokens=1024, **how)
-    with torch.inference_mode():
-        out = model.generate_batch(prompts(count), generation_config=config, progress_bar=False)
-    return sum(len(o.generated_tokens) for o in out.values())
 
 
 class SlotLoop:
@@ -292,7 +283,7 @@ async def main(args: argparse.Namespace) -> None:
         count = sum(p.numel() for p in model.parameters())
         table = Table("load", "at once", "system", "tokens/s", "x embedded", "CPU-s / 1,000")
         table.title = f"{count / 1e6:.1f} M parameters, {args.threads} thread(s)"
-        others = {"generate": generate, "continuous": continuous}
+        others = {"generate": generate}
         async with opened(args.systems, model, max(args.concurrent), args.threads) as engines:
             for n in args.concurrent:
                 works = {name: partial(episodes, engine, n, max(8, 2 * n)) for name, engine in engines.items()}

@@ -6,6 +6,7 @@ These really run vLLM: `make vllm`.
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -64,6 +65,19 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
                 server.close()
     assert again
     check(summary, embedded)
+    deadline = time.monotonic() + 10
+    while any(map(is_there, (one, two, *again))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_there, (one, two, *again)))
+
+
+def is_there(server: Server) -> bool:
+    """Whether the server or a process that it started is left."""
+    try:
+        os.killpg(server.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def check(summary: dict[str, Any], embedded: float) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Self
@@ -101,6 +103,8 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.wait()
+        with suppress(ProcessLookupError, PermissionError):  # an engine that hangs as it ends, or outlived its server
+            os.killpg(self._child.pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
