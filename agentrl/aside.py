@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import anyio
+from anyio.from_thread import start_blocking_portal
 
 T = TypeVar("T")
 GRACE_S = 1.0  # to clean up after a deadline
@@ -39,6 +40,16 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({task}, timeout=GRACE_S)
+
+
+def run(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Run an event loop; in a thread of its own where one runs here already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.run(function, *arguments)
+    with start_blocking_portal() as portal:
+        return portal.call(function, *arguments)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

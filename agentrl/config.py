@@ -25,8 +25,10 @@ class Section(pydantic.BaseModel):
 class EngineConfig(Section):
     """What samples."""
 
-    name: Literal["transformers", "vllm", "server"] = Field(
-        "transformers", description="transformers: embedded; vllm: vLLM in process; server: vLLM servers at engine.urls"
+    name: Literal["auto", "transformers", "vllm", "server"] = Field(
+        "auto",
+        description="transformers: embedded; vllm: vLLM in process; server: vLLM servers at engine.urls; "
+        "auto: vllm on a GPU where it is installed, else transformers",
     )
     capacity: int = Field(128, ge=1, description="rows sampled at the same time; of each server, as it was started")
     max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
@@ -51,8 +53,8 @@ class EngineConfig(Section):
         if self.name == "server" and "threads" in self.model_fields_set:
             raise ValueError("engine.threads is a server's own: agentrl serve --threads N")
         if self.name != "server" and self.urls:
-            raise ValueError(f"engine.urls is for engine server; engine {self.name} talks to no server")
-        if self.name == "transformers" and self.update is not None:
+            raise ValueError(f"engine.urls is for --engine server; engine {self.name} talks to no server")
+        if self.name in ("auto", "transformers") and self.update is not None:
             raise ValueError("engine.update is for the engines vllm and server; the embedded one just goes on")
         return self
 

@@ -10,9 +10,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-import anyio
-
-from agentrl import metrics
+from agentrl import aside, metrics
 from agentrl.config import TrainConfig, build
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
@@ -139,4 +137,4 @@ def evaluate(
             found, _ = await measure(rollout_of(split), chosen, seed=config.seed, greedy=greedy)
             return found
 
-    return anyio.run(go)
+    return aside.run(go)

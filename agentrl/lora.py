@@ -42,9 +42,24 @@ def wrapped(model: Any, settings: LoraConfig, base: str) -> Any:
     return made
 
 
+def is_adapter(folder: str | Path) -> bool:
+    return (Path(folder) / MARK).is_file()
+
+
 def base_of(folder: Path) -> str:
     """The model that an adapter's folder was trained on."""
-    return str(json.loads((folder / MARK).read_text(encoding="utf-8"))["base_model_name_or_path"])
+    return str(_settings(folder)["base_model_name_or_path"])
+
+
+def rank_in(folder: Path) -> int:
+    """The largest rank of an adapter's folder."""
+    settings = _settings(folder)
+    return int(max([settings["r"], *settings.get("rank_pattern", {}).values()]))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    return found
 
 
 def attached(model: Any, folder: Path) -> Any:

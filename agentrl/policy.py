@@ -90,7 +90,7 @@ def load(name: str, dtype: str = "float32") -> Policy:
     tokenizer = load_tokenizer(name)
     from agentrl import lora
 
-    adapter = Path(source) if (Path(source) / lora.MARK).is_file() else None
+    adapter = Path(source) if lora.is_adapter(source) else None
     base = locate(lora.base_of(adapter)) if adapter else source
     with _told(name):
         model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))

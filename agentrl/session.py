@@ -11,6 +11,7 @@ from agentrl import lora, policy
 from agentrl.allocator import keep_freed_memory
 from agentrl.config import EngineConfig, TrainConfig
 from agentrl.engine import OpenEngine
+from agentrl.engines import launch
 from agentrl.engines.server import ServerEngine
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.engines.vllm import VLLMEngine
@@ -41,9 +42,18 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     loaded = loaded or policy.load(config.model, config.dtype)
     if config.lora.rank is not None:
         loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
+    config = config.model_copy(update={"engine": chosen(config.engine, loaded.model)})
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config.engine, loaded.model) as engine:
         yield Session(config, spec, loaded, renderer, engine)
+
+
+def chosen(e: EngineConfig, model: Any) -> EngineConfig:
+    """The settings with an engine's own name. On the CPU the embedded one is as fast, and starts at once."""
+    if e.name != "auto":
+        return e
+    vllm = model.device.type == "cuda" and launch.installed()
+    return e.model_copy(update={"name": "vllm" if vllm else "transformers"})
 
 
 def make_engine(e: EngineConfig, model: Any) -> OpenEngine:

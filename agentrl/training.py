@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from agentrl import metrics
+from agentrl import aside, metrics
 from agentrl.config import TrainConfig, dump_toml
 from agentrl.engine import Sleeper
 from agentrl.env import Env, EnvSpec
@@ -70,12 +70,12 @@ def train(
 
 
 def run_config(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:
-    return anyio.run(_train, config, spec, watcher)
+    return aside.run(_train, config, spec, watcher)
 
 
 async def _train(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:
     async with opened(config, spec) as session, _interrupts(watcher) as stop:
-        run = create(config.run.dir, spec.name, dump_toml(config))
+        run = create(config.run.dir, spec.name, dump_toml(session.config))
         watcher.started(session, run)
         training = _Training(session, run, watcher)
         before = await training.measure(0, config.eval.final_tasks)

@@ -5,6 +5,7 @@
                each row at its own position, prompts filled in one at a time, attention padded to the longest row
   vllm         vLLM as agentrl runs it (needs it installed: make vllm makes a venv that has it)
   generate     transformers' `generate`, one batch of equal length; it has no episodes
+  continuous   transformers' `generate_batch`, its continuous batching; no episodes either
 
 on random weights of nano's shape (1 M parameters) and of a larger one (--size 30), with two loads:
 
@@ -16,7 +17,8 @@ process alone: vLLM samples in another one. Systems take turns, so that all meet
 counts.
 
 Last, an update of the weights: how long it takes while nothing is sampled, and how much longer 64 running requests take
-when it happens in their middle.
+when it happens in their middle. And of what a real training step of nano on math-tools takes, the share that the
+update has.
 """
 
 from __future__ import annotations
@@ -24,23 +26,35 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import json
 import random
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
+from statistics import fmean
 from time import perf_counter, process_time
 from typing import Any, NamedTuple, Self
 
 import anyio
 import torch
 from agentrl_envs.nano import path
+from anyio import to_thread
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AttentionInterface,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from agentrl.engines.transformers import TransformersEngine
+from agentrl.training import train
 from agentrl.types import Completion, SamplingParams
 
 VOCABULARY, TURNS, NEW_TOKENS = 512, 4, 64
@@ -140,6 +154,24 @@ async def generate(model: Qwen3ForCausalLM, count: int) -> int:
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=mask, **how)
     return int((out.shape[1] - longest) * count)
+
+
+async def continuous(model: Qwen3ForCausalLM, count: int) -> int:
+    """With room for what is asked: left to itself it takes most of the memory there is."""
+    page, longest = 32, 70 + NEW_TOKENS
+    room = ContinuousBatchingConfig(
+        page_size=page,
+        num_blocks=count * (longest // page + 2),
+        max_batch_tokens=max(256, 2 * count),
+        max_requests_per_batch=count,
+        auto_switch_to_flash=False,
+        use_cuda_graph=False,
+        use_async_batching=False,
+    )
+    how = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=NEW_TOKENS, eos_token_id=-1, pad_token_id=0)
+    own = copy.deepcopy(model)  # its attention is exchanged
+    done = await to_thread.run_sync(partial(own.generate_batch, prompts(count), how, room))
+    return sum(len(d.generated_tokens) for d in done.values())
 
 
 class SlotLoop:
@@ -276,6 +308,15 @@ async def updates(engine: Any, model: Qwen3ForCausalLM, count: int) -> tuple[flo
     return min(times), disturbed - alone
 
 
+def share(engine: str) -> tuple[float, float]:
+    """Mean seconds of an update in a training of nano on math-tools, and of a whole step."""
+    with tempfile.TemporaryDirectory() as folder:
+        train("math-tools", steps=6, engine=engine, eval={"every": 0, "final_tasks": 1}, run={"dir": f"{folder}/run"})
+        rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "step_time" in row][1:]
+    return fmean(row["time/sync"] for row in steps), fmean(row["step_time"] for row in steps)
+
+
 async def main(args: argparse.Namespace) -> None:
     console = Console(width=None if Console().is_terminal else 100)
     for size in args.size:
@@ -283,7 +324,7 @@ async def main(args: argparse.Namespace) -> None:
         count = sum(p.numel() for p in model.parameters())
         table = Table("load", "at once", "system", "tokens/s", "x embedded", "CPU-s / 1,000")
         table.title = f"{count / 1e6:.1f} M parameters, {args.threads} thread(s)"
-        others = {"generate": generate}
+        others = {"generate": generate, "continuous": continuous}
         async with opened(args.systems, model, max(args.concurrent), args.threads) as engines:
             for n in args.concurrent:
                 works = {name: partial(episodes, engine, n, max(8, 2 * n)) for name, engine in engines.items()}
@@ -297,6 +338,10 @@ async def main(args: argparse.Namespace) -> None:
                 if name in engines:
                     alone, added = await updates(engines[name], model, min(64, max(args.concurrent)))
                     console.print(f"weights to {name}: {alone * 1e3:.1f} ms alone; in flight {added * 1e3:+.0f} ms")
+    for name, engine in {"embedded": "transformers", "vllm": "vllm"}.items():
+        if name in args.systems:
+            sync, step = share(engine)
+            console.print(f"training with {name}: {sync * 1e3:.0f} ms of a step's {step:.2f} s are the update's")
 
 
 if __name__ == "__main__":

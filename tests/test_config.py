@@ -188,7 +188,7 @@ def test_lists_may_be_written_with_commas() -> None:
     ("words", "message"),
     [
         (["--engine", "server"], "engine server needs engine.urls"),
-        (["--engine.urls", "http://127.0.0.1:1"], "engine.urls is for engine server; engine transformers talks to no"),
+        (["--engine.urls", "http://127.0.0.1:1"], "engine.urls is for --engine server; engine auto talks to no"),
         (["--engine", "vllm", "--engine.urls", "http://127.0.0.1:1"], "engine vllm talks to no server"),
         (["--engine.update", "drain"], "engine.update is for the engines vllm and server"),
         (["--engine", "server", "--engine.urls", "http://a:1", "--engine.threads", "2"], "agentrl serve --threads N"),

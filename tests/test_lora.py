@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, load_file
 from tiny import conversation, qwen3, together
 from transformers import AutoModelForCausalLM
 
 from agentrl import UserError, evaluate, lora, policy, train
 from agentrl.cli import main
 from agentrl.config import LoraConfig, build
+from agentrl.engines import adapter
 from agentrl.engines.transfer import Weights
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
@@ -98,13 +100,30 @@ def test_the_reference_is_the_model_without_its_adapter() -> None:
     assert told["kl"] == pytest.approx(0.0, abs=1e-7)
 
 
-def test_weights_for_vllm_have_the_names_of_the_plain_model() -> None:
-    model = adapted()
-    plain = dict(Weights(lora.merged(copy.deepcopy(model))))
-    found = dict(Weights(model.get_base_model()))
+def test_weights_are_the_model_without_its_adapter_under_the_names_of_the_plain_model() -> None:
+    plain, found = dict(Weights(qwen3())), dict(Weights(adapted()))
     assert found.keys() == plain.keys()
     for name, tensor in plain.items():
         torch.testing.assert_close(found[name], tensor)
+
+
+def test_what_is_sent_of_an_adapter_is_its_checkpoint(tmp_path: Path) -> None:
+    model = adapted()
+    weights = adapter.weights_of(model)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    found = load(weights.file().content())
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    assert adapter.rank_of(model) == 4
+    assert adapter.rank_of(qwen3()) == 0
+    weights.close()
+
+
+def test_a_rank_is_rounded_up_to_what_vllm_has() -> None:
+    assert [adapter.room(rank) for rank in (1, 2, 8, 9, 200)] == [1, 8, 8, 16, 256]
+    with pytest.raises(UserError, match=r"lora.rank 513: vLLM has adapters of rank 512 at most"):
+        adapter.room(513)
 
 
 def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(

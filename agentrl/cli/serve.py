@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ class Settings(Section):
     max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
     capacity: int = Field(128, ge=1, description="rows sampled at the same time")
     threads: int | None = Field(None, ge=1, description="of its process on the CPU; 1 by default")
+    lora_rank: int | None = Field(None, ge=1, description="that of the training, where an adapter is trained")
     backend: Literal["memory", "nccl", "ipc"] | None = Field(
         None, description="how weights come: memory on the CPU, nccl on GPUs by default"
     )
@@ -45,16 +47,19 @@ def main(words: Sequence[str]) -> int:
     settings = _read(words)
     import torch
 
-    from agentrl import policy
+    from agentrl import lora, policy
     from agentrl.engines.serving import Server, Serving
 
+    source = policy.locate(settings.model)
+    rank = lora.rank_in(Path(source)) if lora.is_adapter(source) else 0
     serving = Serving(
-        policy.locate(settings.model),
+        policy.locate(lora.base_of(Path(source))) if rank else source,
         dtype=getattr(torch, settings.dtype),
         port=settings.port,
         max_context=settings.max_context,
         capacity=settings.capacity,
         threads=settings.threads,
+        lora_rank=settings.lora_rank or rank,
         backend=settings.backend or ("nccl" if torch.cuda.is_available() else "memory"),
     )
     signal.signal(signal.SIGTERM, _end)

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from agentrl.engines.transfer import MEMORY
+from agentrl.engines import adapter
+from agentrl.engines.transfer import MEMORY, Weights
 from agentrl.errors import UserError
 
 VERSION = "0.32"
@@ -53,9 +55,19 @@ def require() -> Any:
 
 
 def settings(
-    model: str, dtype: torch.dtype, *, max_context: int, capacity: int, cache_bytes: int | None, backend: str
+    model: str,
+    dtype: torch.dtype,
+    *,
+    max_context: int,
+    capacity: int,
+    cache_bytes: int | None,
+    backend: str,
+    rank: int = 0,
 ) -> dict[str, Any]:
-    """vLLM's engine arguments; a server's flags are the same ones."""
+    """vLLM's engine arguments; a server's flags are the same ones. ``rank``: the largest of an adapter, if it has one.
+
+    Raises UserError for a rank that vLLM has not.
+    """
     given: dict[str, Any] = {
         "model": model,
         "dtype": str(dtype).removeprefix("torch."),
@@ -67,6 +79,8 @@ def settings(
         "worker_extension_cls": "agentrl.engines.worker.Extension",
         "weight_transfer_config": {"backend": backend},
     }
+    if rank:  # two slots: with one, vLLM gives the adapter to rows that want none, too
+        given |= {"enable_lora": True, "max_lora_rank": adapter.room(rank), "max_loras": 2}
     if not torch.cuda.is_available():
         given |= {"enforce_eager": True, "block_size": BLOCK, "kv_cache_memory_bytes": cache_bytes}
         # A prompt in parts dies of a request's seed on the CPU: the sample after a part is thrown away by turning the
@@ -167,6 +181,11 @@ def write_config(model: Any, folder: str) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
+
+
+def write_base(model: Any, folder: str) -> None:
+    """The weights of the model without its adapter. vLLM wraps its layers for adapters, and takes none later."""
+    save_file({name: tensor.contiguous().cpu() for name, tensor in Weights(model)}, f"{folder}/model.safetensors")
 
 
 def ending(exitcode: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ import anyio
 import httpx2
 from anyio import to_thread
 
-from agentrl.engines import requests, transfer
+from agentrl.engines import adapter, requests, transfer
 from agentrl.errors import UserError
 from agentrl.types import Completion, SamplingParams
 
@@ -38,7 +39,7 @@ class Replica:
         self.sessions: set[str] = set()
         self.max_context = 1 << 30
         self.version = -1
-        self._weights, self._backend = weights, backend
+        self._weights, self._backend, self._rank = weights, backend, adapter.rank_of(weights.model)
         self._room = anyio.Semaphore(capacity)
         key = os.environ.get("VLLM_API_KEY")
         self._options: dict[str, Any] = {
@@ -56,6 +57,8 @@ class Replica:
     async def generate(self, token_ids: list[int], params: SamplingParams) -> tuple[Completion, int]:
         """A turn, and how many of its tokens were found in the cache. Raises Lost."""
         asked = {"token_ids": token_ids, "sampling_params": {**requests.sampling(params), "detokenize": False}}
+        if self._rank:
+            asked["model"] = adapter.NAME
         async with self._room:
             answer = await self._while_up(self._http.post("/inference/v1/generate", json=asked))
             choice = answer["choices"][0]
@@ -77,13 +80,16 @@ class Replica:
         """Connect, and give it the current weights. Raises Lost."""
         served = await self._call("GET", "/v1/models")
         self.max_context = int(served["data"][0]["max_model_len"])
+        await self._check_adapters()
         world = (await self._call("GET", "/get_world_size"))["world_size"] if self._backend == "nccl" else 1
         self._disconnect()
         self._client = _Client(self._options)
         self._sender = await self._in_thread(
-            transfer.sender, self._backend, self._client, self._weights, **self._rendezvous(world)
+            adapter.sender, self._backend, self._client, self._weights, **self._rendezvous(world)
         )
         await self.update(version, update)
+        if self._rank:
+            await self._name_adapter()
         if self._down.done():
             self._down = asyncio.get_running_loop().create_future()
         self.up = True
@@ -98,6 +104,27 @@ class Replica:
         await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
         await self._call("POST", "/resume")
         self.version = version
+
+    async def _check_adapters(self) -> None:
+        """Raises UserError where the server was started for another kind of training."""
+        rooms = await self._call("POST", "/collective_rpc", json={"method": "adapter_room"})
+        room = int(rooms["results"][0])
+        if self._rank > room:
+            has = f"adapters of rank {room} at most" if room else "no adapters"
+            raise UserError(
+                f"{self.url} was started for {has}; start it with: agentrl serve --model MODEL --lora_rank {self._rank}"
+            )
+        if room and not self._rank:
+            raise UserError(
+                f"{self.url} was started with --lora_rank, and takes adapters only; leave that out, or train one with "
+                "--lora.rank"
+            )
+
+    async def _name_adapter(self) -> None:
+        """Requests may ask for the adapter from now on. It is there already: the path is not looked at."""
+        named = {"lora_name": adapter.NAME, "lora_path": "sent by the trainer"}
+        with suppress(UserError):  # it has that name already
+            await self._call("POST", "/v1/load_lora_adapter", json=named)
 
     def lost(self, why: str) -> Lost:
         """From now on it is down: who waits for it is told, its sessions go elsewhere."""
@@ -143,7 +170,7 @@ class Replica:
             raise UserError(f"{self.url} refuses {response.request.url.path}: {response.text:.300}; {HOW}")
         if response.status_code != 200:
             raise self.lost(f"answered {response.status_code} to {response.request.url.path}: {response.text:.200}")
-        return response.json()
+        return response.json() if "json" in response.headers.get("content-type", "") else response.text
 
     async def _in_thread(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:
@@ -164,7 +191,7 @@ class Replica:
 
 
 class _Client:
-    """The four calls of a sender, from its thread."""
+    """A sender's calls, from its thread."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._http = httpx2.Client(**options, timeout=ANSWER_S)
@@ -181,11 +208,16 @@ class _Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._post("/finish_weight_update", {"weight_version": weight_version})
 
+    def receive_adapter(self, message: str) -> list[str]:
+        answer = self._post("/collective_rpc", {"method": "receive_adapter", "args": [message]})
+        said: list[str] = answer.json()["results"]
+        return said
+
     def close(self) -> None:
         self._http.close()
 
-    def _post(self, path: str, body: dict[str, Any]) -> None:
-        self._http.post(path, json=body).raise_for_status()
+    def _post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
+        return self._http.post(path, json=body).raise_for_status()
 
 
 HOW = "start it with: agentrl serve --model MODEL"

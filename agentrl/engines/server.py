@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import anyio
 
-from agentrl.engines import requests, transfer
+from agentrl.engines import adapter, requests, transfer
 from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
 from agentrl.engines.replica import HOW, Lost, Replica
 from agentrl.engines.transformers import Meter
@@ -60,7 +60,7 @@ class ServerEngine:
         self.mismatch: Mismatch | None = None
         self.replicas: list[Replica] = []
         self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
-        self._weights = transfer.Weights(self._model)
+        self._weights = adapter.weights_of(model)
         self._turn = anyio.Lock()
         self._changed = anyio.Event()
         self._running, self._since, self._closed = 0, 0.0, False
@@ -106,7 +106,7 @@ class ServerEngine:
     async def update_weights(self, policy: Any, version: int) -> None:
         """All servers sample from ``policy`` from now on; those that are lost are given it when they come back."""
         async with self._turn:
-            self._weights.replace(causal_lm(policy))
+            self._weights.replace(policy)
             self.version = version
             await asyncio.gather(*(self._updated(r) for r in self.replicas))
         if not self._up:

@@ -37,6 +37,7 @@ class Serving:
     capacity: int = 128
     threads: int | None = None
     backend: str = "memory"  # how weights arrive
+    lora_rank: int = 0  # the largest of an adapter, where one is trained
     start_s: float = 600.0
 
     def flags(self, port: int) -> list[str]:
@@ -53,6 +54,7 @@ class Serving:
             capacity=self.capacity,
             cache_bytes=room,
             backend=self.backend,
+            rank=self.lora_rank,
         )
         own = {"host": LOOPBACK, "port": port, "enable_scale_out": True, "enable_prompt_tokens_details": True}
         quiet = {"disable_log_stats": True, "uvicorn_log_level": "error", "use_tqdm_on_load": False}
@@ -69,6 +71,8 @@ class Server:
         self._start_s = serving.start_s
         command = [sys.executable, "-m", __name__, *serving.flags(self.port)]
         variables = {**os.environ, **launch.variables(serving.threads or 1), "VLLM_SERVER_DEV_MODE": "1"}
+        if serving.lora_rank:
+            variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         # A session of its own: Ctrl-C in the terminal is for us, who end it in our own time.
         self._child = subprocess.Popen(command, env=variables, start_new_session=True, stdin=subprocess.DEVNULL)
 

@@ -15,6 +15,7 @@ import base64
 import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,19 +23,20 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from agentrl.errors import UserError
-from agentrl.lora import merged_weight
+from agentrl.learner.logprobs import causal_lm
 
 MEMORY = "memory"
 PART = 64 << 20  # bytes of tensors in one call, where they go by the call itself
 
 
 class Client(Protocol):
-    """How one vLLM is told: the four calls that vLLM's own senders make (its ``VLLMWeightSyncClient``)."""
+    """How one vLLM is told: the four calls that vLLM's own senders make (its ``VLLMWeightSyncClient``), and ours."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
     def start_weight_update(self) -> None: ...
     def update_weights(self, update_info: Any) -> None: ...
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+    def receive_adapter(self, message: str) -> list[str]: ...
 
 
 class Sender(Protocol):
@@ -53,15 +55,18 @@ class Meta(NamedTuple):
 
 
 class Weights:
-    """A model's tensors under the names of its checkpoints, tied ones once: vLLM's ``WeightSource``."""
+    """A model's tensors under the names of its checkpoints, tied ones once: vLLM's ``WeightSource``.
+
+    Of a model with an adapter it is the model without it.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.model = model
         self._file: MemoryFile | None = None
 
     def replace(self, model: Any) -> None:
         """From now on these are another state's."""
-        self._model = model
+        self.model = model
         self.close()
 
     def metadata(self) -> list[Meta]:
@@ -70,8 +75,9 @@ class Weights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion
 
-        held = dict(_merged(self._model))
-        yield from revert_weight_conversion(self._model, held).items()
+        model = causal_lm(self.model)
+        held = {n.replace(".base_layer.", "."): p.detach() for n, p in model.named_parameters() if "lora_" not in n}
+        yield from revert_weight_conversion(model, held).items()
 
     def file(self) -> MemoryFile:
         """A snapshot, taken once for everybody who asks before ``replace``."""
@@ -85,17 +91,6 @@ class Weights:
         self._file = None
 
 
-def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """A model's parameters, adapters added to the weights that they stand beside."""
-    for name, parameter in model.named_parameters():
-        module, beside, last = name.rpartition(".base_layer.")
-        if beside:
-            layer = model.get_submodule(module)
-            yield f"{module}.{last}", merged_weight(layer) if last == "weight" else parameter.detach()
-        elif "lora_" not in name:
-            yield name, parameter.detach()
-
-
 class MemoryFile:
     """A safetensors file that has no name: it is gone with this process, whatever ends it."""
 
@@ -106,6 +101,10 @@ class MemoryFile:
         if self._descriptor is not None:
             with open(self._descriptor, "wb", closefd=False) as file:
                 file.write(save(tensors))
+
+    def content(self) -> bytes:
+        """The whole file."""
+        return self._bytes if self.path is None else Path(self.path).read_bytes()
 
     def parts(self) -> Iterator[bytes]:
         """The same as safetensors files of about ``PART`` bytes, for whom the path means nothing."""

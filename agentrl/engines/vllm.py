@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 import anyio
 from anyio import to_thread
 
-from agentrl.engines import launch, requests, transfer
+from agentrl.engines import adapter, launch, requests
 from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
 from agentrl.engines.transformers import Meter
 from agentrl.errors import UserError
@@ -62,8 +62,10 @@ class VLLMEngine:
         self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
         self._threads, self._update, self._stall_s = threads, update, stall_s
         self._shares_gpu, self._asleep = self._model.device.type == "cuda", False
-        self._weights = transfer.Weights(self._model)
+        self._weights = adapter.weights_of(model)
+        self._rank = adapter.rank_of(model)
         self._llm: Any = None
+        self._slot: Any = None  # of the adapter
         self._processes: list[Any] = []
         self._failure: asyncio.Future[None] | None = None  # a UserError, when vLLM is no more
         self._running: set[asyncio.Task[Any]] = set()
@@ -84,9 +86,9 @@ class VLLMEngine:
             for process in self._processes:
                 self._loop.add_reader(process.sentinel, self._on_death, process)
             self._sender = await to_thread.run_sync(
-                transfer.sender, launch.default_backend(self._model), _Client(self), self._weights
+                adapter.sender, launch.default_backend(self._model), _Client(self), self._weights
             )
-            await self.update_weights(self._model, 0)
+            await self.update_weights(self._weights.model, 0)
             await self._measure()
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -120,7 +122,7 @@ class VLLMEngine:
     async def update_weights(self, policy: Any, version: int) -> None:
         """Sample from ``policy`` from now on; it may change again as soon as this returns."""
         async with self._turn:
-            await self._alive(self._updated(causal_lm(policy), version))
+            await self._alive(self._updated(policy, version))
             self.version = version
 
     async def sleep(self) -> None:
@@ -154,7 +156,8 @@ class VLLMEngine:
         asked = Params(
             **requests.sampling(params), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True
         )
-        (output,) = [o async for o in self._llm.generate({"prompt_token_ids": token_ids}, asked, request)]
+        prompt = {"prompt_token_ids": token_ids}
+        (output,) = [o async for o in self._llm.generate(prompt, asked, request, lora_request=self._slot)]
         return output
 
     async def _updated(self, policy: Any, version: int) -> None:
@@ -171,9 +174,9 @@ class VLLMEngine:
         await self._llm.pause_generation(mode="keep" if self._update == "in-flight" else "wait", clear_cache=True)
         await self._wake("weights")
         self._weights.replace(policy)
-        self._version = str(version)
         await to_thread.run_sync(self._sender.send_weights)
         self._weights.close()
+        await self._llm.update_weight_version(str(version))
         await self._wake("kv_cache")
         self._asleep = False
         await self._llm.reset_prefix_cache(reset_running_requests=True)
@@ -279,6 +282,8 @@ class VLLMEngine:
         threads = launch.threads_for(sum(p.numel() for p in self._model.parameters()), self._threads)
         with tempfile.TemporaryDirectory(prefix="agentrl-vllm-") as folder:
             launch.write_config(self._model, folder)
+            if self._rank:
+                launch.write_base(self._model, folder)
             given = launch.settings(
                 folder,
                 dtype,
@@ -286,16 +291,21 @@ class VLLMEngine:
                 capacity=self.capacity,
                 cache_bytes=launch.cache_bytes(self._config, dtype, self.capacity * self.max_context),
                 backend=launch.default_backend(self._model),
+                rank=self._rank,
             )
             with launch.environment(threads), launch.undisturbed(), launch.interrupts_blocked():
                 arguments = AsyncEngineArgs(
                     **given,
                     **({"enable_sleep_mode": True, "gpu_memory_utilization": SHARE} if self._shares_gpu else {}),
                     skip_tokenizer_init=True,
-                    load_format="dummy",
+                    load_format="auto" if self._rank else "dummy",
                     disable_log_stats=True,
                 )
                 self._llm = AsyncLLM.from_engine_args(arguments)
+        if self._rank:
+            from vllm.lora.request import LoRARequest
+
+            self._slot = LoRARequest(adapter.NAME, adapter.SLOT, "sent by the trainer")
         manager = self._llm.engine_core.resources.engine_manager
         self._processes = list(manager.processes) if manager is not None else []
 
@@ -308,7 +318,7 @@ class VLLMEngine:
 
 
 class _Client:
-    """The four calls of a sender, from its thread into the event loop."""
+    """A sender's calls, from its thread into the event loop."""
 
     def __init__(self, engine: VLLMEngine) -> None:
         self._engine = engine
@@ -327,24 +337,27 @@ class _Client:
         self._call("update_weights", WeightTransferUpdateRequest(update_info=update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call("finish_weight_update", weight_version or self._engine._version)
+        self._call("finish_weight_update", weight_version)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def receive_adapter(self, message: str) -> list[str]:
+        said: list[str] = self._call("collective_rpc", "receive_adapter", None, (message,))
+        return said
+
+    def _call(self, name: str, *arguments: Any) -> Any:
         engine = self._engine
         call = partial(getattr(engine._llm, name), *arguments)
-        asyncio.run_coroutine_threadsafe(_within_failure(engine, call), engine._loop).result()
+        return asyncio.run_coroutine_threadsafe(_within_failure(engine, call), engine._loop).result()
 
 
-async def _within_failure(engine: VLLMEngine, call: Any) -> None:
+async def _within_failure(engine: VLLMEngine, call: Any) -> Any:
     """A call, or the engine's death: a thread that waits for an answer cannot be cancelled."""
     task = asyncio.ensure_future(call())
     assert engine._failure is not None
     await asyncio.wait({task, engine._failure}, return_when="FIRST_COMPLETED")
     if task.done():
-        task.result()
-        return
+        return task.result()
     task.cancel()
-    await engine._failure
+    return await engine._failure
 
 
 def _told(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Loaded into vLLM's worker processes: the worker's side of the backend ``memory``, and a watch on the parent.
+"""Loaded into vLLM's worker processes: the worker's side of the backend ``memory``, adapters, a watch on the parent.
 
 vLLM is given ``worker_extension_cls="agentrl.engines.worker.Extension"``; that it imports this module is what registers
 the backend.
@@ -7,8 +7,11 @@ the backend.
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import safetensors.torch
@@ -18,8 +21,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from agentrl.engines.adapter import FAR, NAME, SLOT
 from agentrl.engines.orphan import end_with_parent
 from agentrl.engines.transfer import MEMORY
 
@@ -76,7 +81,37 @@ def _pack_tied_head(model: Any) -> None:
 
 
 class Extension:
-    """What vLLM mixes into its worker: nothing; see the module."""
+    """What vLLM mixes into its worker: calls about adapters."""
+
+    def adapter_room(self) -> str:
+        """The largest rank of an adapter here; 0: it was started without."""
+        return str(lora.max_lora_rank if (lora := self.vllm_config.lora_config) else 0)  # type: ignore[attr-defined]
+
+    def receive_adapter(self, message: str) -> str:
+        """Put an adapter into the slot. Returns why it cannot be, or nothing."""
+        given = json.loads(message)
+        try:
+            tensors = _read(given)
+        except OSError:
+            return FAR
+        if tensors is None:
+            return FAR
+        with TemporaryDirectory(prefix="agentrl-adapter-") as folder:
+            Path(folder, "adapter_config.json").write_text(json.dumps(given["config"]))
+            Path(folder, "adapter_model.safetensors").write_bytes(tensors)
+            try:
+                self.add_lora(LoRARequest(NAME, SLOT, folder, load_inplace=True))  # type: ignore[attr-defined]
+            except Exception as error:
+                return str(error) or type(error).__name__
+        return ""
+
+
+def _read(given: dict[str, str]) -> bytes | None:
+    """The tensors' file; nothing where another file has that path here."""
+    if "tensors" in given:
+        return base64.b64decode(given["tensors"])
+    found = Path(given["path"]).read_bytes()
+    return found if sha256(found).hexdigest() == given["digest"] else None
 
 
 WeightTransferEngineFactory.register_engine(MEMORY, MemoryTransfer)
