@@ -86,6 +86,8 @@ CorrectionName = Literal[
 ]
 
 
+AdvantageName = Literal["grpo", "dr_grpo", "batch", "rloo", "gdpo", "rebn", "first_turn", "gigpo"]
+BY_TURN = ("rebn", "first_turn", "gigpo")
 CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 
@@ -100,9 +102,11 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     loss: LossName = Field("dapo", description="docs/algorithms.md has them all")
-    advantage: Literal["grpo", "dr_grpo", "batch", "rloo", "gdpo"] = Field(
-        "grpo", description="of a member in its group; docs/algorithms.md"
+    advantage: AdvantageName = Field(
+        "grpo", description="of an episode in its group, or of its turns: docs/algorithms.md"
     )
+    gamma: float = Field(1.0, gt=0, le=1, description="what a later turn's reward counts in a turn's return")
+    step_weight: float = Field(1.0, ge=0, description="of the turn's part in gigpo's advantage")
     importance_level: Literal["token", "sequence"] = Field("token", description="whose ratio; sequence: GSPO")
     updates: int = Field(1, ge=1, description="optimizer steps on one batch")
     epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
@@ -142,6 +146,10 @@ class LearnerConfig(Section):
         for name, heeding in (("epsilon", CLIPPED), ("delta", CLIPPED), ("epsilon_high", (*CLIPPED, "cispo"))):
             if name in given and self.loss not in heeding and getattr(self, name) is not None:
                 raise ValueError(f"{name} is for the losses {', '.join(heeding)}; {self.loss} has no such bound")
+        if "gamma" in given and self.advantage not in BY_TURN:
+            raise ValueError(f"gamma is for the advantages {', '.join(BY_TURN)}; {self.advantage} is of whole episodes")
+        if "step_weight" in given and self.advantage != "gigpo":
+            raise ValueError(f"step_weight is for the advantage gigpo, not {self.advantage}")
         if self.loss == "cispo" and self.epsilon_high < 1:
             raise ValueError(f"epsilon_high {self.epsilon_high} caps cispo's weights below 1; 5.0 is usual")
         if self.loss == "vespo" and not self.correction.startswith("token"):

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import UserError
-from agentrl.types import Group, Trajectory, utf8
+from agentrl.types import Group, Trajectory, Worth, utf8
 
 SCHEMA_VERSION = "1"
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
@@ -44,7 +45,8 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),  # null: not scored, or the world failed
         ("rewards", _NAMED),
         ("step_rewards", pa.list_(pa.float64())),
-        ("advantage", pa.float64()),
+        ("advantage", pa.float64()),  # the mean of the turns' where each has its own
+        ("advantages", pa.list_(pa.float64())),  # one a turn
         ("stop", pa.string()),
         ("fault", pa.string()),  # its kind
         ("fault_message", pa.string()),
@@ -70,9 +72,9 @@ class Run:
             lines.write(json.dumps(finite) + "\n")
 
     def write_trajectories(
-        self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float]], split: str = "train"
+        self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[Worth]], split: str = "train"
     ) -> None:
-        """One file; ``advantages`` has a number for each member of each group."""
+        """One file; ``advantages`` has one for each member of each group, or one for each of its turns."""
         rows = [
             _row(step, split, member, trajectory, advantage)
             for group, own in zip(groups, advantages, strict=True)
@@ -129,8 +131,9 @@ def _point_last(path: Path) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: float) -> dict[str, Any]:
+def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: Worth) -> dict[str, Any]:
     t = trajectory
+    by_turn = list(advantage) if isinstance(advantage, tuple) else [advantage] * t.turns
     return {
         "step": step,
         "split": split,
@@ -139,7 +142,8 @@ def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: 
         "reward": t.reward,
         "rewards": _named(t.rewards.items()),
         "step_rewards": list(t.step_rewards),
-        "advantage": advantage,
+        "advantage": fmean(by_turn) if by_turn else 0.0,
+        "advantages": by_turn,
         "stop": t.stop.value,
         "fault": t.fault.kind if t.fault else None,
         "fault_message": utf8(t.fault.message) if t.fault else None,

@@ -16,15 +16,16 @@ import anyio
 from anyio import to_thread
 
 from agentrl import aside, metrics
-from agentrl.config import TrainConfig, dump_toml
+from agentrl.config import LearnerConfig, TrainConfig, dump_toml
 from agentrl.engine import Sleeper
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.learner.advantage import ADVANTAGES
+from agentrl.learner.credit import CREDITS
 from agentrl.learner.learner import Learner, LossSettings, make_optimizers
 from agentrl.learner.objective import Objective
-from agentrl.learner.packing import samples
+from agentrl.learner.packing import Advantage, samples
 from agentrl.policy import configured
 from agentrl.run import Run, create
 from agentrl.session import Session, opened
@@ -131,7 +132,7 @@ class _Training:
             ref_sync_steps=c.ref_sync_steps,
         )
         self.learner = Learner(model, optimizers, loss)
-        self.advantage = ADVANTAGES[c.advantage]
+        self.advantage = advantage_of(c)
         self.rollout = self.session.rollout("train")
         self.tasks = TaskSampler(self.session.spec.make().count("train"), config.seed)
 
@@ -228,6 +229,14 @@ class _Training:
             if name.startswith("faults/"):
                 kind = name.removeprefix("faults/")
                 self.faults[kind] = self.faults.get(kind, 0) + int(n)
+
+
+def advantage_of(c: LearnerConfig) -> Advantage:
+    """The function that the settings name, with what they say of it."""
+    if c.advantage in ADVANTAGES:
+        return ADVANTAGES[c.advantage]
+    more = {"step_weight": c.step_weight} if c.advantage == "gigpo" else {}
+    return partial(CREDITS[c.advantage], gamma=c.gamma, **more)
 
 
 def _lr_share(step: int, config: TrainConfig) -> float:

@@ -62,6 +62,7 @@ class Reply:
 
 
 Observation = str | Sequence[Message]
+Worth = float | tuple[float, ...]  # the advantage of an episode, or of each of its turns
 
 
 class Step(NamedTuple):
@@ -184,6 +185,17 @@ class Trajectory:
     @property
     def turns(self) -> int:
         return sum(s.author == "model" for s in self.segments)
+
+    @property
+    def observed(self) -> list[tuple[int, ...]]:
+        """One per turn: the tokens that came before it, since the last turn; the prompt before the first."""
+        found: list[tuple[int, ...]] = []
+        since: tuple[int, ...] = ()
+        for segment in self.segments:
+            if segment.author == "model":
+                found.append(since)
+            since = () if segment.author == "model" else since + segment.token_ids
+        return found
 
     @property
     def sampled_tokens(self) -> int:

@@ -49,6 +49,8 @@ def test_trajectories_are_rows_that_pyarrow_reads() -> None:
     assert (good["step"], good["split"], good["task"], good["member"]) == (3, "train", 2**40, 0)
     assert (good["reward"], good["advantage"], good["stop"], good["fault"]) == (1.0, 0.5, "max_turns", None)
     assert good["rewards"] == [{"name": "correct", "value": 1.0}, {"name": "style", "value": None}]
+    assert good["advantages"] == [0.5]
+    assert (lost["advantage"], lost["advantages"]) == (0.0, [])
     assert good["step_rewards"] == [0.0, 0.5]
     assert good["timings"] == [{"name": "reset", "value": 0.25}, {"name": "total", "value": 1.5}]
     assert good["segments"] == [

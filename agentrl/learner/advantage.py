@@ -30,19 +30,19 @@ Advantage = Callable[[Sequence[Sequence[Scored]]], list[list[float]]]  # groups 
 
 def grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """(r - mean) / std of the group (GRPO, arXiv 2402.03300)."""
-    return [[a / (_std(rewards) + EPS) for a in _centred(rewards)] for rewards in map(_rewards, groups)]
+    return [[a / (deviation(rewards) + EPS) for a in centred(rewards)] for rewards in map(_rewards, groups)]
 
 
 def dr_grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """r - mean: no division, so that hard and easy tasks weigh by what they teach (Dr. GRPO, arXiv 2503.20783)."""
-    return [_centred(_rewards(group)) for group in groups]
+    return [centred(_rewards(group)) for group in groups]
 
 
 def batch(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """(r - the group's mean) / the std of all rewards of the step (REINFORCE++-baseline, arXiv 2501.03262)."""
     rewards = [_rewards(group) for group in groups]
-    std = _std([r for own in rewards for r in own])
-    return [[a / (std + EPS) for a in _centred(own)] for own in rewards]
+    std = deviation([r for own in rewards for r in own])
+    return [[a / (std + EPS) for a in centred(own)] for own in rewards]
 
 
 def rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
@@ -50,7 +50,7 @@ def rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     found = []
     for rewards in map(_rewards, groups):
         others = sum(r is not None for r in rewards) - 1
-        found.append([a * (others + 1) / max(others, 1) for a in _centred(rewards)])
+        found.append([a * (others + 1) / max(others, 1) for a in centred(rewards)])
     return found
 
 
@@ -59,7 +59,7 @@ def gdpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     arXiv 2601.05242): parts of different scale do not drown each other."""
     sums = [_summed(group) for group in groups]
     known = [s for own in sums for s in own if s is not None]
-    mean, std = sum(known) / max(len(known), 1), _std(known)
+    mean, std = sum(known) / max(len(known), 1), deviation(known)
     return [[0.0 if s is None else (s - mean) / (std + EPS) for s in own] for own in sums]
 
 
@@ -68,8 +68,8 @@ def _summed(group: Sequence[Scored]) -> list[float | None]:
     total = [0.0] * len(group)
     for name in names:
         parts = [member.rewards.get(name) for member in group]
-        std = _std(parts)
-        for i, (member, z) in enumerate(zip(group, _centred(parts), strict=True)):
+        std = deviation(parts)
+        for i, (member, z) in enumerate(zip(group, centred(parts), strict=True)):
             total[i] += member.weights.get(name, 1.0) * z / (std + EPS)
     return [None if m.reward is None else t for m, t in zip(group, total, strict=True)]
 
@@ -78,7 +78,7 @@ def _rewards(group: Sequence[Scored]) -> list[float | None]:
     return [member.reward for member in group]
 
 
-def _centred(values: Values) -> list[float]:
+def centred(values: Values) -> list[float]:
     """Less their mean; all 0.0 where they do not differ."""
     known = [v for v in values if v is not None]
     if len(set(known)) < 2:  # exactly nothing to learn, whatever the mean is rounded to
@@ -87,7 +87,7 @@ def _centred(values: Values) -> list[float]:
     return [0.0 if v is None else v - mean for v in values]
 
 
-def _std(values: Values) -> float:
+def deviation(values: Values) -> float:
     known = [v for v in values if v is not None]
     if len(known) < 2:
         return 0.0

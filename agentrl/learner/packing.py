@@ -19,9 +19,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from agentrl.learner.advantage import Advantage
 from agentrl.learner.forest import Forest, common, grow
-from agentrl.types import Group, Sample, Stop
+from agentrl.types import Group, Sample, Stop, Trajectory, Worth
+
+Advantage = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[Worth]]]  # groups to groups
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,16 @@ def samples(groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset
     members = [[t for t in group if t.fault is None] for group in groups]
     for alive, own in zip(members, advantage(members), strict=True):
         for t, a in zip(alive, own, strict=True):
-            if a != 0.0 and t.sampled_tokens and t.stop not in mask_stops:
-                rows.append(Sample(t.token_ids, t.loss_mask, t.logprobs, [a] * len(t.token_ids)))
+            worth = a if isinstance(a, tuple) else (a,) * t.turns
+            if any(worth) and t.sampled_tokens and t.stop not in mask_stops:
+                rows.append(Sample(t.token_ids, t.loss_mask, t.logprobs, _spread(t, worth)))
     return rows
+
+
+def _spread(trajectory: Trajectory, worth: Sequence[float]) -> list[float]:
+    """One per token: its turn's advantage, 0.0 where it was not sampled."""
+    turns = iter(worth)
+    return [a for s in trajectory.segments for a in [next(turns) if s.author == "model" else 0.0] * len(s.token_ids)]
 
 
 Pack = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]
