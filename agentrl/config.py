@@ -129,6 +129,7 @@ class LearnerConfig(Section):
     )
     token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
     mask_stops: tuple[Stop, ...] = Field((), description="episodes that stopped so are not trained, such as max_tokens")
+    gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
     @pydantic.model_validator(mode="before")

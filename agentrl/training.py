@@ -130,6 +130,7 @@ class _Training:
             threads=c.threads,
             longest=turns * config.rollout.max_turn_tokens,
             ref_sync_steps=c.ref_sync_steps,
+            gradient_checkpointing=c.gradient_checkpointing,
         )
         self.learner = Learner(model, optimizers, loss)
         self.advantage = advantage_of(c)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.learner.advantage import dr_grpo
+from agentrl.learner.forest import grow
 from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix, samples
 from agentrl.types import Fault, Group, Sample, Segment, Stop, Trajectory
 
@@ -120,3 +121,19 @@ def test_each_turn_has_its_own_advantage_and_none_is_anything_else_s() -> None:
     one, *others = samples([both], lambda groups: [[(0.5, -0.25), (0.0, 0.0)]])
     assert one.advantages == [0.0, 0.0, 0.5, 0.5, 0.0, -0.25]
     assert not others
+
+
+def test_what_begins_alike_stays_together() -> None:
+    """Five groups of 60 or 100 tokens, in micro-batches of 200: no prompt stands twice."""
+    rows = []
+    for group, answer in enumerate([4, 12, 4, 12, 4]):
+        rows += [
+            Sample([group] * 40 + [group, 9, member] * (answer // 2), [0] * 40 + [1] * (answer // 2 * 3), [], [])
+            for member in range(10)
+        ]
+    batches = by_prefix(rows, [1.0] * len(rows), 250)
+    homes = [{i for i, b in enumerate(batches) for row in b.rows if row.token_ids[0] == g} for g in range(5)]
+    assert [len(home) for home in homes] == [1] * 5
+    assert sum(len(b.forest.token_ids) for b in batches) == sum(
+        len(grow(sorted(r.token_ids for r in rows if r.token_ids[0] == g)).token_ids) for g in range(5)
+    )

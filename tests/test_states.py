@@ -16,6 +16,7 @@ from tiny import MODELS, SHAPE, VOCABULARY, half, llama, qwen3, sliding
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from agentrl.errors import UserError
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.logprobs import output_head
 from agentrl.learner.packing import MicroBatch
@@ -157,6 +158,32 @@ def test_an_update_is_the_same_either_way(budget: int, updates: int) -> None:
     assert told == pytest.approx(also, abs=1e-4)
     for one, other in zip(shared.parameters(), padded.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("packing", ["prefix", "padded"])
+@pytest.mark.parametrize("make", [qwen3, llama, sliding])
+def test_what_is_not_kept_is_computed_again(packing: str, make: Any) -> None:
+    passes: list[int] = []
+    watched = make().eval()
+    watched.model.layers[0].input_layernorm.register_forward_hook(lambda *_: passes.append(1))
+    kept, told = learned(watched, packing=packing)
+    plain = len(passes)
+    again, also = learned(watched, packing=packing, gradient_checkpointing=True)
+    assert len(passes) - plain == plain + 1
+    assert told == pytest.approx(also, abs=1e-5)
+    for one, other in zip(kept.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    assert not any(m.training for m in again.modules())
+
+
+def test_a_model_that_cannot_compute_again_is_refused() -> None:
+    model = qwen3().eval()
+    type(model).supports_gradient_checkpointing, kept = False, type(model).supports_gradient_checkpointing
+    try:
+        with pytest.raises(UserError, match=r"learner.gradient_checkpointing: Qwen3ForCausalLM does not support"):
+            learned(model, gradient_checkpointing=True)
+    finally:
+        type(model).supports_gradient_checkpointing = kept
 
 
 def test_a_model_that_cannot_is_trained_the_plain_way_and_it_is_said() -> None:

@@ -1,7 +1,7 @@
 """Attention over a forest: a node's tokens see those of its ancestors, and in their own node those before them.
 
 Transformers' models find ``attend`` under its name in the registry of attention functions, so that any causal LM whose
-layers ask that registry can be trained on forests.
+layers ask that registry can be trained on forests. The layout comes with the call of the model, through its layers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from agentrl.learner.flex import FlexLayout
 from agentrl.learner.forest import Forest
 
 ATTENTION = "agentrl_forest"
+RAGGED = 64  # tokens a node in the mean, from which on uneven nodes are better off one by one than padded
 
 
 class _Family:
@@ -27,7 +29,8 @@ class _Family:
         self.ancestors, self.begin = ancestors, begin  # begin: the position of a node's first token
         self.count, self.longest, self.tokens = len(lengths), max(lengths), sum(lengths)
         self.even = self.tokens == self.count * self.longest
-        self.device = device
+        self.device, self.lengths = device, lengths
+        self.ragged = not self.even and self.tokens >= RAGGED * self.count
         if not self.even:
             places = [node * self.longest + i for node, n in enumerate(lengths) for i in range(n)]
             self.places = torch.tensor(places, device=device)
@@ -42,6 +45,21 @@ class _Family:
     def unpad(self, x: Tensor) -> Tensor:
         x = x.flatten(0, 1)
         return x if self.even else x.index_select(0, self.places)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, nodes: Nodes, window: int | None, scale: float | None) -> Tensor:
+        """(tokens, heads, dim) to the same. ``nodes`` has the keys and the values of all nodes."""
+        mask = self.mask(window, q)
+        if not self.ragged:
+            keys, values = self.seen(nodes[0], k), self.seen(nodes[1], v)
+            return self.unpad(_attend(self.pad(q), keys, values, mask, scale))
+        before = [torch.cat([of[a] for a in self.ancestors])[None] if self.ancestors else None for of in nodes]
+        found = []
+        for own in zip(*(torch.split(x, self.lengths) for x in (q, k, v)), strict=True):
+            query, *other = (x[None] for x in own)
+            keys, values = (o if b is None else torch.cat([b, o], 1) for b, o in zip(before, other, strict=True))
+            corner = None if mask is None else mask[: query.shape[1], : keys.shape[1]]
+            found.append(_attend(query, keys, values, corner, scale)[0])
+        return torch.cat(found)
 
     def seen(self, nodes: tuple[Tensor, ...], own: Tensor) -> Tensor:
         """Keys or values of the ancestors, then the family's own: (nodes, begin + longest, heads, dim)"""
@@ -62,8 +80,25 @@ class _Family:
         return self._masks[window]
 
 
+Nodes = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """(nodes, tokens, heads, dim) to the same."""
+    out = scaled_dot_product_attention(
+        query.transpose(1, 2),  # (nodes, heads, tokens, dim)
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
 class Layout:
-    """A forest, as attention needs it on a device."""
+    """A forest, as attention needs it on a device: family by family, in plain torch."""
 
     def __init__(self, forest: Forest, device: torch.device) -> None:
         self.token_ids = torch.tensor([forest.token_ids], device=device)  # (1, tokens)
@@ -82,42 +117,30 @@ class Layout:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
         """(tokens, heads, dim) to the same."""
-        key_nodes, value_nodes = torch.split(key, self.lengths), torch.split(value, self.lengths)
-        found = []
-        for family, q, k, v in zip(
-            self.families, *(torch.split(x, self.sizes) for x in (query, key, value)), strict=True
-        ):
-            mask = family.mask(window, query)
-            out = scaled_dot_product_attention(
-                family.pad(q).transpose(1, 2),  # (nodes, heads, longest, dim)
-                family.seen(key_nodes, k).transpose(1, 2),
-                family.seen(value_nodes, v).transpose(1, 2),
-                mask,
-                is_causal=mask is None,
-                scale=scale,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-            found.append(family.unpad(out.transpose(1, 2)))
-        return torch.cat(found)
+        nodes = torch.split(key, self.lengths), torch.split(value, self.lengths)
+        parts = zip(self.families, *(torch.split(x, self.sizes) for x in (query, key, value)), strict=True)
+        return torch.cat([family.attend(q, k, v, nodes, window, scale) for family, q, k, v in parts])
 
 
-_current: Layout | None = None  # no ContextVar: a backward pass that computes again does so in a thread of its own
+def layout(forest: Forest, device: torch.device) -> Layout | FlexLayout:
+    """As it is quickest there."""
+    return FlexLayout(forest, device) if device.type == "cuda" else Layout(forest, device)
 
 
 @contextmanager
-def following(model: Any, layout: Layout) -> Iterator[None]:
-    """Inside, the model's attention is ``attend``, by this layout. Raises NotImplementedError where it cannot be."""
-    global _current
+def attending(model: Any) -> Iterator[None]:
+    """Inside, the model's attention is ``attend``: also for a backward pass that computes again what was not kept.
+
+    Raises NotImplementedError where it cannot be.
+    """
     config = model.config.get_text_config()
     before = config._attn_implementation
-    _current = layout
     try:
         model.set_attn_implementation(ATTENTION)
         if config._attn_implementation != ATTENTION or getattr(config, "attention_chunk_size", None):
             raise NotImplementedError("it does not use transformers' attention interface, or attends in chunks")
         yield
     finally:
-        _current = None
         model.set_attn_implementation(before)
 
 
@@ -129,15 +152,16 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    forest: Layout | FlexLayout | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention interface: (1, tokens, heads, dim)."""
     if unused.get("softcap") or unused.get("s_aux") is not None:
         raise NotImplementedError("its attention is soft-capped, or has sinks")
-    if _current is None:
-        raise RuntimeError("attention over a forest, without a forest")
+    if forest is None:
+        raise NotImplementedError("its layers do not hand on to attention what the model is called with")
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    return _current.attend(q, k, v, scaling, sliding_window)[None], None
+    return forest.attend(q, k, v, scaling, sliding_window)[None], None
 
 
 AttentionInterface.register(ATTENTION, attend)

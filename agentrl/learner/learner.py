@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.learner.logprobs import output_head, token_logprobs
+from agentrl.errors import UserError
+from agentrl.learner.logprobs import causal_lm, output_head, token_logprobs
 from agentrl.learner.loss import Tokens, uncertain
 from agentrl.learner.muon import Muon
 from agentrl.learner.objective import Measures, Objective, objective
@@ -38,6 +39,7 @@ class LossSettings(Objective):
     token_budget: int = 8192  # tokens in one forward and backward pass, padding included
     threads: int | None = None  # torch's threads while learning; all cores by default
     longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
+    gradient_checkpointing: bool = False  # layers keep their inputs alone, and compute the rest again
     ref_sync_steps: int | None = None  # updates after which the reference becomes the policy of that moment
 
 
@@ -54,6 +56,7 @@ class Learner:
         self._head = output_head(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
         self._reference: Any = (policy if has_adapter(policy) else frozen_copy(policy)) if settings.beta else None
+        self._layers = checkpointed(policy) if settings.gradient_checkpointing else []
         self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
 
     def set_lr(self, share: float) -> None:
@@ -76,8 +79,9 @@ class Learner:
         measures, total = Measures(), 0.0
         for _ in range(s.updates):
             for batch, known in zip(batches, seen, strict=True):
-                loss, measured = self._loss(packing, batch, known, acting)
-                loss.backward()  # type: ignore[no-untyped-call]
+                with packing.held(causal_lm(self.policy)), self._recomputing():
+                    loss, measured = self._loss(packing, batch, known, acting)
+                    loss.backward()  # type: ignore[no-untyped-call]
                 measures.add(measured)
                 total += float(loss.detach())
             norm = self._step()
@@ -88,6 +92,18 @@ class Learner:
             "trained_rows": float(len(rows)),
             **measures.values(),
         }
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Inside, layers keep their inputs alone, if that is wanted. They alone are told that they are being trained,
+        which transformers asks for: what is in them stays as it was, dropout off."""
+        for layer in self._layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.training = False
 
     def _step(self) -> float:
         """One step of the optimizers, unless a gradient is not finite: a NaN in the policy cannot be taken back."""
@@ -170,6 +186,20 @@ class _Seen:
     ref: Tensor | None
     old: Tensor | None = None
     uncertain: Tensor | None = None
+
+
+def checkpointed(policy: nn.Module) -> list[nn.Module]:
+    """The layers, made to keep their inputs alone while they are in training mode.
+
+    Raises:
+        UserError: the model has no such layers.
+    """
+    model = causal_lm(policy)
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise UserError(f"learner.gradient_checkpointing: {str(error).splitlines()[0]}") from None
+    return [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and m is not model.base_model]
 
 
 def frozen_copy(policy: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from agentrl.learner.forest import Forest, common, grow
+from agentrl.learner.forest import WORTH, Forest, common, grow
 from agentrl.types import Group, Sample, Stop, Trajectory, Worth
 
 Advantage = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[Worth]]]  # groups to groups
@@ -102,18 +102,47 @@ def by_length(rows: Sequence[Sample], weights: Sequence[float], token_budget: in
 
 
 def by_prefix(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) -> list[MicroBatch]:
-    """Micro-batches of at most ``token_budget`` tokens, shared ones counted once; a longer row goes alone."""
+    """Micro-batches of at most ``token_budget`` tokens, shared ones counted once; a longer row goes alone.
+
+    Rows that begin alike stay together where the budget allows it: apart, what they share would stand twice. The
+    largest such trees choose their place first.
+    """
     order = sorted(range(len(rows)), key=lambda i: rows[i].token_ids)
-    batches = []
-    while order:
-        most = _count([rows[i].token_ids for i in order], token_budget)
-        batch = _made(rows, weights, order[:most])
-        while most > 1 and len(batch.forest.token_ids) > token_budget:  # not all that could be shared is worth it
-            most -= 1
-            batch = _made(rows, weights, order[:most])
-        batches.append(batch)
-        order = order[most:]
-    return batches
+    parts = [part for tree in _trees(rows, order) for part in _parts(rows, tree, token_budget)]
+    sizes = {id(part): len(grow([rows[i].token_ids for i in part]).token_ids) for part in parts}
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for part in sorted(parts, key=lambda part: -sizes[id(part)]):
+        place = next((b for b, left in enumerate(room) if left >= sizes[id(part)]), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(token_budget)
+        bins[place] += part
+        room[place] -= sizes[id(part)]
+    return [_made(rows, weights, sorted(chosen, key=lambda i: rows[i].token_ids)) for chosen in bins]
+
+
+def _trees(rows: Sequence[Sample], order: Sequence[int]) -> list[list[int]]:
+    """Neighbours that begin alike, in the order given."""
+    found = [[order[0]]] if order else []
+    for before, i in pairwise(order):
+        if common(rows[before].token_ids, rows[i].token_ids) >= WORTH:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
+
+
+def _parts(rows: Sequence[Sample], tree: list[int], token_budget: int) -> list[list[int]]:
+    """A tree, cut where it is over the budget."""
+    parts = []
+    while tree:
+        most = _count([rows[i].token_ids for i in tree], token_budget)
+        while most > 1 and len(grow([rows[i].token_ids for i in tree[:most]]).token_ids) > token_budget:
+            most -= 1  # not all that could be shared is worth it
+        parts.append(tree[:most])
+        tree = tree[most:]
+    return parts
 
 
 def _count(ordered: Sequence[list[int]], token_budget: int) -> int:
