@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.env import Env, EnvSpec, ToolEnv
 from agentrl.errors import ContractError, ToolError, UserError, WorldFault
+from agentrl.reward_model import RewardModel
 from agentrl.tool import Tool, tool
 from agentrl.types import Message, Reply, Step, Trajectory
 
@@ -20,6 +21,7 @@ __all__ = [
     "EnvSpec",
     "Message",
     "Reply",
+    "RewardModel",
     "Step",
     "Tool",
     "ToolEnv",

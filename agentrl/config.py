@@ -94,7 +94,9 @@ CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 class LearnerConfig(Section):
     """How the policy is updated."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
+        "adamw", description="adamw_8bit keeps its state in 8 bits (bitsandbytes); muon: docs/algorithms.md"
+    )
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the rate, after the warm-up: linear and cosine fall to a tenth"
@@ -143,9 +145,11 @@ class LearnerConfig(Section):
     @pydantic.model_validator(mode="after")
     def _heeded(self) -> LearnerConfig:
         """What the chosen loss would not heed is refused."""
-        given = self.model_fields_set
+        given = {
+            n for n, f in type(self).model_fields.items() if getattr(self, n) != f.default
+        }  # a saved config has all
         for name, heeding in (("epsilon", CLIPPED), ("delta", CLIPPED), ("epsilon_high", (*CLIPPED, "cispo"))):
-            if name in given and self.loss not in heeding and getattr(self, name) is not None:
+            if name in given and self.loss not in heeding:
                 raise ValueError(f"{name} is for the losses {', '.join(heeding)}; {self.loss} has no such bound")
         if "gamma" in given and self.advantage not in BY_TURN:
             raise ValueError(f"gamma is for the advantages {', '.join(BY_TURN)}; {self.advantage} is of whole episodes")
@@ -173,6 +177,9 @@ class LoraConfig(Section):
 
     rank: int | None = Field(None, ge=1, description="of the adapter's matrices; without it the whole model is trained")
     alpha: float | None = Field(None, gt=0, description="the adapter counts alpha / rank; 2 x rank by default")
+    quantize: Literal["4bit"] | None = Field(
+        None, description="of the weights beside the adapter (QLoRA, bitsandbytes)"
+    )
     targets: tuple[str, ...] = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
 
     @pydantic.field_validator("targets", mode="before")

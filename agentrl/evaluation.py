@@ -14,7 +14,7 @@ from agentrl import aside, metrics
 from agentrl.config import TrainConfig, build
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.policy import configured
+from agentrl.policy import Policy, resolved
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout, Watch
 from agentrl.types import Trajectory
@@ -87,11 +87,13 @@ Playing = AbstractAsyncContextManager[Callable[[str], Rollout]]  # inside, what 
 
 
 @asynccontextmanager
-async def with_model(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Callable[[str], Rollout]]:
+async def with_model(
+    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None
+) -> AsyncIterator[Callable[[str], Rollout]]:
     """Play with a model of our own."""
     from agentrl.session import opened  # brings torch
 
-    async with opened(config, spec) as session:
+    async with opened(config, spec, loaded) as session:
         yield session.rollout
 
 
@@ -109,8 +111,9 @@ async def at_endpoint(
 
 def evaluate(
     env: str | type[Env],
-    model: str | None = None,
+    model: Any = None,
     *,
+    tokenizer: Any = None,
     tasks: int = 256,
     first: int = 0,
     split: str = "test",
@@ -122,14 +125,20 @@ def evaluate(
 
     Args:
         env: a registered name, ``module:Class``, or an ``Env`` subclass.
-        model: a name or folder, as ``--model`` takes it; nano by default. With an endpoint, a name that it knows.
+        model: a name or folder, as ``--model`` takes it; nano by default; or a loaded causal LM. With an endpoint, a
+            name that it knows.
+        tokenizer: of a loaded model; found by its name by default.
         endpoint: a server that speaks OpenAI's chat completions; its key is in the environment, OPENAI_API_KEY.
         settings: sections and keys as in a config file: ``rollout={"max_turn_tokens": 64}``, ``env_settings={...}``.
     """
     spec = EnvSpec(env, **settings.pop("env_settings", {}))
-    layer = ("arguments", {"env": {"name": spec.name, **spec.settings}, "model": model or "nano", **settings})
-    config = configured(layer) if endpoint is None else build(layer)
-    playing = with_model(config, spec) if endpoint is None else at_endpoint(config, spec, endpoint, model)
+    settings["env"] = {"name": spec.name, **spec.settings}
+    if endpoint is None:
+        config, loaded = resolved(settings, model or "nano", tokenizer)
+        playing = with_model(config, spec, loaded)
+    else:
+        config = build(("arguments", settings))
+        playing = at_endpoint(config, spec, endpoint, model)
 
     async def go() -> Measurement:
         async with playing as rollout_of:

@@ -5,10 +5,12 @@ By peft, which is imported only here, and only when there is an adapter.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from agentrl.config import LoraConfig
@@ -65,6 +67,34 @@ def _settings(folder: Path) -> dict[str, Any]:
 def attached(model: Any, folder: Path) -> Any:
     """The model with the adapter of a folder, which can be trained further."""
     return _peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+
+
+def quantization(dtype: torch.dtype) -> Any:
+    """How transformers loads weights in 4 bits (QLoRA, arXiv 2305.14314): NF4, its scales in 8 bits.
+
+    Raises:
+        UserError: bitsandbytes is not installed.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError('lora.quantize needs bitsandbytes: pip install "agentrl-gym[quant]"')
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def in_full(parameter: Tensor) -> Tensor:
+    """A parameter's values; of one in 4 bits those that it stands for."""
+    if not hasattr(parameter, "quant_state"):
+        return parameter.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    found: Tensor = dequantize_4bit(parameter.data, parameter.quant_state)
+    return found
 
 
 def has_adapter(model: Any) -> bool:

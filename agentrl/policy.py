@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from agentrl import registry
 from agentrl.config import Layer, TrainConfig, build
 from agentrl.errors import ConfigError, UserError, nearest
+from agentrl.hub import loading
 
 RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 
@@ -77,8 +77,16 @@ def configured(*layers: Layer) -> TrainConfig:
     return build((f"recommended by {model}", recommended(locate(model))), *layers)
 
 
-def load(name: str, dtype: str = "float32") -> Policy:
-    """Load a policy, on a GPU if there is one.
+def resolved(settings: Mapping[str, Any], model: Any, tokenizer: Any = None) -> tuple[TrainConfig, Policy | None]:
+    """The config of settings given in Python; and the policy, where ``model`` is one and not its name."""
+    if isinstance(model, str):
+        return configured(("arguments", {**settings, "model": model})), None
+    loaded = given(model, tokenizer)
+    return build(("arguments", {**settings, "model": loaded.source})), loaded
+
+
+def load(name: str, dtype: str = "float32", quantize: str | None = None) -> Policy:
+    """Load a policy, on a GPU if there is one; its weights beside an adapter in fewer bits, if that is asked for.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded; the sentence says why.
@@ -92,23 +100,38 @@ def load(name: str, dtype: str = "float32") -> Policy:
 
     adapter = Path(source) if lora.is_adapter(source) else None
     base = locate(lora.base_of(adapter)) if adapter else source
-    with _told(name):
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
-        model = lora.attached(model, adapter) if adapter else model
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Policy(model.to(device), tokenizer, source)
+    given: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if quantize:
+        given |= {"quantization_config": lora.quantization(given["dtype"]), "device_map": {"": device}}
+    with _loading(name):
+        model = AutoModelForCausalLM.from_pretrained(base, **given)
+        model = lora.attached(model, adapter) if adapter else model
+    return Policy(model if quantize else model.to(device), tokenizer, source)
+
+
+def given(model: Any, tokenizer: Any = None) -> Policy:
+    """A policy of a loaded model. Its tokenizer is found by the model's name, where it has one.
+
+    Raises:
+        UserError: it is no causal LM of transformers, or the tokenizer is missing.
+    """
+    if not all(hasattr(model, name) for name in ("config", "get_output_embeddings", "save_pretrained")):
+        raise UserError(f"model is a name, a folder or a causal LM of transformers, not {type(model).__name__}")
+    source = str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", ""))
+    if tokenizer is None:
+        if not source:
+            raise UserError(f"the model, a {type(model).__name__}, has no name, and so no tokenizer; give one")
+        tokenizer = load_tokenizer(source)
+    return Policy(model.eval(), tokenizer, source or type(model).__name__)
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer alone. Raises UserError as ``load`` does."""
     source = locate(name)
     from transformers import AutoTokenizer
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
-    for library in ("transformers", "huggingface_hub"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    with _told(name):
+    with _loading(name):
         return AutoTokenizer.from_pretrained(source)
 
 
@@ -120,12 +143,5 @@ def read_template(path: str | None) -> str | None:
         raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None
 
 
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Transformers' many ways to fail, as a sentence."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        hint = nearest(name, registry.available("model"))
-        raise UserError(f"cannot load model {name!r}: {reason}{hint}") from error
+def _loading(name: str) -> AbstractContextManager[None]:
+    return loading(f"model {name!r}", nearest(name, registry.available("model")))

@@ -16,6 +16,7 @@ from agentrl.engines.server import ServerEngine
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.env import EnvSpec
+from agentrl.errors import UserError
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout import Rollout
@@ -39,9 +40,11 @@ class Session:
 async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Session]:
     """Load and start what the config names. Raises UserError where something cannot be."""
     keep_freed_memory()
-    loaded = loaded or policy.load(config.model, config.dtype)
+    loaded = loaded or policy.load(config.model, config.dtype, config.lora.quantize)
     if config.lora.rank is not None:
         loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
+    if config.lora.quantize and not lora.has_adapter(loaded.model):
+        raise UserError("lora.quantize: weights in 4 bits are not trained themselves; give lora.rank too")
     config = config.model_copy(update={"engine": chosen(config.engine, loaded.model)})
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config.engine, loaded.model) as engine:

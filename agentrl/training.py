@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
@@ -23,15 +24,17 @@ from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.learner.advantage import ADVANTAGES
 from agentrl.learner.credit import CREDITS
-from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.objective import Objective
+from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.packing import Advantage, samples
-from agentrl.policy import configured
+from agentrl.policy import Policy, resolved
 from agentrl.run import Run, create
 from agentrl.session import Session, opened
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
 
+LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
 
 
@@ -48,8 +51,9 @@ class Watcher:
 
 def train(
     env: str | type[Env],
-    model: str = "nano",
+    model: Any = "nano",
     *,
+    tokenizer: Any = None,
     env_settings: Mapping[str, Any] | None = None,
     watcher: Watcher | None = None,
     **settings: Any,
@@ -58,6 +62,9 @@ def train(
 
     Args:
         env: a registered name, ``module:Class``, or an ``Env`` subclass.
+        model: a name or folder, as ``--model`` takes it; or a loaded causal LM, with an adapter or without, which is
+            trained in place.
+        tokenizer: of a loaded model; found by its name by default.
         env_settings: the environment's own settings.
         settings: as in a config file: ``steps=200, learner={"lr": 2e-6}, run={"dir": "runs/x"}``.
 
@@ -66,16 +73,16 @@ def train(
     """
     spec = EnvSpec(env, **(env_settings or {}))
     named = {"name": spec.name, **spec.settings}
-    config = configured(("arguments", {"env": named, "model": model, **settings}))
-    return run_config(config, spec, watcher or Watcher())
+    config, loaded = resolved({"env": named, **settings}, model, tokenizer)
+    return run_config(config, spec, watcher or Watcher(), loaded)
 
 
-def run_config(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:
-    return aside.run(_train, config, spec, watcher)
+def run_config(config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: Policy | None = None) -> dict[str, Any]:
+    return aside.run(_train, config, spec, watcher, loaded)
 
 
-async def _train(config: TrainConfig, spec: EnvSpec, watcher: Watcher) -> dict[str, Any]:
-    async with opened(config, spec) as session, _interrupts(watcher) as stop:
+async def _train(config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: Policy | None) -> dict[str, Any]:
+    async with opened(config, spec, loaded) as session, _interrupts(watcher) as stop:
         run = create(config.run.dir, spec.name, dump_toml(session.config))
         watcher.started(session, run)
         training = _Training(session, run, watcher)
@@ -120,6 +127,14 @@ class _Training:
         c = config.learner
         optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
         turns = config.rollout.max_turns or self.session.spec.cls.max_turns
+        longest = turns * config.rollout.max_turn_tokens
+        if c.correction == "sequence_mask" and longest > LONG:
+            warnings.warn(
+                f"learner.correction sequence_mask leaves out whole rows, and ever more of them the longer they are "
+                f"(here up to {longest:,} tokens): at a mismatch of 0.02 nats a token a tenth of those of 2,000; "
+                "geometric_mask goes by the mean",
+                stacklevel=2,
+            )
         loss = LossSettings(
             **{name: getattr(c, name) for name in OBJECTIVE},
             temperature=config.rollout.temperature,
@@ -128,7 +143,7 @@ class _Training:
             packing=c.packing,
             token_budget=c.token_budget,
             threads=c.threads,
-            longest=turns * config.rollout.max_turn_tokens,
+            longest=longest,
             ref_sync_steps=c.ref_sync_steps,
             gradient_checkpointing=c.gradient_checkpointing,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,6 @@ VALUES = st.one_of(
 def test_a_config_survives_its_file(
     own: dict[str, Any], lr: float, steps: int, stops: list[Stop], folder: str | None
 ) -> None:
-    import tomllib
-
     learner = {"lr": lr, "mask_stops": [s.value for s in stops]}
     settings = {"env": {"name": "shop", **own}, "learner": learner, "steps": steps, "run": {"dir": folder}}
     config = build(("x", settings))
@@ -243,6 +242,8 @@ def _read(name: str) -> str:
         ({"ref_sync_steps": 5}, "which beta = 0 leaves out"),
         ({"correction_min": 3.0}, "correction_min 3.0 is over correction_max 2.0"),
         ({"loss": "dappo"}, "dappo"),
+        ({"gamma": 0.9}, "gamma is for the advantages rebn, first_turn, gigpo; grpo is of whole episodes"),
+        ({"advantage": "rebn", "step_weight": 0.5}, "step_weight is for the advantage gigpo, not rebn"),
     ],
 )
 def test_what_a_loss_would_not_heed_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -257,10 +258,19 @@ def test_cispo_has_a_cap_of_its_own() -> None:
 def test_the_names_are_those_that_the_learner_knows() -> None:
     from typing import get_args
 
-    from agentrl.config import CLIPPED, CorrectionName, LossName
-    from agentrl.learner import advantage, correction, loss
+    from agentrl.config import BY_TURN, CLIPPED, AdvantageName, CorrectionName, LossName
+    from agentrl.learner import advantage, correction, credit, loss
+    from agentrl.learner.optimizers import OPTIMIZERS
 
     assert set(get_args(LossName)) == loss.LOSSES.keys()
     assert set(get_args(CorrectionName)) == correction.CORRECTIONS.keys()
     assert set(CLIPPED) == loss.CLIPPED
-    assert set(get_args(LearnerConfig.model_fields["advantage"].annotation)) == advantage.ADVANTAGES.keys()
+    assert get_args(AdvantageName) == (*advantage.ADVANTAGES, *credit.CREDITS)
+    assert tuple(credit.CREDITS) == BY_TURN
+    assert set(get_args(LearnerConfig.model_fields["optimizer"].annotation)) == OPTIMIZERS.keys()
+
+
+@pytest.mark.parametrize("learner", [{"loss": "cispo"}, {"loss": "vespo"}, {"advantage": "gigpo", "gamma": 0.9}, {}])
+def test_a_saved_config_has_every_setting_and_is_taken_again(learner: dict[str, Any]) -> None:
+    config = build(("test", {"env": "math-tools", "learner": learner}))
+    assert build(("file", tomllib.loads(dump_toml(config)))) == config

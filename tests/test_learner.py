@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.learner.correction import CORRECTIONS
-from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.loss import LOSSES
+from agentrl.learner.optimizers import make_optimizers
 from agentrl.types import Sample
 
 VOCABULARY = 48

@@ -20,7 +20,8 @@ from agentrl.engines import adapter
 from agentrl.engines.transfer import Weights
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
-from agentrl.learner.learner import Learner, LossSettings, make_optimizers
+from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.optimizers import make_optimizers
 from agentrl.types import Sample, SamplingParams
 
 SMALL: dict[str, Any] = {

@@ -179,7 +179,7 @@ async def test_a_reward_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rewards": "acuracy"}, "no reward 'acuracy'; did you mean 'accuracy'? (or say module:function)"),
+        ({"rewards": "acuracy"}, "no reward 'acuracy'; did you mean 'accuracy'? (or say module:function, "),
         ({"rewards": ["gone_module:f"]}, "reward 'gone_module:f': cannot import 'gone_module'"),
         ({"rewards": ["json:decoder"]}, "reward 'json:decoder' is <module"),
         ({"rewards": [exact, exact]}, "two rewards are called 'exact'"),

@@ -51,6 +51,13 @@ def test_every_trained_token_is_one_the_engine_sampled(summary: dict[str, Any]) 
             assert message["content"] in said
 
 
+def test_a_correction_that_drops_long_rows_is_warned_of(tmp_path: Path) -> None:
+    rollout = SMALL["rollout"] | {"max_turn_tokens": 400}
+    settings = SMALL | {"steps": 1, "rollout": rollout, "learner": {"correction": "sequence_mask"}}
+    with pytest.warns(UserWarning, match="sequence_mask leaves out whole rows.*geometric_mask goes by the mean"):
+        train("math-tools", run={"dir": str(tmp_path / "run")}, **settings)
+
+
 def test_versions_count_the_updates(summary: dict[str, Any]) -> None:
     lines = [json.loads(line) for line in Path(summary["metrics"]).read_text().splitlines()]
     steps = {line["step"]: line for line in lines if "reward" in line}

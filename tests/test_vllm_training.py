@@ -3,6 +3,7 @@
 These really run vLLM: `make vllm`.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -66,6 +67,7 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
                 server.close()
     assert again
     check(summary, embedded)
+    gc.collect()  # here, where it is expected
     deadline = time.monotonic() + 10
     while any(map(is_there, (one, two, *again))) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -5,33 +5,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.errors import ConfigError, UserError
+import pydantic
+from pydantic import Field
 
-HELP = """usage: agentrl export MODEL --out DIR
+from agentrl.config import Section, read_overrides
+from agentrl.errors import ConfigError, UserError, nearest
+from agentrl.signature import problems
+
+HELP = """usage: agentrl export MODEL --out DIR [--push_to_hub USER/NAME [--public true]]
 
   agentrl export runs/last --out my-model
+  agentrl export runs/last --out my-model --push_to_hub me/my-model
 
-Writes a plain model: what was trained as an adapter is added to the weights it stood beside. Transformers and vLLM
-load the folder as it is. MODEL is what --model takes.
+Writes a plain model and its card: what was trained as an adapter is added to the weights it stood beside. Transformers
+and vLLM load the folder as it is. MODEL is what --model takes.
 """
+
+
+class Settings(Section):
+    out: Path = Field(description="a folder that is empty, or not there yet")
+    push_to_hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="a name on the hub: USER/NAME")
+    public: bool = Field(False, description="whether anybody may see it there")
 
 
 def main(words: Sequence[str]) -> int:
     if not words or {"-h", "--help"} & set(words):
-        print(HELP)
+        fields = Settings.model_fields.items()
+        print(HELP + "\n" + "\n".join(f"  --{name:<12} {field.description}" for name, field in fields))
         return 0
-    if len(words) != 3 or words[1] != "--out":
+    if words[0].startswith("-"):
         raise ConfigError(f"agentrl export takes: MODEL --out DIR; not {' '.join(words)!r}")
-    name, out = words[0], Path(words[2])
+    name, settings = words[0], _read(words[1:])
+    out = settings.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists and is not an empty folder")
-    from agentrl import lora, policy
+    from agentrl import hub, lora, policy
+    from agentrl.card import card
 
     loaded = policy.load(name)
     plain = policy.Policy(lora.merged(loaded.model), loaded.tokenizer, loaded.source)
     try:
         plain.save(out)
+        (out / "README.md").write_text(card(settings.push_to_hub or out.name, loaded.source), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {str(out)!r}: {error.strerror}") from None
     print(f"{name} is in {out}, {sum(p.numel() for p in plain.model.parameters()):,} parameters")
+    if settings.push_to_hub:
+        print(hub.push(out, settings.push_to_hub, private=not settings.public))
     return 0
+
+
+def _read(words: Sequence[str]) -> Settings:
+    source, given = read_overrides(words)
+    for name in given:
+        if name not in Settings.model_fields:
+            raise ConfigError(f"{name}: unknown setting{nearest(name, Settings.model_fields)} [{source}]")
+    given = {name: str(value) if name != "public" else value for name, value in given.items()}
+    try:
+        return Settings.model_validate(given)
+    except pydantic.ValidationError as error:
+        where, what = problems(error)[0]
+        if where not in given:
+            raise ConfigError("agentrl export takes: MODEL --out DIR") from None
+        raise ConfigError(f"--{where}: {what}, not {given[where]!r}") from None

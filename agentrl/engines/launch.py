@@ -180,6 +180,7 @@ def write_config(model: Any, folder: str) -> None:
     """The model's configuration alone, which is all that vLLM needs of a model whose weights it is sent."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
+    config.__dict__.pop("quantization_config", None)  # what is sent is in full
     config.save_pretrained(folder)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import causal_lm
+from agentrl.lora import in_full
 
 MEMORY = "memory"
 PART = 64 << 20  # bytes of tensors in one call, where they go by the call itself
@@ -76,7 +77,7 @@ class Weights:
         from transformers.core_model_loading import revert_weight_conversion
 
         model = causal_lm(self.model)
-        held = {n.replace(".base_layer.", "."): p.detach() for n, p in model.named_parameters() if "lora_" not in n}
+        held = {n.replace(".base_layer.", "."): in_full(p) for n, p in model.named_parameters() if "lora_" not in n}
         yield from revert_weight_conversion(model, held).items()
 
     def file(self) -> MemoryFile:

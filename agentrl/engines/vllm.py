@@ -210,7 +210,7 @@ class VLLMEngine:
                 await asyncio.wait({task, self._failure}, timeout=self._stall_s, return_when="FIRST_COMPLETED")
                 if not task.done() and not self._failure.done():
                     await self._ping()
-            if self._failure.done():
+            if not task.done():
                 await self._failure
             return await self._result(task)
         finally:
@@ -299,6 +299,7 @@ class VLLMEngine:
                     **({"enable_sleep_mode": True, "gpu_memory_utilization": SHARE} if self._shares_gpu else {}),
                     skip_tokenizer_init=True,
                     load_format="auto" if self._rank else "dummy",
+                    use_tqdm_on_load=False,
                     disable_log_stats=True,
                 )
                 self._llm = AsyncLLM.from_engine_args(arguments)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import causal_lm, output_head, token_logprobs
 from agentrl.learner.loss import Tokens, uncertain
-from agentrl.learner.muon import Muon
 from agentrl.learner.objective import Measures, Objective, objective
 from agentrl.learner.packing import MicroBatch
 from agentrl.learner.reduction import REDUCTIONS
@@ -112,7 +111,7 @@ class Learner:
         for optimizer in self._optimizers:
             if isfinite(norm):
                 optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.policy.zero_grad(set_to_none=True)
         self.version += isfinite(norm)
         every = self.settings.ref_sync_steps
         if self._reference is not None and every and isfinite(norm) and self.version % every == 0:
@@ -205,20 +204,3 @@ def checkpointed(policy: nn.Module) -> list[nn.Module]:
 def frozen_copy(policy: nn.Module) -> nn.Module:
     """The policy of now, which is not trained."""
     return copy.deepcopy(policy).eval().requires_grad_(False)
-
-
-def make_optimizers(policy: nn.Module, name: str, lr: float, weight_decay: float = 0.0) -> list[torch.optim.Optimizer]:
-    """``adamw`` for everything, or ``muon`` for the hidden matrices with AdamW for embeddings, norms and heads.
-
-    Muon orthogonalises the update of a matrix (Jordan et al. 2024); scaled to AdamW's root mean square
-    (arXiv 2502.16982), both can share one learning rate.
-    """
-    named = [(n, p) for n, p in policy.named_parameters() if p.requires_grad]
-    if name == "adamw":
-        return [torch.optim.AdamW([p for _, p in named], lr=lr, weight_decay=weight_decay)]
-    tables = {id(m.weight) for m in policy.modules() if isinstance(m, nn.Embedding)}
-    tables |= {id(p) for n, p in named if "lm_head" in n}
-    matrices = [p for _, p in named if p.ndim == 2 and id(p) not in tables]
-    rest = [p for _, p in named if p.ndim != 2 or id(p) in tables]
-    made: list[tuple[type[torch.optim.Optimizer], list[nn.Parameter]]] = [(Muon, matrices), (torch.optim.AdamW, rest)]
-    return [kind(params, lr=lr, weight_decay=weight_decay) for kind, params in made if params]  # type: ignore[call-arg]

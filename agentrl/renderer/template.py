@@ -77,6 +77,12 @@ class TemplateRenderer:
         self.forged.update(forged)
         return list(ids)
 
+    def render_closed_ids(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation whose last turn is ended: what a model that judges it reads."""
+        ids, forged = self._render_prompt(json.dumps(messages), "[]", open_turn=False)
+        self.forged.update(forged)
+        return list(ids)
+
     def bridge_to_next_turn(
         self,
         prompt_ids: Sequence[int],
@@ -220,7 +226,9 @@ class TemplateRenderer:
 
     # -- the first prompt ------------------------------------------------------------------------------------------
 
-    def _render_prompt(self, messages_json: str, tools_json: str) -> tuple[tuple[int, ...], Counter[str]]:
+    def _render_prompt(
+        self, messages_json: str, tools_json: str, *, open_turn: bool = True
+    ) -> tuple[tuple[int, ...], Counter[str]]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
         hidden = Hidden(messages)
         turns, shown = hidden.messages, [hidden.value(t) for t in tools] if self._native else []
@@ -233,7 +241,7 @@ class TemplateRenderer:
         if not self._system:
             turns = without_system(turns)
         try:
-            parts = slots.parse(self._apply(turns, shown, prompt=True))
+            parts = slots.parse(self._apply(turns, shown, prompt=open_turn))
             _check_kept(parts, messages)
         except TemplateError as error:
             roles = ", ".join(m["role"] for m in messages)

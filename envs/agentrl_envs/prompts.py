@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from anyio import to_thread
 
-from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError, registry
+from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError, registry
 from agentrl.aside import in_thread
 from agentrl.errors import nearest
 from agentrl.types import Message, Observation
@@ -26,7 +26,8 @@ class Prompts(Env):
     Args:
         data: a .jsonl or .parquet file, a Hugging Face dataset's name (``name:config``), a ``Dataset``, or rows.
         rewards: functions ``f(prompts, completions, **columns) -> list[float | None]``, sync or async; or names:
-            ``accuracy``, ``think_format``, ``soft_overlong_punishment``, or ``module:function``.
+            ``accuracy``, ``think_format``, ``soft_overlong_punishment``, ``module:function``, or
+            ``reward-model:FOLDER_OR_NAME``, a sequence classifier; or such a model, loaded, or a ``RewardModel``.
         reward_weights: one weight a reward; 1 by default.
         test_data: rows for evaluation. Without it the last tenth of ``data`` (256 rows at most) is held out.
         prompt_column: the name of the column that holds the prompt.
@@ -67,6 +68,9 @@ class Prompts(Env):
         if "data" not in settings:
             raise UserError("env 'prompts' needs a dataset: --env.data FILE.jsonl (or data=... in Python)")
         column = settings.get("prompt_column", "prompt")
+        for function in _functions(settings.get("rewards", ("accuracy",))).values():
+            if isinstance(function, RewardModel):
+                await function.load()
         train = await to_thread.run_sync(_rows, settings["data"], "train", column)
         if settings.get("test_data") is not None:
             yield {"train": train, "test": await to_thread.run_sync(_rows, settings["test_data"], "test", column)}
@@ -110,7 +114,8 @@ class Prompts(Env):
             names = ", ".join(given)
             raise ContractError(f"reward {name!r}: {error}; it is called with {names} (take **columns too)") from None
         call = partial(function, **given)
-        result = await call() if inspect.iscoroutinefunction(function) else await in_thread(call)
+        awaited = inspect.iscoroutinefunction(function) or isinstance(function, RewardModel)
+        result = await call() if awaited else await in_thread(call)
         result = await result if inspect.isawaitable(result) else result
         result = result.tolist() if hasattr(result, "tolist") else result  # an array
         if not isinstance(result, list | tuple) or len(result) != 1:
@@ -160,11 +165,7 @@ def _check_prompt(prompt: Any, number: int, column: str) -> None:
 def _functions(rewards: Sequence[str | Reward]) -> dict[str, Reward]:
     found: dict[str, Reward] = {}
     for reward in rewards:
-        if isinstance(reward, str) and ":" not in reward and reward not in REWARDS:
-            raise UserError(f"no reward {reward!r}{nearest(reward, REWARDS)} (or say module:function)")
-        function: Any = reward
-        if isinstance(reward, str):
-            function = REWARDS.get(reward) or registry.imported(f"reward {reward!r}", reward)
+        function = _function(reward)
         if not callable(function):
             raise ContractError(f"reward {reward!r} is {function!r:.60}, not a function")
         name = getattr(function, "__name__", type(function).__name__)
@@ -174,3 +175,22 @@ def _functions(rewards: Sequence[str | Reward]) -> dict[str, Reward]:
     if not found:
         raise UserError("env.rewards is empty; name at least one, such as accuracy")
     return found
+
+
+def _function(reward: Any) -> Any:
+    if hasattr(reward, "config") and hasattr(reward, "get_input_embeddings"):
+        return _reward_model(reward)
+    if not isinstance(reward, str):
+        return reward
+    kind, _, name = reward.partition(":")
+    if kind == "reward-model":
+        return _reward_model(name)
+    if not name and reward not in REWARDS:
+        raise UserError(f"no reward {reward!r}{nearest(reward, REWARDS)} (or say module:function, reward-model:NAME)")
+    return REWARDS.get(reward) or registry.imported(f"reward {reward!r}", reward)
+
+
+@lru_cache(maxsize=8)
+def _reward_model(model: Any) -> RewardModel:
+    """One for all episodes of a run: they are made anew each, with the same settings."""
+    return RewardModel(model)

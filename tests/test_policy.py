@@ -1,0 +1,77 @@
+"""Policies given as objects, and weights in fewer bits."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from tiny import qwen3
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl import UserError, evaluate, policy, train
+from agentrl.engines.transfer import Weights
+
+SMALL: dict[str, Any] = {
+    "steps": 1,
+    "rollout": {"tasks": 4, "group_size": 4},
+    "eval": {"final_tasks": 4, "every": 0},
+    "learner": {"lr": 1e-3},
+}
+
+
+def test_a_loaded_model_is_trained_in_place(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(policy.locate("nano"))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    train("math-tools", model, run={"dir": str(tmp_path / "run")}, **SMALL)
+    assert not all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"] == policy.locate("nano")
+    assert evaluate("math-tools", model, tasks=4).episodes == 4
+
+
+def test_a_loaded_model_s_own_adapter_is_trained(tmp_path: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(policy.locate("nano"))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    frozen = base.model.norm.weight.detach().clone()
+    tokenizer = AutoTokenizer.from_pretrained(policy.locate("nano"))
+    train("math-tools", model, tokenizer=tokenizer, run={"dir": str(tmp_path / "run")}, **SMALL)
+    assert torch.equal(base.model.norm.weight, frozen)
+    assert any(p.abs().max() > 0 for n, p in model.named_parameters() if "lora_B" in n)
+    assert (tmp_path / "run" / "model" / "adapter_config.json").is_file()
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a causal LM of transformers, not Linear"):
+        train("math-tools", torch.nn.Linear(2, 2), **SMALL)
+    with pytest.raises(UserError, match="a Qwen3ForCausalLM, has no name, and so no tokenizer; give one"):
+        train("math-tools", qwen3(), **SMALL)
+
+
+def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
+    lora = {"rank": 4, "quantize": "4bit"}
+    train("math-tools", lora=lora, run={"dir": str(tmp_path / "run")}, **SMALL)
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    off = [row["sampling/sampling_logp_difference/max"] for row in rows if "grad_norm" in row]
+    assert off
+    assert max(off) < 1e-4  # what samples is what is trained
+    assert (tmp_path / "run" / "model" / "adapter_config.json").is_file()
+    assert evaluate("math-tools", str(tmp_path / "run"), tasks=4, lora={"quantize": "4bit"}).episodes == 4
+    with pytest.raises(UserError, match=r"not trained themselves; give lora\.rank too"):
+        train("math-tools", lora={"quantize": "4bit"}, **SMALL)
+
+
+def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for() -> None:
+    packed = policy.load("nano", quantize="4bit").model
+    sent = dict(Weights(packed))
+    plain = AutoModelForCausalLM.from_pretrained(policy.locate("nano"), dtype=torch.float32)
+    own = dict(Weights(plain))
+    assert {n: t.shape for n, t in sent.items()} == {n: t.shape for n, t in own.items()}
+    plain.load_state_dict(sent, strict=False)
+    plain.tie_weights()
+    ids = torch.arange(5, 40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(plain(ids).logits, packed(ids).logits, atol=1e-3, rtol=1e-3)
