@@ -64,7 +64,14 @@ class RolloutConfig(Section):
 
     tasks: int = Field(16, ge=1, description="tasks a step")
     group_size: int = Field(8, ge=2, description="episodes of each task")
-    min_group: int = Field(2, ge=2, description="a group with fewer members left by faults is dropped")
+    min_group: int = Field(2, ge=2, description="a group with fewer members left by faults is lost")
+    max_staleness: int = Field(
+        0, ge=0, description="updates between a group's beginning and its being learned from; over 0 both overlap"
+    )
+    dynamic: bool = Field(False, description="groups whose rewards are all the same are played anew, with other tasks")
+    redraw: int | None = Field(
+        None, ge=0, description="groups a step that may be played anew, lost ones or (dynamic) flat; tasks by default"
+    )
     temperature: float = Field(1.0, gt=0, description="of sampling; the learner's logprobs are at the same one")
     max_turns: int | None = Field(None, ge=1, description="turns of an episode; the environment's own by default")
     max_turn_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")

@@ -36,6 +36,11 @@ def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
     }
 
 
+def of_ages(ages: Sequence[int]) -> Metrics:
+    """Updates between the sampling of tokens and their being learned from."""
+    return {"staleness/mean": fmean(ages), "staleness/max": float(max(ages))} if ages else {}
+
+
 def _rewards(fair: Sequence[Trajectory]) -> Metrics:
     rewards = [t.reward for t in fair if t.reward is not None]
     found: Metrics = {"reward": fmean(rewards)} if rewards else {}

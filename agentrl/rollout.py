@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Self
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from agentrl.config import RolloutConfig
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
@@ -77,24 +78,35 @@ class Rollout:
         Raises:
             UserError: an environment, tool or reward broke its contract.
         """
-        played: dict[tuple[int, int], Trajectory] = {}
+        played: dict[int, Group] = {}
 
-        async def play(place: int, member: int) -> None:
-            throw = member + size * tasks[:place].count(tasks[place])  # a task given twice gets other dice
-            trajectory = await self.episode(tasks[place], seed=_mix(seed, tasks[place], throw))
-            played[place, member] = trajectory
+        async def play(place: int) -> None:
+            first = size * tasks[:place].count(tasks[place])  # a task given twice gets other dice
+            played[place] = await self.group(tasks[place], size, seed=seed, first=first, watch=watch)
+
+        async with together() as players:
+            for place in range(len(tasks)):
+                players.start_soon(play, place)
+                await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
+        return [played[place] for place in range(len(tasks))]
+
+    async def group(self, task: int, size: int, *, seed: int = 0, first: int = 0, watch: Watch | None = None) -> Group:
+        """Play ``size`` episodes of a task, all at once. ``first`` is the number of the first one's dice.
+
+        Raises:
+            UserError: the environment, a tool or a reward broke its contract.
+        """
+        played: dict[int, Trajectory] = {}
+
+        async def play(member: int) -> None:
+            played[member] = await self.episode(task, seed=_mix(seed, task, first + member))
             if watch is not None:
-                watch(trajectory)
+                watch(played[member])
 
-        try:
-            async with anyio.create_task_group() as players:
-                for place in range(len(tasks)):
-                    for member in range(size):
-                        players.start_soon(play, place, member)
-                    await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
-        except ExceptionGroup as group:  # the first to fail has cancelled the others
-            raise group.exceptions[0] from group.exceptions[0].__cause__
-        return [Group(task, tuple(played[p, m] for m in range(size))) for p, task in enumerate(tasks)]
+        async with together() as players:
+            for member in range(size):
+                players.start_soon(play, member)
+        return Group(task, tuple(played[m] for m in range(size)))
 
     async def episode(self, task: int, *, seed: int = 0) -> Trajectory:
         """Play one episode to its end and score it. The world's failures are in ``Trajectory.fault``, never raised.
@@ -122,6 +134,19 @@ class Rollout:
         finally:
             await play.close()
         return play.trajectory()
+
+
+@asynccontextmanager
+async def together() -> AsyncIterator[TaskGroup]:
+    """A task group that raises what the first of its tasks raised, which cancelled the others."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except ExceptionGroup as group:
+        first: Exception = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from first.__cause__
 
 
 class _Episode:

@@ -47,7 +47,7 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
         raise UserError("lora.quantize: weights in 4 bits are not trained themselves; give lora.rank too")
     config = config.model_copy(update={"engine": chosen(config.engine, loaded.model)})
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
-    async with spec.open(), make_engine(config.engine, loaded.model) as engine:
+    async with spec.open(), make_engine(config, loaded.model) as engine:
         yield Session(config, spec, loaded, renderer, engine)
 
 
@@ -59,11 +59,12 @@ def chosen(e: EngineConfig, model: Any) -> EngineConfig:
     return e.model_copy(update={"name": "vllm" if vllm else "transformers"})
 
 
-def make_engine(e: EngineConfig, model: Any) -> OpenEngine:
+def make_engine(config: TrainConfig, model: Any) -> OpenEngine:
     """The engine that the settings name, to be entered."""
+    e, ahead = config.engine, config.rollout.max_staleness > 0  # it samples while the learner learns
     update = e.update or "in-flight"
     if e.name == "vllm":
         return VLLMEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads, update=update)
     if e.name == "server":
         return ServerEngine(e.urls, model, capacity=e.capacity, max_context=e.max_context, update=update)
-    return TransformersEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads)
+    return TransformersEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads, snapshot=ahead)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from agentrl.errors import ContractError
+from agentrl.types import Group
 
 
 @dataclass
@@ -30,6 +31,9 @@ class TaskSampler:
         tasks = [self._at(i) for i in range(self.cursor, self.cursor + n)]
         self.cursor += n
         return tasks
+
+    def record(self, group: Group) -> None:
+        """What came of a task: it changes nothing here."""
 
     def _at(self, index: int) -> int:
         if self.count is None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from math import cos, pi
@@ -31,6 +31,7 @@ from agentrl.learner.packing import Advantage, samples
 from agentrl.policy import Policy, resolved
 from agentrl.run import Run, create
 from agentrl.session import Session, opened
+from agentrl.stream import Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
 
@@ -87,12 +88,13 @@ async def _train(config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: P
         watcher.started(session, run)
         training = _Training(session, run, watcher)
         before = await training.measure(0, config.eval.final_tasks)
-        for step in range(1, config.steps + 1):
-            if stop.is_set():
-                break
-            await training.step(step)
-            if config.eval.every and step % config.eval.every == 0 and step < config.steps and not stop.is_set():
-                await training.measure(step, config.eval.tasks)
+        async with training.streaming() as stream:
+            for step in range(1, config.steps + 1):
+                if stop.is_set():
+                    break
+                await training.step(step, stream)
+                if config.eval.every and step % config.eval.every == 0 and step < config.steps and not stop.is_set():
+                    await training.measure(step, config.eval.tasks)
         session.policy.save(run.folder / "model")
         after = None if stop.is_set() else await training.measure(config.steps, config.eval.final_tasks)
         summary = training.summary(before, after)
@@ -150,33 +152,44 @@ class _Training:
         self.learner = Learner(model, optimizers, loss)
         self.advantage = advantage_of(c)
         self.rollout = self.session.rollout("train")
+        self.busy = self.session.engine.meter.busy_s
         self.tasks = TaskSampler(self.session.spec.make().count("train"), config.seed)
 
-    async def step(self, step: int) -> None:
+    def streaming(self) -> AbstractAsyncContextManager[Stream]:
+        r = self.session.config.rollout
+        plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic)
+        seed = self.session.config.seed
+        return streaming(self.rollout, self.tasks, plan, seed=seed, watch=self.watcher.episode)
+
+    async def step(self, step: int, stream: Stream) -> None:
         config, engine = self.session.config, self.session.engine
-        begun, cpu, busy = perf_counter(), process_time(), engine.meter.busy_s
+        begun, cpu = perf_counter(), process_time()
         self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
-        tasks = self.tasks.take(config.rollout.tasks)
-        seed = config.seed * 2**31 + step  # a dataset's row comes again in a later epoch: not with the same dice
-        groups = await self.rollout.batch(tasks, config.rollout.group_size, seed=seed, watch=self.watcher.episode)
+        taken = await stream.take()
+        groups = [*taken.groups, *taken.others]
         rolled = perf_counter()
         self._check_alive(groups)
-        if isinstance(engine, Sleeper):
+        if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
-        kept = [g for g in groups if len(g.scored) >= config.rollout.min_group]
+        kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
         rows = samples(kept, self.advantage, frozenset(config.learner.mask_stops))
         self.watcher.phase("learn", 0)
         self.learner.set_lr(_lr_share(step, config))
+        ages = [age // config.learner.updates for age in stale(kept, self.learner.version)]
         learned = await to_thread.run_sync(partial(self.learner.update, rows))
         updated = perf_counter()
         await engine.update_weights(self.session.policy.model, self.learner.version)
-        busy = engine.meter.busy_s - busy
+        stream.advance()
+        busy, self.busy = engine.meter.busy_s - self.busy, engine.meter.busy_s
         values = {
             **metrics.of_groups(groups, config.rollout.min_group),
+            **metrics.of_ages(ages),
+            "groups/redrawn": float(len(taken.others)),
             **learned,
             "lr": config.learner.lr * _lr_share(step, config),
             "policy_version": float(self.learner.version),
             "time/generate": busy,
+            "time/wait": rolled - begun,
             "time/tools": max(rolled - begun - busy, 0.0),
             "time/learn": updated - rolled,
             "time/sync": perf_counter() - updated,
@@ -198,6 +211,7 @@ class _Training:
         groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
         await to_thread.run_sync(self.run.write_trajectories, step, groups, [(0.0, 0.0)] * len(groups), "test")
         self.watcher.measured(step, sampled, greedy)
+        self.busy = self.session.engine.meter.busy_s
         return Comparison(sampled, greedy, played)
 
     def summary(self, before: Comparison, after: Comparison | None) -> dict[str, Any]:

@@ -1,0 +1,184 @@
+"""Groups, played ahead of the learner as far as staleness allows, and no further.
+
+    taken          0        1        2       max_staleness = 1, four groups a step
+    learns         |--------|--------|
+    plays     0..7 |  8..11 | 12..15 |       what is learned from in a step was begun one step before at the earliest
+
+A group that was begun after ``v`` updates is learned from after ``v + max_staleness`` at the latest: the learner waits
+for the groups whose time has come, and beside them takes the oldest that are complete. Hence no group is ever too old,
+none is thrown away for having slow tools, which would teach the policy to avoid them, and with ``max_staleness = 0`` it
+is the plain loop: play, learn, play.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from agentrl.rollout import Rollout, Watch, together
+from agentrl.types import Group
+
+
+class Sampler(Protocol):
+    """Which tasks come next."""
+
+    def take(self, n: int) -> list[int]: ...
+    def record(self, group: Group) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step's batch is made of.
+
+    Args:
+        tasks: groups a step.
+        size: episodes a group.
+        max_staleness: updates that may lie between a group's beginning and its being learned from.
+        min_group: a group with fewer scored members is lost.
+        redraw: groups a step that may be played in the place of those that are lost, and, with ``dynamic``, of those
+            whose rewards are all the same; ``tasks`` by default. Where they are not enough the step has fewer.
+        dynamic: whether groups that teach nothing are played anew, with other tasks (DAPO, arXiv 2503.14476).
+    """
+
+    tasks: int
+    size: int
+    max_staleness: int = 0
+    min_group: int = 2
+    redraw: int | None = None
+    dynamic: bool = False
+
+    @property
+    def most_redrawn(self) -> int:
+        return self.tasks if self.redraw is None else self.redraw
+
+    def is_lost(self, group: Group) -> bool:
+        return len(group.scored) < self.min_group
+
+    def is_flat(self, group: Group) -> bool:
+        return len({t.reward for t in group.scored}) < 2
+
+
+@dataclass
+class _Place:
+    """A place in the order of groups, and what is played there."""
+
+    number: int
+    begun: int  # updates there had been
+    group: Group | None = None
+    cancel: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Batch:
+    """What a step learns from; ``others`` were played in the same places before, and are not learned from."""
+
+    groups: list[Group]
+    others: list[Group]
+    staleness: list[int]  # updates since each group was begun
+
+
+@dataclass
+class Stream:
+    """Groups being played; made by ``streaming``."""
+
+    rollout: Rollout
+    sampler: Sampler
+    plan: Plan
+    seed: int
+    watch: Watch | None
+    players: TaskGroup
+    updates: int = 0  # of the policy, since the stream began
+    taken: int = 0  # batches
+    step: int = 0  # at which the stream began, in the run
+    _places: list[_Place] = field(default_factory=list)  # of groups that are not taken, the oldest first
+    _admitted: int = 0
+    _redrawn: int = 0  # in this batch
+    _others: list[Group] = field(default_factory=list)
+    _dealt: Counter[tuple[int, int]] = field(default_factory=Counter)  # how often a task was dealt, by step
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+
+    async def take(self) -> Batch:
+        """The next batch, once there is one.
+
+        Raises:
+            UserError: an environment, tool or reward broke its contract.
+        """
+        self._admit()
+        while not self._ready():
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        due, complete = self._due(), [p for p in self._places if p.group is not None]
+        rest = [p for p in complete if p not in due]
+        chosen = sorted([*due, *rest][: self.plan.tasks], key=lambda p: p.number)
+        self._places = [p for p in self._places if p not in chosen]
+        batch = Batch([p.group for p in chosen if p.group], self._others, [self.updates - p.begun for p in chosen])
+        self.taken, self._redrawn, self._others = self.taken + 1, 0, []
+        for group in batch.groups:
+            self.sampler.record(group)
+        return batch
+
+    def advance(self) -> None:
+        """The policy was updated, and the engine has it: more may be played."""
+        self.updates += 1
+        self._admit()
+
+    # -- the order of groups -----------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        allowed = (self.updates + self.plan.max_staleness + 1) * self.plan.tasks
+        while self._admitted < allowed:
+            place = _Place(self._admitted, self.updates)
+            self._admitted += 1
+            self._places.append(place)
+            self._begin(place)
+
+    def _begin(self, place: _Place) -> None:
+        (task,) = self.sampler.take(1)
+        step = self.step + place.number // self.plan.tasks + 1
+        first = self._dealt[step, task] * self.plan.size  # a task dealt twice gets other dice
+        self._dealt[step, task] += 1
+        self.players.start_soon(self._play, place, task, self.seed * 2**31 + step, first)
+
+    async def _play(self, place: _Place, task: int, seed: int, first: int) -> None:
+        for _ in range(place.number % self.plan.tasks):
+            await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
+        group = await self.rollout.group(task, self.plan.size, seed=seed, first=first, watch=self.watch)
+        lost = self.plan.is_lost(group)
+        if (lost or (self.plan.dynamic and self.plan.is_flat(group))) and self._redrawn < self.plan.most_redrawn:
+            self._redrawn += 1
+            self._others.append(group)
+            self._begin(place)
+            return
+        place.group = group
+        self._changed.set()
+
+    def _due(self) -> list[_Place]:
+        """Those that would be too old for the next step."""
+        return [p for p in self._places if self.updates - p.begun >= self.plan.max_staleness][: self.plan.tasks]
+
+    def _ready(self) -> bool:
+        complete = sum(p.group is not None for p in self._places)
+        return complete >= self.plan.tasks and all(p.group is not None for p in self._due())
+
+
+@asynccontextmanager
+async def streaming(
+    rollout: Rollout, sampler: Sampler, plan: Plan, *, seed: int = 0, step: int = 0, watch: Watch | None = None
+) -> AsyncIterator[Stream]:
+    """Inside, groups are played; what is still being played at the end is cancelled, and its environments closed."""
+    async with together() as players:
+        yield Stream(rollout, sampler, plan, seed, watch, players, step=step)
+        players.cancel_scope.cancel()
+
+
+def stale(groups: Sequence[Group], version: int) -> list[int]:
+    """Of each sampled token, how many versions lie between the one that sampled it and ``version``."""
+    segments = [s for g in groups for t in g.scored for s in t.segments]
+    return [version - v for s in segments for v in s.versions or ()]

@@ -1,0 +1,204 @@
+"""Groups ahead of the learner: never too old, none lost for being slow, and the plain loop where nothing may be old."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory, WorldFault
+from agentrl.rollout import Rollout
+from agentrl.stream import Batch, Plan, Stream, stale, streaming
+from agentrl.tasks import TaskSampler
+from agentrl.testing import ByteRenderer, ScriptedEngine
+from agentrl.types import Group, Observation
+
+
+class Slow(Env):
+    """Two turns; between them as long as ``seconds`` says of its task; worth the parity of its dice."""
+
+    open = 0
+
+    def __init__(self, seconds: Any = lambda task: 0.0, worth: Any = lambda task: random.random()) -> None:
+        self.seconds, self.worth = seconds, worth
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        type(self).open += 1
+        self.task, self.turn = seed, 0
+        return f"task {seed}", {}
+
+    async def step(self, action: Reply) -> Step:
+        self.turn += 1
+        await anyio.sleep(self.seconds(self.task))
+        return Step("go on", 0.0, self.turn == 2, False, {})
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        return {"r": self.worth(self.task)}
+
+    async def close(self) -> None:
+        type(self).open -= 1
+
+
+def rollout(**env: Any) -> Rollout:
+    return Rollout(EnvSpec(Slow, **env), ScriptedEngine(["a", "b"]), ByteRenderer())
+
+
+async def learned(stream: Stream, engine: Any, steps: int, seconds: float = 0.0) -> list[Batch]:
+    """A learner that takes its time."""
+    batches = []
+    for step in range(steps):
+        batches.append(await stream.take())
+        await anyio.sleep(seconds)
+        await engine.update_weights(None, step + 1)
+        stream.advance()
+    return batches
+
+
+async def test_where_nothing_may_be_old_it_is_the_plain_loop() -> None:
+    play, sampler = rollout(worth=lambda task: float(task % 2)), TaskSampler(5, seed=3)
+    async with streaming(play, sampler, Plan(4, 2), seed=7) as stream:
+        batches = await learned(stream, play.engine, 3)
+    tasks = TaskSampler(5, seed=3).take(12)
+    for number, batch in enumerate(batches):
+        own = tasks[4 * number : 4 * number + 4]
+        play.engine.version = number  # type: ignore[attr-defined]
+        plain = await play.batch(own, 2, seed=7 * 2**31 + number + 1)
+        assert [g.task for g in batch.groups] == own
+        assert [[t.segments for t in g] for g in batch.groups] == [[t.segments for t in g] for g in plain]
+        assert batch.staleness == [0] * 4
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(0, 3),
+    st.lists(st.floats(0, 0.004), min_size=1, max_size=9),
+    st.floats(0, 0.004),
+)
+def test_no_group_is_too_old_and_each_is_learned_from_once(
+    tasks: int, k: int, seconds: list[float], learning: float
+) -> None:
+    play = rollout(seconds=lambda task: seconds[task % len(seconds)])
+    steps = 5
+
+    async def run() -> list[Batch]:
+        async with streaming(play, TaskSampler(None, 0), Plan(tasks, 2, k)) as stream:
+            return await learned(stream, play.engine, steps, learning)
+
+    batches = anyio.run(run)
+    assert [len(b.groups) for b in batches] == [tasks] * steps
+    taken = [g.task for b in batches for g in b.groups]
+    assert len(set(taken)) == len(taken)
+    for version, batch in enumerate(batches):
+        assert max(batch.staleness) <= k
+        assert all(0 <= age <= k for age in stale(batch.groups, version))
+    assert set(range(tasks * max(steps - k, 0))) <= set(taken)  # whoever was slow is not left out
+    assert Slow.open == 0
+
+
+async def test_while_the_learner_learns_others_play_or_nobody_does() -> None:
+    for k in (0, 1):
+        play, busy = rollout(seconds=lambda task: 0.02), []
+        async with streaming(play, TaskSampler(None, 0), Plan(4, 2, k)) as stream:
+            for step in range(3):
+                await stream.take()
+                before = Slow.open
+                await anyio.sleep(0.01)
+                busy.append((before, Slow.open))
+                await play.engine.update_weights(None, step + 1)
+                stream.advance()
+        assert all((now > 0) == (k > 0) for pair in busy for now in pair)
+
+
+async def test_a_slow_group_is_waited_for_when_its_time_has_come_and_not_before() -> None:
+    play = rollout(seconds=lambda task: 0.2 if task == 0 else 0.0)
+    async with streaming(play, TaskSampler(None, 0), Plan(2, 2, 2)) as stream:
+        batches = await learned(stream, play.engine, 4)
+    homes = [i for i, b in enumerate(batches) for g in b.groups if g.task == 0]
+    assert homes == [2]
+
+
+def lost_of(task: int) -> float:
+    if task % 3 == 0:
+        raise WorldFault("gone", "the world is gone")
+    return random.random()
+
+
+async def test_a_lost_group_is_played_anew_with_another_task() -> None:
+    play = rollout(worth=lost_of)
+    async with streaming(play, TaskSampler(None, 0), Plan(4, 2)) as stream:
+        batch = await stream.take()
+    assert [g.task for g in batch.others] == [0, 3]
+    assert sorted(g.task for g in batch.groups) == [1, 2, 4, 5]
+    async with streaming(play, TaskSampler(None, 0), Plan(4, 2, redraw=1)) as stream:
+        batch = await stream.take()
+    assert len(batch.others) == 1
+    assert sum(not g.scored for g in batch.groups) == 1
+
+
+async def test_flat_groups_are_played_anew_if_that_is_wanted_and_so_often_at_most() -> None:
+    worth = {0: 1.0, 1: 0.0}
+    play = rollout(worth=lambda task: worth.get(task, random.random()))
+    for dynamic, others in ((True, [0, 1]), (False, [])):
+        async with streaming(play, TaskSampler(None, 0), Plan(3, 4, dynamic=dynamic)) as stream:
+            batch = await stream.take()
+        assert [g.task for g in batch.others] == others
+        assert len(batch.groups) == 3
+    hopeless = rollout(worth=lambda task: 0.0)
+    async with streaming(hopeless, TaskSampler(None, 0), Plan(3, 2, redraw=7, dynamic=True)) as stream:
+        first, second = await learned(stream, hopeless.engine, 2)
+    assert (len(first.others), len(first.groups), len(second.others)) == (7, 3, 7)
+
+
+async def test_a_task_dealt_twice_gets_other_dice() -> None:
+    play = rollout(worth=lambda task: 0.0)
+    seen: list[Any] = []
+
+    class Dice(ScriptedEngine):
+        async def generate(self, token_ids: Any, params: Any, *, session: str) -> Any:
+            seen.append(params.seed)
+            return await super().generate(token_ids, params, session=session)
+
+    play.engine = Dice(["a"])
+    async with streaming(play, TaskSampler(1, 0), Plan(3, 2, redraw=2, dynamic=True)) as stream:
+        await stream.take()
+    assert len(seen) == 2 * 2 * (3 + 2)
+    assert len(set(seen)) == len(seen)
+
+
+async def test_a_broken_contract_ends_it_and_everything_is_closed() -> None:
+    def broken(task: int) -> Any:
+        return 0.0 if task < 3 else "ten"
+
+    play = rollout(worth=broken, seconds=lambda task: 0.001 * task)
+    with pytest.raises(ContractError, match="score"):
+        async with streaming(play, TaskSampler(None, 0), Plan(2, 2, 1)) as stream:
+            await learned(stream, play.engine, 5)
+    assert Slow.open == 0
+
+
+async def test_what_is_being_played_at_the_end_is_cancelled() -> None:
+    play = rollout(seconds=lambda task: 0.0 if task < 2 else 60.0)
+    with anyio.fail_after(5):
+        async with streaming(play, TaskSampler(None, 0), Plan(2, 2, 1)) as stream:
+            await stream.take()
+            assert Slow.open > 0
+    assert Slow.open == 0
+
+
+async def test_what_came_of_a_task_is_told_to_the_sampler() -> None:
+    told: list[Group] = []
+
+    class Listening(TaskSampler):
+        def record(self, group: Group) -> None:
+            told.append(group)
+
+    play = rollout()
+    async with streaming(play, Listening(None, 0), Plan(3, 2)) as stream:
+        batches = await learned(stream, play.engine, 2)
+    assert told == [g for b in batches for g in b.groups]
