@@ -4,8 +4,8 @@
     learns         |--------|--------|
     plays     0..7 |  8..11 | 12..15 |       what is learned from in a step was begun one step before at the earliest
 
-A group that was begun after ``v`` updates is learned from after ``v + max_staleness`` at the latest: the learner waits
-for the groups whose time has come, and beside them takes the oldest that are complete. Hence no group is ever too old,
+A group that was begun after ``v`` updates is learned from after ``v + max_staleness`` at the latest: the learner takes
+the oldest groups that are complete, and waits for others only where they would not find a batch in time. Hence no group is ever too old,
 none is thrown away for having slow tools, which would teach the policy to avoid them, and with ``max_staleness = 0`` it
 is the plain loop: play, learn, play.
 """
@@ -13,7 +13,7 @@ is the plain loop: play, learn, play.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -65,14 +65,13 @@ class Plan:
         return len({t.reward for t in group.scored}) < 2
 
 
-@dataclass
+@dataclass(eq=False)
 class _Place:
     """A place in the order of groups, and what is played there."""
 
     number: int
     begun: int  # updates there had been
     group: Group | None = None
-    cancel: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -114,9 +113,7 @@ class Stream:
         while not self._ready():
             self._changed = anyio.Event()
             await self._changed.wait()
-        due, complete = self._due(), [p for p in self._places if p.group is not None]
-        rest = [p for p in complete if p not in due]
-        chosen = sorted([*due, *rest][: self.plan.tasks], key=lambda p: p.number)
+        chosen = [p for p in self._places if p.group is not None][: self.plan.tasks]
         self._places = [p for p in self._places if p not in chosen]
         batch = Batch([p.group for p in chosen if p.group], self._others, [self.updates - p.begun for p in chosen])
         self.taken, self._redrawn, self._others = self.taken + 1, 0, []
@@ -159,13 +156,18 @@ class Stream:
         place.group = group
         self._changed.set()
 
-    def _due(self) -> list[_Place]:
-        """Those that would be too old for the next step."""
-        return [p for p in self._places if self.updates - p.begun >= self.plan.max_staleness][: self.plan.tasks]
-
     def _ready(self) -> bool:
-        complete = sum(p.group is not None for p in self._places)
-        return complete >= self.plan.tasks and all(p.group is not None for p in self._due())
+        """Whether there is a batch, and what is left can be learned from before it is too old.
+
+        Of the groups begun after ``v`` updates or fewer, ``v + max_staleness - updates`` more batches may be made after
+        this one: whatever does not fit into those has to be in this one.
+        """
+        for begun in {place.begun for place in self._places}:
+            own = [place.group for place in self._places if place.begun <= begun]
+            later = (begun + self.plan.max_staleness - self.updates) * self.plan.tasks
+            if own.count(None) > later:
+                return False
+        return sum(place.group is not None for place in self._places) >= self.plan.tasks
 
 
 @asynccontextmanager

@@ -73,7 +73,7 @@ async def test_where_nothing_may_be_old_it_is_the_plain_loop() -> None:
         assert batch.staleness == [0] * 4
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(0, 3),
@@ -103,7 +103,7 @@ def test_no_group_is_too_old_and_each_is_learned_from_once(
 
 async def test_while_the_learner_learns_others_play_or_nobody_does() -> None:
     for k in (0, 1):
-        play, busy = rollout(seconds=lambda task: 0.02), []
+        play, busy = rollout(seconds=lambda task: 0.04 * (task >= 4)), []
         async with streaming(play, TaskSampler(None, 0), Plan(4, 2, k)) as stream:
             for step in range(3):
                 await stream.take()
