@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 from anyio.from_thread import start_blocking_portal
 
 T = TypeVar("T")
@@ -50,6 +52,19 @@ def run(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         return anyio.run(function, *arguments)
     with start_blocking_portal() as portal:
         return portal.call(function, *arguments)
+
+
+@asynccontextmanager
+async def together() -> AsyncIterator[TaskGroup]:
+    """A task group that raises what the first of its tasks raised, which cancelled the others."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except ExceptionGroup as group:
+        first: Exception = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from first.__cause__
 
 
 async def in_thread(function: Callable[[], T]) -> T:

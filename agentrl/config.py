@@ -68,10 +68,20 @@ class RolloutConfig(Section):
     max_staleness: int = Field(
         0, ge=0, description="updates between a group's beginning and its being learned from; over 0 both overlap"
     )
+    sampler: Literal["order", "difficulty"] = Field(
+        "order", description="difficulty: tasks that are always or never solved come seldom"
+    )
+    curriculum: str | None = Field(
+        None, description="module:function, from the outcomes so far to the options of a reset"
+    )
     dynamic: bool = Field(False, description="groups whose rewards are all the same are played anew, with other tasks")
     redraw: int | None = Field(
         None, ge=0, description="groups a step that may be played anew, lost ones or (dynamic) flat; tasks by default"
     )
+    spare: int = Field(0, ge=0, description="episodes a group begins beyond its size; the last to end are cancelled")
+    branches: int = Field(1, ge=1, description="episodes that one becomes after branch_turn turns, by Env.clone")
+    branch_turn: int = Field(1, ge=0, description="turns before an episode branches")
+    stall_s: float = Field(60.0, gt=0, description="after that long without a turn it is told who waits on what")
     temperature: float = Field(1.0, gt=0, description="of sampling; the learner's logprobs are at the same one")
     max_turns: int | None = Field(None, ge=1, description="turns of an episode; the environment's own by default")
     max_turn_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")
@@ -82,6 +92,12 @@ class RolloutConfig(Section):
     def _nested(self) -> RolloutConfig:
         if self.min_group > self.group_size:
             raise ValueError(f"min_group {self.min_group} is over group_size {self.group_size}: every group is dropped")
+        if self.curriculum is not None and self.sampler != "order":
+            raise ValueError("curriculum and sampler difficulty do not go together")
+        if self.group_size % self.branches:
+            raise ValueError(f"group_size {self.group_size} is no multiple of branches {self.branches}")
+        if self.spare and self.branches > 1:
+            raise ValueError("spare and branches do not go together")
         if self.turn_timeout_s > self.episode_timeout_s:
             raise ValueError("turn_timeout_s is over episode_timeout_s; deadlines nest")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin
@@ -12,6 +12,7 @@ import anyio
 import pydantic
 
 from agentrl import registry
+from agentrl.breaker import breaker_of
 from agentrl.errors import ContractError, ToolError, nearest
 from agentrl.signature import arguments_model, checked, problems
 from agentrl.tool import Tool
@@ -29,6 +30,7 @@ class Env:
     reward_weights: Mapping[str, float] = {}
     shared: Any = None
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
+    running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id
 
     def __init__(self) -> None: ...
 
@@ -54,6 +56,10 @@ class Env:
         """Named rewards of the finished episode; ``None``: does not apply. By default the sum of the steps' rewards."""
         return {"reward": sum(trajectory.step_rewards)}
 
+    def clone(self) -> Env:
+        """A second environment in the same state, for rollouts that branch (``rollout.branches``)."""
+        raise ContractError(f"{type(self).__name__} has no method `clone`, which rollout.branches needs")
+
     async def close(self) -> None:
         """Let go of what this episode held."""
 
@@ -72,11 +78,12 @@ class ToolEnv(Env):
     system_prompt: str = ""
     tools: Sequence[Tool | str] = ()
     call_records: list[CallRecord]
+    running_calls: dict[str, str]
     _turn: int
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # and no __init__, which a subclass may forget to call
         self = super().__new__(cls)
-        self.call_records = []
+        self.call_records, self.running_calls = [], {}
         self._turn = 0
         return self
 
@@ -110,6 +117,7 @@ class ToolEnv(Env):
         """Run one call and write its result, or why there is none, into its place in the row."""
         slot["tool_call_id"], slot["name"] = call.id, call.name
         started, status = anyio.current_time(), "cancelled"
+        self.running_calls[call.id] = call.name
         try:
             slot["content"] = await self._run(call)
             status = "ok"
@@ -119,6 +127,7 @@ class ToolEnv(Env):
             status = getattr(error, "kind", "error")
             raise
         finally:
+            self.running_calls.pop(call.id, None)
             self.call_records.append(CallRecord(self._turn, call.name, status, anyio.current_time() - started))
 
     async def _run(self, call: ToolCall) -> str:
@@ -128,9 +137,11 @@ class ToolEnv(Env):
             raise ToolError(f"unknown tool {call.name!r}; the tools are: {', '.join(self._tools)}")
         tool = self._tools[call.name]
         arguments = tool.check(call.arguments)
-        if (limiter := _limiter(tool)) is None:
-            return await tool(**arguments)
-        async with limiter:
+        async with AsyncExitStack() as held:
+            if (limiter := _limiter(tool)) is not None:
+                await held.enter_async_context(limiter)
+            if tool.breaker is not None:
+                await held.enter_async_context(breaker_of(tool.name, tool.breaker, tool.rest_s).closed())
             return await tool(**arguments)
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
+from agentrl.aside import together
 from agentrl.config import RolloutConfig
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
 from agentrl.engine import Engine
 from agentrl.env import Env, EnvSpec
-from agentrl.errors import ContractError, UserError, WorldFault
+from agentrl.errors import ConfigError, ContractError, UserError, WorldFault
 from agentrl.renderer import Renderer
 from agentrl.types import (
     Fault,
@@ -35,6 +35,7 @@ from agentrl.types import (
     Stop,
     Trajectory,
 )
+from agentrl.waits import Wait
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Limits:
     max_turn_tokens: int = 512
     turn_timeout_s: float = 120.0
     episode_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Branching:
+    """Episodes that share their beginning: after ``turn`` turns one becomes ``branches``, by ``Env.clone``."""
+
+    turn: int
+    branches: int
 
 
 @dataclass
@@ -61,11 +70,22 @@ class Rollout:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     split: str = "train"
     options: Mapping[str, Any] = field(default_factory=dict)
+    branching: Branching | None = None
+    spare: int = 0  # episodes that a group begins beyond its size; whoever has not ended when it is full is cancelled
+    turns: int = 0  # that have ended, of all episodes
+    playing: set[_Episode] = field(default_factory=set)
 
     @classmethod
     def configured(cls, config: RolloutConfig, spec: EnvSpec, engine: Engine, renderer: Renderer, split: str) -> Self:
         limits = Limits(config.max_turns, config.max_turn_tokens, config.turn_timeout_s, config.episode_timeout_s)
-        return cls(spec, engine, renderer, limits, SamplingParams(temperature=config.temperature), split)
+        branching = Branching(config.branch_turn, config.branches) if config.branches > 1 else None
+        sampling = SamplingParams(temperature=config.temperature)
+        return cls(spec, engine, renderer, limits, sampling, split, branching=branching, spare=config.spare)
+
+    def waits(self) -> list[Wait]:
+        """Who waits on what now: one for each episode that is being played."""
+        now = perf_counter()
+        return [Wait(play.waits_on(), now - play.since) for play in self.playing]
 
     async def batch(self, tasks: Sequence[int], size: int, *, seed: int = 0, watch: Watch | None = None) -> list[Group]:
         """Play ``size`` episodes of every task, all at once; the groups in the order of the tasks.
@@ -90,23 +110,64 @@ class Rollout:
                 await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
         return [played[place] for place in range(len(tasks))]
 
-    async def group(self, task: int, size: int, *, seed: int = 0, first: int = 0, watch: Watch | None = None) -> Group:
-        """Play ``size`` episodes of a task, all at once. ``first`` is the number of the first one's dice.
+    async def group(
+        self,
+        task: int,
+        size: int,
+        *,
+        seed: int = 0,
+        first: int = 0,
+        options: Mapping[str, Any] | None = None,
+        watch: Watch | None = None,
+    ) -> Group:
+        """Play ``size`` episodes of a task, all at once.
+
+        Args:
+            first: the number of the first episode's dice.
+            options: for the environment's ``reset``, the same for all.
 
         Raises:
             UserError: the environment, a tool or a reward broke its contract.
         """
         played: dict[int, Trajectory] = {}
 
-        async def play(member: int) -> None:
-            played[member] = await self.episode(task, seed=_mix(seed, task, first + member))
-            if watch is not None:
-                watch(played[member])
+        def ended(member: int, trajectory: Trajectory) -> None:
+            if len(played) < size:
+                played[member] = trajectory
+                if watch is not None:
+                    watch(trajectory)
+            if len(played) == size:
+                players.cancel_scope.cancel()  # whoever was begun to spare
 
+        def begun(member: int) -> _Episode:
+            return _Episode(self, task, _mix(seed, task, first + member), options or {})
+
+        async def alone(member: int) -> None:
+            ended(member, await self._played(begun(member)))
+
+        async def tree(root: int, members: Sequence[int]) -> None:
+            trunk = begun(root)
+            if (early := await self._played(trunk, until=self.branching)) is not None:
+                ended(root, early)  # before it could branch: the others are episodes of their own
+                for member in members:
+                    players.start_soon(alone, member)
+                return
+            forks, trunk.forks = trunk.forks, []  # from here on their own
+            for member, play in zip((root, *members), (trunk, *forks), strict=True):
+                players.start_soon(branch, member, play)
+
+        async def branch(member: int, play: _Episode) -> None:
+            ended(member, await self._played(play))
+
+        everyone = range(size + self.spare)
+        width = self.branching.branches if self.branching else 1
         async with together() as players:
-            for member in range(size):
-                players.start_soon(play, member)
-        return Group(task, tuple(played[m] for m in range(size)))
+            for root in everyone[::width]:
+                if width == 1:
+                    players.start_soon(alone, root)
+                else:
+                    players.start_soon(tree, root, everyone[root + 1 : root + width])
+        return Group(task, tuple(played[m] for m in sorted(played)))
 
     async def episode(self, task: int, *, seed: int = 0) -> Trajectory:
         """Play one episode to its end and score it. The world's failures are in ``Trajectory.fault``, never raised.
@@ -114,10 +175,19 @@ class Rollout:
         Raises:
             UserError: the environment or a tool broke its contract.
         """
-        play = _Episode(self, task, seed)
+        return await self._played(_Episode(self, task, seed, {}))
+
+    @overload
+    async def _played(self, play: _Episode) -> Trajectory: ...
+    @overload
+    async def _played(self, play: _Episode, until: Branching | None) -> Trajectory | None: ...
+    async def _played(self, play: _Episode, until: Branching | None = None) -> Trajectory | None:
+        """What an episode comes to; nothing where it branches before."""
+        self.playing.add(play)
+        branched = False
         try:
             with anyio.move_on_after(self.limits.episode_timeout_s) as deadline:
-                await play.run()
+                branched = await play.run(until)
             if deadline.cancelled_caught:
                 limit = f"over {self.limits.episode_timeout_s:g} s, in {play.where()}"
                 play.end(Stop.TIMEOUT, Fault("episode_timeout", limit))
@@ -132,28 +202,17 @@ class Rollout:
                 Stop.FAULT, Fault(f"env_{_METHOD[play.stage]}", f"{play.where()}: {traceback.format_exc(limit=-4)}")
             )
         finally:
-            await play.close()
-        return play.trajectory()
-
-
-@asynccontextmanager
-async def together() -> AsyncIterator[TaskGroup]:
-    """A task group that raises what the first of its tasks raised, which cancelled the others."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield tasks
-    except ExceptionGroup as group:
-        first: Exception = group
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        raise first from first.__cause__
+            if not branched:
+                self.playing.discard(play)
+                await play.close()
+        return None if branched else play.trajectory()
 
 
 class _Episode:
     """One episode while it is played."""
 
-    def __init__(self, rollout: Rollout, task: int, seed: int) -> None:
-        self.rollout, self.task, self.seed = rollout, task, seed
+    def __init__(self, rollout: Rollout, task: int, seed: int, options: Mapping[str, Any]) -> None:
+        self.rollout, self.task, self.seed, self.options = rollout, task, seed, options
         self.session = f"{task}-{seed:x}-{next(_count)}"
         self.env: Env | None = None
         self.segments: list[Segment] = []
@@ -165,13 +224,37 @@ class _Episode:
         self.fault: Fault | None = None
         self.stage = "reset"
         self.timings: dict[str, float] = defaultdict(float)
-        self.started = perf_counter()
+        self.started = self.since = perf_counter()
+        self.turn = 0
+        self.forks: list[_Episode] = []
 
-    async def run(self) -> None:
+    async def run(self, until: Branching | None = None) -> bool:
+        """Play to the end and score, or to where it branches: then it is true, and ``forks`` are there too."""
+        env = self.env or await self._reset()
+        max_turns = self.rollout.limits.max_turns or env.max_turns
+        while self.turn < max_turns:
+            if until is not None and self.turn == until.turn:
+                with self._stage("clone"):
+                    for number in range(1, until.branches):
+                        self.forks.append(self._fork(env, number))
+                return True
+            goes_on = await self._turn(env, self.turn)
+            self.turn, self.rollout.turns = self.turn + 1, self.rollout.turns + 1
+            if not goes_on:
+                break
+        else:
+            self.stop = Stop.MAX_TURNS
+        with self._stage("score"):
+            scored = await self._bounded(env.score(self.trajectory()))
+            self.rewards = checked_rewards(scored, env)
+        return False
+
+    async def _reset(self) -> Env:
         rollout = self.rollout
         with self._stage("reset"):
             self.env = env = rollout.spec.make()
-            found = await self._bounded(env.reset(seed=self.task, options={"split": rollout.split, **rollout.options}))
+            options = {"split": rollout.split, **rollout.options, **self.options}
+            found = await self._bounded(env.reset(seed=self.task, options=options))
             observation, self.info = checked_reset(found, env)
             tools = [t.schema for t in env.tool_list]
         self._observe(observation, tools)
@@ -181,15 +264,19 @@ class _Episode:
                 f"the prompt of task {self.task} has {len(self.token_ids)} tokens, of {rollout.engine.max_context} "
                 "that the engine can hold",
             )
-        max_turns = rollout.limits.max_turns or env.max_turns
-        for turn in range(max_turns):
-            if not await self._turn(env, turn):
-                break
-        else:
-            self.stop = Stop.MAX_TURNS
-        with self._stage("score"):
-            scored = await self._bounded(env.score(self.trajectory()))
-            self.rewards = checked_rewards(scored, env)
+        return env
+
+    def _fork(self, env: Env, number: int) -> _Episode:
+        """An episode that has come as far as this one, and throws its own dice from here."""
+        fork = _Episode(self.rollout, self.task, _mix(self.seed, number), self.options)
+        fork.env = env.clone()
+        if not isinstance(fork.env, Env) or fork.env is env:
+            raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
+        fork.env.shared = env.shared
+        fork.segments, fork.messages = list(self.segments), list(self.messages)
+        fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
+        fork.timings.update(self.timings)
+        return fork
 
     async def _turn(self, env: Env, turn: int) -> bool:
         """One turn of the model and the world's answer; whether the episode goes on."""
@@ -262,6 +349,7 @@ class _Episode:
     @contextmanager
     def _stage(self, name: str) -> Any:
         self.stage, begun = name, perf_counter()
+        self.since = begun
         try:
             yield
         finally:
@@ -269,6 +357,14 @@ class _Episode:
 
     def _method(self) -> str:
         return f"{self.rollout.spec.cls.__name__}.{_METHOD[self.stage]}" if self.stage in _METHOD else self.stage
+
+    def waits_on(self) -> str:
+        """In the words of a report."""
+        calls = self.env.running_calls if self.env is not None else {}
+        if self.stage == "tools" and calls:
+            names = sorted(set(calls.values()))
+            return f"tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+        return "the engine" if self.stage == "generate" else self._method()
 
     def where(self) -> str:
         return f"{self._method()} of task {self.task}"
@@ -278,6 +374,8 @@ class _Episode:
 
     async def close(self) -> None:
         """Also on cancellation: the environment is closed, and the engine told."""
+        for fork in self.forks:  # that were never played
+            await fork.close()
         self.rollout.engine.end_session(self.session)
         if self.env is None:
             return
@@ -308,7 +406,8 @@ class _Episode:
 
 
 Watch = Callable[[Trajectory], None]
-_METHOD = {"reset": "reset", "tools": "step", "score": "score", "close": "close"}  # the environment's, by stage
+# The environment's methods, by stage.
+_METHOD = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
 _count = iter(range(1 << 62))
 
 
@@ -316,3 +415,18 @@ def _mix(*numbers: int) -> int:
     """One 63-bit seed from several numbers."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def check_deadlines(spec: EnvSpec, turn_timeout_s: float) -> None:
+    """Deadlines nest: a tool's is within the environment's turn, whose own is within the episode's.
+
+    Raises:
+        ConfigError: a tool may take longer than the turn that waits for it.
+    """
+    for t in spec.make().tool_list:
+        if t.longest_s > turn_timeout_s:
+            tries = f"{t.retries + 1} tries of {t.timeout_s:g} s" if t.retries else "its timeout_s"
+            raise ConfigError(
+                f"rollout.turn_timeout_s {turn_timeout_s:g} is under the {t.longest_s:g} s that tool {t.name!r} "
+                f"may take ({tries}); raise it, or lower the tool's"
+            )

@@ -19,7 +19,7 @@ from agentrl.env import EnvSpec
 from agentrl.errors import UserError
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout import Rollout
+from agentrl.rollout import Rollout, check_deadlines
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     config = config.model_copy(update={"engine": chosen(config.engine, loaded.model)})
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config, loaded.model) as engine:
+        check_deadlines(spec, config.rollout.turn_timeout_s)
         yield Session(config, spec, loaded, renderer, engine)
 
 

@@ -5,31 +5,33 @@
     plays     0..7 |  8..11 | 12..15 |       what is learned from in a step was begun one step before at the earliest
 
 A group that was begun after ``v`` updates is learned from after ``v + max_staleness`` at the latest: the learner takes
-the oldest groups that are complete, and waits for others only where they would not find a batch in time. Hence no group is ever too old,
-none is thrown away for having slow tools, which would teach the policy to avoid them, and with ``max_staleness = 0`` it
-is the plain loop: play, learn, play.
+the oldest groups that are complete, and waits for others only where they would not find a batch in time. Hence no group
+is ever too old, none is thrown away for having slow tools, which would teach the policy to avoid them, and with
+``max_staleness = 0`` it is the plain loop: play, learn, play.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from agentrl.rollout import Rollout, Watch, together
+from agentrl.aside import together
+from agentrl.rollout import Rollout, Watch
+from agentrl.tasks import Deal
 from agentrl.types import Group
 
 
 class Sampler(Protocol):
     """Which tasks come next."""
 
-    def take(self, n: int) -> list[int]: ...
+    def deal(self) -> Deal: ...
     def record(self, group: Group) -> None: ...
 
 
@@ -137,16 +139,18 @@ class Stream:
             self._begin(place)
 
     def _begin(self, place: _Place) -> None:
-        (task,) = self.sampler.take(1)
+        task, options = self.sampler.deal()
         step = self.step + place.number // self.plan.tasks + 1
         first = self._dealt[step, task] * self.plan.size  # a task dealt twice gets other dice
         self._dealt[step, task] += 1
-        self.players.start_soon(self._play, place, task, self.seed * 2**31 + step, first)
+        self.players.start_soon(self._play, place, task, self.seed * 2**31 + step, first, options)
 
-    async def _play(self, place: _Place, task: int, seed: int, first: int) -> None:
+    async def _play(self, place: _Place, task: int, seed: int, first: int, options: Mapping[str, Any]) -> None:
         for _ in range(place.number % self.plan.tasks):
             await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
-        group = await self.rollout.group(task, self.plan.size, seed=seed, first=first, watch=self.watch)
+        group = await self.rollout.group(
+            task, self.plan.size, seed=seed, first=first, options=options, watch=self.watch
+        )
         lost = self.plan.is_lost(group)
         if (lost or (self.plan.dynamic and self.plan.is_flat(group))) and self._redrawn < self.plan.most_redrawn:
             self._redrawn += 1

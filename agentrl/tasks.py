@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from agentrl.errors import ContractError
 from agentrl.types import Group
+
+
+class Deal(NamedTuple):
+    """A task, and the options of its reset beside the split."""
+
+    task: int
+    options: Mapping[str, Any]
 
 
 @dataclass
@@ -32,8 +41,20 @@ class TaskSampler:
         self.cursor += n
         return tasks
 
+    def deal(self) -> Deal:
+        """The next task."""
+        (task,) = self.take(1)
+        return Deal(task, {})
+
     def record(self, group: Group) -> None:
         """What came of a task: it changes nothing here."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: JSON."""
+        return {"cursor": self.cursor}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.cursor = state["cursor"]
 
     def _at(self, index: int) -> int:
         if self.count is None:

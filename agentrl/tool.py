@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any, overload
 import anyio
 import docstring_parser
 import pydantic
+from anyio import to_process
 
 from agentrl.aside import Overdue, in_thread, within
 from agentrl.errors import ContractError, ToolError, UserError, WorldFault
@@ -29,6 +31,10 @@ class Tool:
         function: sync functions run in a thread, off the event loop.
         timeout_s: a try that takes longer is given up, and repeated ``retries`` times; then it is the world's fault.
         limit: how many calls may run at once in one run; ``None``: any number.
+        breaker: after that many faults in a row, over all episodes, it is left alone for ``rest_s``; calls fail at once
+            meanwhile. ``None``: never.
+        process: a sync function runs in a process of its own, which ends with its deadline: for what computes long, or
+            cannot be interrupted. It must be importable, and its arguments and result picklable.
         max_chars: a longer result is cut, and says so.
     """
 
@@ -41,8 +47,15 @@ class Tool:
     retries: int = 0
     limit: int | None = None
     max_chars: int = 20_000
+    breaker: int | None = 32
+    rest_s: float = 10.0
+    process: bool = False
 
     def __post_init__(self) -> None:
+        if self.breaker is not None and self.breaker < 1:
+            raise ContractError(f"tool {self.name!r}: breaker is 1 or more, or None; not {self.breaker!r}")
+        if self.process and (self.is_method or inspect.iscoroutinefunction(self.function)):
+            raise ContractError(f"tool {self.name!r}: process is for sync functions of a module, not for methods")
         if not self.timeout_s > 0 or self.retries < 0 or (self.limit is not None and self.limit < 1):
             raise ContractError(
                 f"tool {self.name!r}: timeout_s must be over 0, retries 0 or more, limit 1 or more (or None); "
@@ -58,6 +71,12 @@ class Tool:
     @property
     def is_method(self) -> bool:
         return next(iter(inspect.signature(self.function).parameters), None) == "self"
+
+    @property
+    def longest_s(self) -> float:
+        """How long a call may take, its retries and the pauses between them included."""
+        pauses = sum(_pause(attempt) for attempt in range(self.retries))
+        return self.timeout_s * (self.retries + 1) + pauses
 
     def bind(self, owner: object) -> Tool:
         """The tool of one environment, for functions that take ``self``."""
@@ -100,7 +119,7 @@ class Tool:
                 )
                 fault.__cause__ = error
             if attempt < self.retries:
-                await anyio.sleep(min(0.1 * 2**attempt, 5.0))
+                await anyio.sleep(_pause(attempt))
         raise fault
 
     async def _invoke(self, arguments: dict[str, Any]) -> Any:
@@ -108,6 +127,10 @@ class Tool:
         if inspect.iscoroutinefunction(function):
             return await self.function(**arguments)
         call = partial(self.function, **arguments)
+        if self.process:
+            return await to_process.run_sync(
+                _called, self.function.__module__, self.function.__qualname__, arguments, cancellable=True
+            )
         result = await in_thread(call)
         return await result if isinstance(result, Awaitable) else result
 
@@ -127,6 +150,19 @@ class Tool:
         return str(result)
 
 
+def _pause(attempt: int) -> float:
+    """Seconds before the next try."""
+    return min(0.1 * 2.0**attempt, 5.0)
+
+
+def _called(module: str, name: str, arguments: dict[str, Any]) -> Any:
+    """In another process: the function by its name, since the name in its module is the tool."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return (found.function if isinstance(found, Tool) else found)(**arguments)
+
+
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
@@ -137,6 +173,9 @@ def tool(
     retries: int = ...,
     limit: int | None = ...,
     max_chars: int = ...,
+    breaker: int | None = ...,
+    rest_s: float = ...,
+    process: bool = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool | Callable[..., Tool]:
     """Make a tool of a function: ``@tool`` or ``@tool(timeout_s=5)``.

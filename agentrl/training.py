@@ -6,7 +6,7 @@ import signal
 import threading
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from math import cos, pi
@@ -16,8 +16,11 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from agentrl import aside, metrics
+from agentrl import aside, metrics, registry
+from agentrl.alarms import Alarms
+from agentrl.blocking import blocking_told
 from agentrl.config import LearnerConfig, TrainConfig, dump_toml
+from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
 from agentrl.engine import Sleeper
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
@@ -29,11 +32,13 @@ from agentrl.learner.objective import Objective
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.packing import Advantage, samples
 from agentrl.policy import Policy, resolved
+from agentrl.rollout import Rollout
 from agentrl.run import Run, create
 from agentrl.session import Session, opened
 from agentrl.stream import Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
+from agentrl.waits import Wait, oldest, stalls_told, told
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
@@ -48,6 +53,8 @@ class Watcher:
     def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None: ...
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def interrupted(self) -> None: ...
+    def said(self, text: str) -> None: ...
+    def waiting(self, text: str) -> None: ...
 
 
 def train(
@@ -56,6 +63,7 @@ def train(
     *,
     tokenizer: Any = None,
     env_settings: Mapping[str, Any] | None = None,
+    curriculum: Curriculum | None = None,
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -67,6 +75,7 @@ def train(
             trained in place.
         tokenizer: of a loaded model; found by its name by default.
         env_settings: the environment's own settings.
+        curriculum: of the outcomes so far to the options of the next task's ``reset``.
         settings: as in a config file: ``steps=200, learner={"lr": 2e-6}, run={"dir": "runs/x"}``.
 
     Raises:
@@ -75,18 +84,31 @@ def train(
     spec = EnvSpec(env, **(env_settings or {}))
     named = {"name": spec.name, **spec.settings}
     config, loaded = resolved({"env": named, **settings}, model, tokenizer)
-    return run_config(config, spec, watcher or Watcher(), loaded)
+    return run_config(config, spec, watcher or Watcher(), loaded, curriculum)
 
 
-def run_config(config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: Policy | None = None) -> dict[str, Any]:
-    return aside.run(_train, config, spec, watcher, loaded)
+def run_config(
+    config: TrainConfig,
+    spec: EnvSpec,
+    watcher: Watcher,
+    loaded: Policy | None = None,
+    curriculum: Curriculum | None = None,
+) -> dict[str, Any]:
+    if config.rollout.curriculum is not None:
+        curriculum = registry.imported("rollout.curriculum", config.rollout.curriculum)
+    return aside.run(_train, config, spec, watcher, loaded, curriculum)
 
 
-async def _train(config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: Policy | None) -> dict[str, Any]:
-    async with opened(config, spec, loaded) as session, _interrupts(watcher) as stop:
+async def _train(
+    config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: Policy | None, curriculum: Curriculum | None
+) -> dict[str, Any]:
+    async with opened(config, spec, loaded) as session, _interrupts(watcher) as stop, AsyncExitStack() as watched:
         run = create(config.run.dir, spec.name, dump_toml(session.config))
         watcher.started(session, run)
-        training = _Training(session, run, watcher)
+        training = _Training(session, run, watcher, curriculum)
+        watched.enter_context(blocking_told(watcher.said))
+        await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
+        await watched.enter_async_context(_told_on_signal(training, watcher))
         before = await training.measure(0, config.eval.final_tasks)
         async with training.streaming() as stream:
             for step in range(1, config.steps + 1):
@@ -118,6 +140,7 @@ class _Training:
     session: Session
     run: Run
     watcher: Watcher
+    curriculum: Curriculum | None = None
     steps: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -153,7 +176,18 @@ class _Training:
         self.advantage = advantage_of(c)
         self.rollout = self.session.rollout("train")
         self.busy = self.session.engine.meter.busy_s
-        self.tasks = TaskSampler(self.session.spec.make().count("train"), config.seed)
+        env = self.session.spec.make()
+        self.tasks = _sampler(config, env.count("train"), self.curriculum)
+        self.alarms = Alarms(tools=bool(env.tool_list))
+        self.measuring: Rollout | None = None
+
+    @property
+    def turns(self) -> int:
+        """Turns that have ended, in training and in measuring."""
+        return self.rollout.turns + (self.measuring.turns if self.measuring else 0)
+
+    def waits(self) -> list[Wait]:
+        return [*self.rollout.waits(), *(self.measuring.waits() if self.measuring else ())]
 
     def streaming(self) -> AbstractAsyncContextManager[Stream]:
         r = self.session.config.rollout
@@ -169,6 +203,8 @@ class _Training:
         groups = [*taken.groups, *taken.others]
         rolled = perf_counter()
         self._check_alive(groups)
+        for text in self.alarms.look(groups):
+            self.watcher.said(text)
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
         kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
@@ -202,7 +238,8 @@ class _Training:
 
     async def measure(self, step: int, wanted: int) -> Comparison:
         """Sampled and greedy reward on held-out tasks: the same tasks each time."""
-        rollout, seed = self.session.rollout("test"), self.session.config.seed
+        self.measuring = rollout = self.session.rollout("test")
+        seed = self.session.config.seed
         tasks = held_out(self.session.spec, wanted)
         self.watcher.phase("measure", 2 * len(tasks))
         sampled, played = await measure(rollout, tasks, seed=seed, watch=self.watcher.episode)
@@ -261,6 +298,13 @@ class _Training:
                 self.faults[kind] = self.faults.get(kind, 0) + int(n)
 
 
+def _sampler(config: TrainConfig, count: int | None, curriculum: Curriculum | None) -> TaskSampler:
+    if curriculum is not None:
+        return CurriculumSampler(count, config.seed, curriculum=curriculum)
+    kind = {"order": TaskSampler, "difficulty": DifficultySampler}[config.rollout.sampler]
+    return kind(count, config.seed)
+
+
 def advantage_of(c: LearnerConfig) -> Advantage:
     """The function that the settings name, with what they say of it."""
     if c.advantage in ADVANTAGES:
@@ -291,6 +335,31 @@ def _telling(before: Comparison, after: Comparison | None) -> tuple[list[Message
     pairs = list(zip(before.played, after.played, strict=True))
     gain = max(pairs, key=lambda pair: (pair[1].reward or 0.0) - (pair[0].reward or 0.0))
     return list(gain[0].messages), list(gain[1].messages)
+
+
+@asynccontextmanager
+async def _told_on_signal(training: _Training, watcher: Watcher) -> AsyncIterator[None]:
+    """On SIGUSR1 it is said who waits on what; now and then the watcher is told so too."""
+
+    async def listen() -> None:
+        with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
+            async for _ in signals:
+                watcher.said(told(training.waits()))
+
+    async def tell() -> None:
+        while True:
+            await anyio.sleep(1.0)
+            waits = training.waits()
+            watcher.waiting(told(waits) if oldest(waits) > 2.0 else "")
+
+    async with aside.together() as tasks:
+        if hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
+            tasks.start_soon(listen)
+        tasks.start_soon(tell)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -77,6 +77,8 @@ class LiveTable(Watcher):
         self.rewards: list[float] = []
         self.held_out: list[tuple[int, Measurement, Measurement]] = []
         self.note = ""
+        self.waits = ""
+        self.told: list[str] = []
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         )
@@ -105,6 +107,12 @@ class LiveTable(Watcher):
     def interrupted(self) -> None:
         self.note = "Ctrl-C: finishing this step, then saving. Again to leave now."
 
+    def said(self, text: str) -> None:
+        self.told.append(text)
+
+    def waiting(self, text: str) -> None:
+        self.waits = text
+
     def __rich__(self) -> RenderableType:
         table = Table(*COLUMNS, box=None, header_style="bold cyan")
         for column in table.columns:
@@ -118,6 +126,9 @@ class LiveTable(Watcher):
             shown = "   ".join(_held(*m) for m in self.held_out[-6:])
             parts.append(Text(f"held-out reward, sampled/greedy:  {shown}"))
         parts.append(self.progress)
+        if self.waits:
+            parts.append(Text(self.waits, style="dim"))
+        parts += [Text(text, style="yellow") for text in self.told[-4:]]
         if self.note:
             parts.append(Text(self.note, style="yellow"))
         return Group(*parts)
@@ -144,6 +155,9 @@ class PlainLines(Watcher):
     def step(self, step: int, values: Mapping[str, float]) -> None:
         row = [f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells(step, values)[1:], strict=True) if cell]
         self._say(f"step {step}/{self.steps}  " + "  ".join(row))
+
+    def said(self, text: str) -> None:
+        self._say(text)
 
     def interrupted(self) -> None:
         self._say("Ctrl-C: finishing this step, then saving. Again to leave now.")

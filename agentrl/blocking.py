@@ -1,0 +1,82 @@
+"""Is the event loop held up, and by whom? Code that does not await stops every episode, and the engine with them.
+
+A thread looks whether the loop still turns. Where it does not, the loop's own stack says in which function it is: the
+innermost one that belongs neither to Python, nor to a library, nor to agentrl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+
+LIMIT_S = 0.25
+_OTHERS = tuple(
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parent),
+        "<",  # frozen modules
+    }
+)
+
+
+@contextmanager
+def blocking_told(tell: Callable[[str], None], limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Inside, ``tell`` is called, in the loop, for each function that held it up that long, once a function.
+
+    To be entered where the loop runs.
+    """
+    watch = _Watch(asyncio.get_running_loop(), tell, limit_s)
+    watch.beat()
+    thread = threading.Thread(target=watch.look, name="agentrl loop watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+        thread.join()
+
+
+class _Watch:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None], limit_s: float) -> None:
+        self.loop, self.tell, self.limit_s = loop, tell, limit_s
+        self.ident = threading.get_ident()
+        self.over = threading.Event()
+        self.beaten = perf_counter()
+        self.culprit: str | None = None  # of the block that lasts
+        self.known: set[str] = set()
+
+    def beat(self) -> None:
+        """In the loop: it turns."""
+        now, culprit = perf_counter(), self.culprit
+        held, self.beaten, self.culprit = now - self.beaten, now, None
+        if culprit is not None and culprit not in self.known:
+            self.known.add(culprit)
+            self.tell(
+                f"the event loop was held up for {held:.1f} s by {culprit}; every episode waits meanwhile: make it "
+                "await, or a sync tool, which runs in a thread"
+            )
+        if not self.over.is_set():
+            self.loop.call_later(self.limit_s / 4, self.beat)
+
+    def look(self) -> None:
+        """In the thread."""
+        while not self.over.wait(self.limit_s / 4):
+            if perf_counter() - self.beaten > self.limit_s and self.culprit is None:
+                frame = sys._current_frames().get(self.ident)
+                self.culprit = _named(frame) if frame is not None else None
+
+
+def _named(frame: FrameType) -> str:
+    """The innermost function of a user's; the innermost of all where there is none."""
+    inner, at = frame, frame
+    while at is not None and at.f_code.co_filename.startswith(_OTHERS):
+        at = at.f_back  # type: ignore[assignment]
+    found = at or inner
+    return f"{found.f_code.co_qualname} ({Path(found.f_code.co_filename).name}:{found.f_lineno})"
