@@ -1,0 +1,42 @@
+"""Silence is an alarm, told once."""
+
+from __future__ import annotations
+
+from agentrl.alarms import STEPS, Alarms
+from agentrl.types import CallRecord, Fault, Group, Message, Stop, Trajectory
+
+
+def group(*rewards: float, calls: int = 1, says: str = "", fault: Fault | None = None, called: bool = False) -> Group:
+    message: Message = {"role": "assistant", "content": says}
+    records = (CallRecord(0, "search", "ok", 0.0),) * calls
+    made = [Trajectory(0, (), (message,), Stop.TERMINATED, {"r": r}, calls=records, fault=fault) for r in rewards]
+    return Group(0, tuple(made))
+
+
+def test_tools_that_are_never_called() -> None:
+    alarms = Alarms(tools=True)
+    assert [alarms.look([group(0.0, 1.0, calls=0)]) for _ in range(STEPS + 1)] == [
+        *[[]] * (STEPS - 1),
+        [f"tools are offered, and no call was made in {STEPS} steps (2 episodes each)"],
+        [],
+    ]
+    assert not any(Alarms(tools=False).look([group(0.0, 1.0, calls=0)]) for _ in range(STEPS))
+    mixed = Alarms(tools=True)
+    assert not any(mixed.look([group(0.0, 1.0, calls=n % 2)]) for n in range(3 * STEPS))
+
+
+def test_a_constant_reward() -> None:
+    alarms = Alarms(tools=False)
+    told = [alarms.look([group(0.5, 0.5), group(0.5)]) for _ in range(STEPS)]
+    assert told[-1] == [f"every episode of {STEPS} steps was worth 0.5: nothing is learned"]
+    varying = Alarms(tools=False)
+    assert not any(varying.look([group(float(n), float(n))]) for n in range(3 * STEPS))
+    assert not any(Alarms(tools=False).look([group(0.0, 1.0)]) for _ in range(STEPS))
+    assert not any(Alarms(tools=False).look([group(0.0, fault=Fault("x", ""))]) for _ in range(STEPS))
+
+
+def test_calls_that_were_not_read() -> None:
+    for text in ('[TOOL_CALLS] [{"name": "a"}]', "<function=search>", '```json\n{"name": "a", "arguments": {}}```'):
+        (told,) = Alarms(tools=True).look([group(*[0.0, 1.0] * 8, says=f"Now: {text}")])
+        assert told.startswith("16 of 16 turns look like calls that were not read: 'Now: ")
+    assert not Alarms(tools=True).look([group(*[0.0, 1.0] * 8, says="The name is Bond.")])

@@ -1,0 +1,134 @@
+"""Episodes that share their beginning, and groups that begin more episodes than they need."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory
+from agentrl.learner.advantage import dr_grpo
+from agentrl.learner.forest import grow
+from agentrl.learner.packing import samples
+from agentrl.rollout import Branching, Rollout
+from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
+from agentrl.types import Completion, Observation
+
+
+class Walk(Env):
+    """Remembers every word; worth how many it heard are odd."""
+
+    open = 0
+
+    def __init__(self, length: int = 4, seconds: float = 0.0, broken: int = 0) -> None:
+        self.length, self.seconds, self.broken = length, seconds, broken
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        type(self).open += 1
+        self.heard: list[str] = []
+        return "walk " * 10, {}
+
+    async def step(self, action: Reply) -> Step:
+        self.heard.append(action.content)
+        await anyio.sleep(self.seconds)
+        return Step(f"at {len(self.heard)}", 0.0, len(self.heard) == self.length, False, {})
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        assert len(self.heard) == trajectory.turns
+        return {"odd": float(sum(int(word) % 2 for word in self.heard))}
+
+    def clone(self) -> Env:
+        if self.broken:
+            self.broken -= 1
+            if not self.broken:
+                raise RuntimeError("no room")
+        type(self).open += 1
+        return copy.deepcopy(self)
+
+    async def close(self) -> None:
+        type(self).open -= 1
+
+
+class Dice(ScriptedEngine):
+    """Says a number of its dice; as slow as the script says of it."""
+
+    def __init__(self, seconds: Any = lambda said: 0.0) -> None:
+        super().__init__([""])
+        self.seconds = seconds
+
+    async def generate(self, token_ids: Any, params: Any, *, session: str) -> Any:
+        word = params.seed % 997
+        await anyio.sleep(self.seconds(word))
+        ids = (*str(word).encode(), STOP)
+        return Completion(ids, (-0.5,) * len(ids), (0,) * len(ids), "stop")
+
+
+def played(size: int, *, turn: int = 2, branches: int = 2, **env: Any) -> Any:
+    rollout = Rollout(EnvSpec(Walk, **env), Dice(), ByteRenderer(), branching=Branching(turn, branches))
+    group = anyio.run(rollout.group, 0, size)
+    assert Walk.open == 0
+    assert not rollout.playing
+    return group
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 3))
+def test_branches_share_their_beginning_and_nothing_else(trees: int, branches: int, turn: int) -> None:
+    group = played(trees * branches, turn=turn, branches=branches)
+    words = [[m["content"] for m in t.messages if m["role"] == "assistant"] for t in group]
+    assert all(len(own) == 4 for own in words)
+    for tree in range(trees):
+        own = words[tree * branches : (tree + 1) * branches]
+        assert len({tuple(w[:turn]) for w in own}) == 1
+        assert len({tuple(w) for w in own}) == branches
+    assert len({tuple(w[:1]) for w in words}) == (trees if turn else trees * branches)
+    for t, own in zip(group, words, strict=True):
+        assert t.reward == sum(int(str(w)) % 2 for w in own)
+
+
+def test_what_branches_share_goes_through_the_model_once() -> None:
+    group = played(8, turn=3, branches=8)
+    rows = samples([group], dr_grpo)
+    if len(rows) > 1:
+        shared = 10 * 5 + 3 * 8
+        assert (
+            len(grow(sorted(r.token_ids for r in rows)).token_ids)
+            < sum(len(r.token_ids) for r in rows) - (len(rows) - 1) * shared
+        )
+
+
+def test_an_episode_that_ends_before_has_others_in_its_place() -> None:
+    group = played(4, turn=3, branches=4, length=2)
+    assert len(group.trajectories) == 4
+    assert len({tuple(t.token_ids) for t in group}) == 4
+
+
+def test_a_clone_that_fails_is_the_world_s_fault() -> None:
+    group = played(3, turn=1, branches=3, broken=2)  # the second of two
+    kinds = [t.fault.kind if t.fault else None for t in group]
+    assert kinds == ["env_clone", None, None]
+
+
+async def test_an_environment_that_cannot_be_cloned_is_told() -> None:
+    class Plain(Walk):
+        clone = Env.clone
+
+    rollout = Rollout(EnvSpec(Plain), Dice(), ByteRenderer(), branching=Branching(1, 2))
+    with pytest.raises(ContractError, match=r"Plain has no method `clone`, which rollout\.branches needs"):
+        await rollout.group(0, 2)
+    assert Plain.open == 0
+
+
+async def test_with_episodes_to_spare_the_slowest_are_cancelled() -> None:
+    said: list[Trajectory] = []
+    rollout = Rollout(EnvSpec(Walk), Dice(lambda word: 30.0 if word % 3 == 0 else 0.0), ByteRenderer(), spare=30)
+    with anyio.fail_after(10):
+        group = await rollout.group(0, 4, watch=said.append)
+    assert len(group.trajectories) == len(said) == 4
+    assert not any(int(m["content"]) % 3 == 0 for t in group for m in t.messages if m["role"] == "assistant")
+    assert Walk.open == 0

@@ -1,0 +1,129 @@
+"""A tool that fails again and again is left alone for a while; a computing one runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl import ContractError, EnvSpec, ToolEnv, ToolError, Trajectory, UserError, WorldFault, tool
+from agentrl.breaker import Breaker
+from agentrl.rollout import Rollout, check_deadlines
+from agentrl.testing import ByteRenderer, ScriptedEngine, call
+from agentrl.types import Observation
+
+
+async def used(breaker: Breaker, outcome: Exception | None = None) -> None:
+    async with breaker.closed():
+        if outcome is not None:
+            raise outcome
+
+
+async def test_open_after_so_many_faults_in_a_row_and_one_tries_after_a_rest() -> None:
+    breaker = Breaker("search", 3, 0.05)
+    for error in (ValueError(), ToolError("no"), ValueError(), ValueError(), ValueError()):  # a no is an answer
+        with pytest.raises(type(error)):
+            await used(breaker, error)
+    with pytest.raises(WorldFault, match="'search' failed 3 times in a row, and is left alone"):
+        await used(breaker)
+    await anyio.sleep(0.06)
+    with pytest.raises(ValueError, match="again"):
+        await used(breaker, ValueError("again"))
+    with pytest.raises(WorldFault, match="4 times"):
+        await used(breaker)
+    await anyio.sleep(0.06)
+    async with breaker.closed():
+        with pytest.raises(WorldFault):  # one is trying
+            await used(breaker)
+    await used(breaker)
+    assert breaker.failed == 0
+
+
+calls = 0
+
+
+@tool(breaker=4, rest_s=60)
+async def dead(query: str) -> str:
+    """Never answers."""
+    global calls
+    calls += 1
+    raise ConnectionError("refused")
+
+
+class Asking(ToolEnv):
+    tools = (dead,)
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        return self.ask("?"), {}
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        return {"r": 0.0}
+
+
+async def test_all_episodes_of_a_run_know_of_it() -> None:
+    play = Rollout(EnvSpec(Asking), ScriptedEngine([call("dead", query="a")]), ByteRenderer())
+    kinds = [(await play.episode(0, seed=n)).fault for n in range(7)]
+    assert [f.kind for f in kinds if f] == ["tool_error"] * 4 + ["tool_open"] * 3
+    assert calls == 4
+
+
+@tool(process=True, timeout_s=30)
+def elsewhere(seconds: float) -> int:
+    """Compute in another process."""
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@tool(process=True, timeout_s=0.5)
+def forever() -> int:
+    """Cannot be interrupted."""
+    while True:
+        pass
+
+
+async def test_what_computes_runs_in_a_process_that_ends_with_its_deadline() -> None:
+    assert int(await elsewhere(seconds=0.0)) != os.getpid()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await anyio.sleep(0.01)
+            ticks += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        with anyio.fail_after(20), pytest.raises(WorldFault, match=r"took over 0\.5 s"):
+            await forever()
+        tasks.cancel_scope.cancel()
+    assert ticks > 10
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ContractError, match="breaker is 1 or more, or None; not 0"):
+        tool(breaker=0)(lambda: None)
+
+    async def waits() -> None: ...
+
+    with pytest.raises(ContractError, match="process is for sync functions"):
+        tool(process=True)(waits)
+
+
+def test_deadlines_that_do_not_nest_are_told_at_the_start() -> None:
+    @tool(timeout_s=50, retries=2)
+    async def slow() -> str:
+        """Slow."""
+        return ""
+
+    class Slow(Asking):
+        tools = (slow,)
+
+    with pytest.raises(
+        UserError, match=r"turn_timeout_s 120 is under the 150.3 s .*'slow' may take \(3 tries of 50 s\)"
+    ):
+        check_deadlines(EnvSpec(Slow), 120.0)
+    check_deadlines(EnvSpec(Slow), 151.0)
