@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl import lora, policy
-from agentrl.allocator import keep_freed_memory
+from agentrl.allocator import garbage_sought_seldom, keep_freed_memory
 from agentrl.config import EngineConfig, TrainConfig
 from agentrl.engine import OpenEngine
 from agentrl.engines import launch
@@ -49,7 +49,8 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config, loaded.model) as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
-        yield Session(config, spec, loaded, renderer, engine)
+        with garbage_sought_seldom():
+            yield Session(config, spec, loaded, renderer, engine)
 
 
 def chosen(e: EngineConfig, model: Any) -> EngineConfig:

@@ -1,7 +1,10 @@
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from agentrl.allocator import garbage_sought_seldom
 
 SCRIPT = """
 import resource, sys
@@ -26,3 +29,12 @@ def faults(how: str) -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_large_temporaries_are_made_of_the_same_pages() -> None:
     assert faults("keep") * 5 < faults("give back")
+
+
+def test_garbage_is_sought_seldom_and_then_as_before() -> None:
+    before = gc.get_threshold()
+    with garbage_sought_seldom():
+        assert gc.get_threshold()[0] > before[0]
+        assert gc.get_freeze_count() > 1000
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
