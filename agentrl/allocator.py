@@ -1,6 +1,6 @@
 """Memory's habits. Training makes and drops the same large temporaries at every operation: where each is given back to
-the system and asked for again, up to a tenth of a small model's time goes into clearing pages. And thousands of episodes
-are many objects: where Python looks through all of them as often as it does by default, a quarter of the time is gone.
+the system and asked for again, up to a tenth of a small model's time goes into clearing pages. And thousands of
+episodes are many objects: where Python looks through all of them as often as by default, a quarter of the time is gone.
 """
 
 from __future__ import annotations

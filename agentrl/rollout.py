@@ -18,6 +18,7 @@ from typing import Any, Self, overload
 import anyio
 import anyio.lowlevel
 
+from agentrl.admission import Admission
 from agentrl.aside import together
 from agentrl.config import RolloutConfig
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
@@ -75,12 +76,17 @@ class Rollout:
     turns: int = 0  # that have ended, of all episodes
     playing: set[_Episode] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.engine.capacity)
+
     @classmethod
     def configured(cls, config: RolloutConfig, spec: EnvSpec, engine: Engine, renderer: Renderer, split: str) -> Self:
         limits = Limits(config.max_turns, config.max_turn_tokens, config.turn_timeout_s, config.episode_timeout_s)
-        branching = Branching(config.branch_turn, config.branches) if config.branches > 1 else None
-        sampling = SamplingParams(temperature=config.temperature)
-        return cls(spec, engine, renderer, limits, sampling, split, branching=branching, spare=config.spare)
+        rollout = cls(spec, engine, renderer, limits, SamplingParams(temperature=config.temperature), split)
+        if split == "train":
+            rollout.spare = config.spare
+            rollout.branching = Branching(config.branch_turn, config.branches) if config.branches > 1 else None
+        return rollout
 
     def waits(self) -> list[Wait]:
         """Who waits on what now: one for each episode that is being played."""
@@ -143,11 +149,15 @@ class Rollout:
             return _Episode(self, task, _mix(seed, task, first + member), options or {})
 
         async def alone(member: int) -> None:
-            ended(member, await self._played(begun(member)))
+            async with self.admission.place():
+                trajectory = await self._played(begun(member))
+            ended(member, trajectory)
 
         async def tree(root: int, members: Sequence[int]) -> None:
             trunk = begun(root)
-            if (early := await self._played(trunk, until=self.branching)) is not None:
+            async with self.admission.place():
+                early = await self._played(trunk, until=until(len(members)))
+            if early is not None:
                 ended(root, early)  # before it could branch: the others are episodes of their own
                 for member in members:
                     players.start_soon(alone, member)
@@ -155,6 +165,9 @@ class Rollout:
             forks, trunk.forks = trunk.forks, []  # from here on their own
             for member, play in zip((root, *members), (trunk, *forks), strict=True):
                 players.start_soon(branch, member, play)
+
+        def until(others: int) -> Branching | None:
+            return Branching(self.branching.turn, 1 + others) if self.branching and others else None
 
         async def branch(member: int, play: _Episode) -> None:
             ended(member, await self._played(play))
@@ -238,7 +251,10 @@ class _Episode:
                     for number in range(1, until.branches):
                         self.forks.append(self._fork(env, number))
                 return True
+            engine_s, begun = self.timings["generate"], perf_counter()
             goes_on = await self._turn(env, self.turn)
+            engine_s = self.timings["generate"] - engine_s
+            self.rollout.admission.took(engine_s, perf_counter() - begun - engine_s)
             self.turn, self.rollout.turns = self.turn + 1, self.rollout.turns + 1
             if not goes_on:
                 break

@@ -9,6 +9,7 @@ import tomllib
 import venv
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.cli import main
@@ -35,6 +36,15 @@ def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("env", ["my_env.py:Ledger", "my_tool.py:Convert"])
 def test_environments(env: str) -> None:
     assert main(["train", "--env", f"{EXAMPLES}/{env}", *SMALL]) == 0
+
+
+def test_step_rewards_branches_and_a_curriculum() -> None:
+    ahead = ["--learner.advantage", "gigpo", "--rollout.branches", "2", "--rollout.max_staleness", "1"]
+    words = ["--env", f"{EXAMPLES}/warmer.py:Warmer", "--rollout.curriculum", f"{EXAMPLES}/warmer.py:harder", *ahead]
+    assert main(["train", *words, *SMALL, "--steps", "2"]) == 0
+    rows = pq.read_table("runs/last/trajectories/train-000001.parquet").to_pylist()
+    assert all(len(row["step_rewards"]) >= 1 for row in rows)
+    assert any(len(set(row["advantages"])) > 1 for row in rows)
 
 
 def test_the_plugin_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

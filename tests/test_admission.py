@@ -1,0 +1,62 @@
+"""As many episodes as keep the engine full, first come, first served."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from agentrl.admission import SLACK, Admission
+
+
+async def test_slow_tools_let_more_in() -> None:
+    admission = Admission(8)
+    assert admission.limit == 8 * SLACK
+    admission.took(0.1, 0.3)
+    assert admission.limit == 8 * 4 * SLACK
+    for _ in range(1000):
+        admission.took(0.1, 0.1)
+    assert admission.limit == pytest.approx(8 * 2 * SLACK, abs=1)
+
+
+async def test_nobody_is_let_in_over_the_limit_and_the_first_come_first() -> None:
+    admission, order, most = Admission(2), [], 0
+
+    async def episode(number: int) -> None:
+        nonlocal most
+        async with admission.place():
+            order.append(number)
+            most = max(most, admission.inside)
+            await anyio.sleep(0.002 * (number % 3))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(episode, number)
+    assert order == list(range(40))
+    assert most <= admission.limit == 3
+    assert admission.inside == 0
+
+
+async def test_who_is_cancelled_gives_the_place_on() -> None:
+    admission = Admission(1)
+    limit = admission.limit
+    async with anyio.create_task_group() as tasks:
+        held = [admission.place() for _ in range(limit)]
+        for place in held:
+            await place.__aenter__()
+        entered: list[int] = []
+
+        async def wait(number: int) -> None:
+            async with admission.place():
+                entered.append(number)
+
+        with anyio.move_on_after(0.02):
+            await wait(0)
+        tasks.start_soon(wait, 1)
+        await anyio.sleep(0.01)
+        assert not entered
+        await held[0].__aexit__(None, None, None)
+        await anyio.sleep(0.01)
+        assert entered == [1]
+        for place in held[1:]:
+            await place.__aexit__(None, None, None)
+    assert admission.inside == 0
