@@ -40,17 +40,23 @@ class Session:
 async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Session]:
     """Load and start what the config names. Raises UserError where something cannot be."""
     keep_freed_memory()
-    loaded = loaded or policy.load(config.model, config.dtype, config.lora.quantize)
-    if config.lora.rank is not None:
-        loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
-    if config.lora.quantize and not lora.has_adapter(loaded.model):
-        raise UserError("lora.quantize: weights in 4 bits are not trained themselves; give lora.rank too")
+    loaded = made_policy(config, loaded)
     config = config.model_copy(update={"engine": chosen(config.engine, loaded.model)})
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config, loaded.model) as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
         with garbage_sought_seldom():
             yield Session(config, spec, loaded, renderer, engine)
+
+
+def made_policy(config: TrainConfig, loaded: Policy | None = None) -> Policy:
+    """The policy that the config names, or the one given, with the adapter that the config wants."""
+    loaded = loaded or policy.load(config.model, config.dtype, config.lora.quantize)
+    if config.lora.rank is not None:
+        loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
+    if config.lora.quantize and not lora.has_adapter(loaded.model):
+        raise UserError("lora.quantize: weights in 4 bits are not trained themselves; give lora.rank too")
+    return loaded
 
 
 def chosen(e: EngineConfig, model: Any) -> EngineConfig:

@@ -31,10 +31,11 @@ from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.objective import Objective
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.packing import Advantage, samples
+from agentrl.learner.ranks import Ranks, joined
 from agentrl.policy import Policy, resolved
 from agentrl.rollout import Rollout
 from agentrl.run import Run, create
-from agentrl.session import Session, opened
+from agentrl.session import Session, made_policy, opened
 from agentrl.stream import Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
@@ -94,18 +95,42 @@ def run_config(
     loaded: Policy | None = None,
     curriculum: Curriculum | None = None,
 ) -> dict[str, Any]:
+    ranks = joined()
+    try:
+        if ranks.follows:
+            return _follow(config, spec, loaded, ranks)
+        return aside.run(_train, config, spec, watcher, loaded, _named(config, curriculum), ranks)
+    finally:
+        if not ranks.follows:
+            ranks.tell(None)
+        ranks.leave()
+
+
+def _follow(config: TrainConfig, spec: EnvSpec, loaded: Policy | None, ranks: Ranks) -> dict[str, Any]:
+    """One of the learner's further processes: it only learns."""
+    policy = made_policy(config, loaded)
+    _learner(config, spec, policy, ranks).follow()
+    return {}
+
+
+def _named(config: TrainConfig, curriculum: Curriculum | None) -> Curriculum | None:
     if config.rollout.curriculum is not None:
         curriculum = registry.imported("rollout.curriculum", config.rollout.curriculum)
-    return aside.run(_train, config, spec, watcher, loaded, curriculum)
+    return curriculum
 
 
 async def _train(
-    config: TrainConfig, spec: EnvSpec, watcher: Watcher, loaded: Policy | None, curriculum: Curriculum | None
+    config: TrainConfig,
+    spec: EnvSpec,
+    watcher: Watcher,
+    loaded: Policy | None,
+    curriculum: Curriculum | None,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     async with opened(config, spec, loaded) as session, _interrupts(watcher) as stop, AsyncExitStack() as watched:
         run = create(config.run.dir, spec.name, dump_toml(session.config))
         watcher.started(session, run)
-        training = _Training(session, run, watcher, curriculum)
+        training = _Training(session, run, watcher, curriculum, ranks)
         watched.enter_context(blocking_told(watcher.said))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
         await watched.enter_async_context(_told_on_signal(training, watcher))
@@ -140,7 +165,8 @@ class _Training:
     session: Session
     run: Run
     watcher: Watcher
-    curriculum: Curriculum | None = None
+    curriculum: Curriculum | None
+    ranks: Ranks
     steps: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -148,32 +174,9 @@ class _Training:
     faults: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        config, model = self.session.config, self.session.policy.model
-        c = config.learner
-        optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
-        turns = config.rollout.max_turns or self.session.spec.cls.max_turns
-        longest = turns * config.rollout.max_turn_tokens
-        if c.correction == "sequence_mask" and longest > LONG:
-            warnings.warn(
-                f"learner.correction sequence_mask leaves out whole rows, and ever more of them the longer they are "
-                f"(here up to {longest:,} tokens): at a mismatch of 0.02 nats a token a tenth of those of 2,000; "
-                "geometric_mask goes by the mean",
-                stacklevel=2,
-            )
-        loss = LossSettings(
-            **{name: getattr(c, name) for name in OBJECTIVE},
-            temperature=config.rollout.temperature,
-            max_grad_norm=c.max_grad_norm,
-            updates=c.updates,
-            packing=c.packing,
-            token_budget=c.token_budget,
-            threads=c.threads,
-            longest=longest,
-            ref_sync_steps=c.ref_sync_steps,
-            gradient_checkpointing=c.gradient_checkpointing,
-        )
-        self.learner = Learner(model, optimizers, loss)
-        self.advantage = advantage_of(c)
+        config = self.session.config
+        self.learner = _learner(config, self.session.spec, self.session.policy, self.ranks)
+        self.advantage = advantage_of(config.learner)
         self.rollout = self.session.rollout("train")
         self.busy = self.session.engine.meter.busy_s
         env = self.session.spec.make()
@@ -303,6 +306,33 @@ def _sampler(config: TrainConfig, count: int | None, curriculum: Curriculum | No
         return CurriculumSampler(count, config.seed, curriculum=curriculum)
     kind = {"order": TaskSampler, "difficulty": DifficultySampler}[config.rollout.sampler]
     return kind(count, config.seed)
+
+
+def _learner(config: TrainConfig, spec: EnvSpec, policy: Policy, ranks: Ranks) -> Learner:
+    c, model = config.learner, policy.model
+    optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
+    turns = config.rollout.max_turns or spec.cls.max_turns
+    longest = turns * config.rollout.max_turn_tokens
+    if c.correction == "sequence_mask" and longest > LONG:
+        warnings.warn(
+            f"learner.correction sequence_mask leaves out whole rows, and ever more of them the longer they are "
+            f"(here up to {longest:,} tokens): at a mismatch of 0.02 nats a token a tenth of those of 2,000; "
+            "geometric_mask goes by the mean",
+            stacklevel=2,
+        )
+    loss = LossSettings(
+        **{name: getattr(c, name) for name in OBJECTIVE},
+        temperature=config.rollout.temperature,
+        max_grad_norm=c.max_grad_norm,
+        updates=c.updates,
+        packing=c.packing,
+        token_budget=c.token_budget,
+        threads=c.threads,
+        longest=longest,
+        ref_sync_steps=c.ref_sync_steps,
+        gradient_checkpointing=c.gradient_checkpointing,
+    )
+    return Learner(model, optimizers, loss, ranks)
 
 
 def advantage_of(c: LearnerConfig) -> Advantage:

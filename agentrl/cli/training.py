@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -31,6 +32,11 @@ def main(words: Sequence[str]) -> int:
     config = configured(*settings.layers(words))
     spec = settings.spec_of(config.env)
     console = Console()
+    if int(os.environ.get("RANK", "0")):  # a further process of the learner: it says nothing
+        from agentrl.training import Watcher, run_config
+
+        run_config(config, spec, Watcher())
+        return 0
     with loading(console):  # torch: after whatever can be wrong with the words
         from agentrl.cli.watch import watcher
         from agentrl.training import run_config

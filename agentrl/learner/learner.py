@@ -19,6 +19,7 @@ from agentrl.learner.logprobs import causal_lm, output_head, token_logprobs
 from agentrl.learner.loss import Tokens, uncertain
 from agentrl.learner.objective import Measures, Objective, objective
 from agentrl.learner.packing import MicroBatch
+from agentrl.learner.ranks import Ranks
 from agentrl.learner.reduction import REDUCTIONS
 from agentrl.learner.states import PADDED, PREFIX, Packing, difference
 from agentrl.lora import has_adapter
@@ -49,8 +50,16 @@ class Learner:
     pass is made for them.
     """
 
-    def __init__(self, policy: Any, optimizers: Sequence[torch.optim.Optimizer], settings: LossSettings) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        optimizers: Sequence[torch.optim.Optimizer],
+        settings: LossSettings,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.policy, self.settings, self.version = policy, settings, 0
+        self.ranks, self._share = ranks or Ranks(), 1.0
+        self.ranks.agree(policy.parameters())
         self._optimizers = list(optimizers)
         self._head = output_head(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
@@ -60,14 +69,24 @@ class Learner:
 
     def set_lr(self, share: float) -> None:
         """Set every learning rate to a share of what it was at the start."""
+        self._share = share
         for optimizer, lrs in zip(self._optimizers, self._base_lrs, strict=True):
             for group, lr in zip(optimizer.param_groups, lrs, strict=True):
                 group["lr"] = lr * share
+
+    def follow(self) -> None:
+        """Learn from what the first process tells, to its end."""
+        while (told := self.ranks.heard()) is not None:
+            share, rows = told
+            self.set_lr(share)
+            self.update(rows)
 
     def update(self, rows: Sequence[Sample]) -> dict[str, float]:
         """Learn from a batch; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
         if not rows:
             return {}
+        if not self.ranks.follows:
+            self.ranks.tell((self._share, list(rows)))
         s = self.settings
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
         lengths = [sum(r.loss_mask) for r in rows]
@@ -77,15 +96,18 @@ class Learner:
         acting = self._find_uncertain(packing, batches, seen) if s.top_entropy_quantile < 1.0 else float(sum(lengths))
         measures, total = Measures(), 0.0
         for _ in range(s.updates):
-            for batch, known in zip(batches, seen, strict=True):
+            for batch, known in self.ranks.own([*zip(batches, seen, strict=True)]):
                 with packing.held(causal_lm(self.policy)), self._recomputing():
                     loss, measured = self._loss(packing, batch, known, acting)
                     loss.backward()  # type: ignore[no-untyped-call]
                 measures.add(measured)
                 total += float(loss.detach())
             norm = self._step()
+        everyone, measures = self.ranks.gathered((total, measures)), Measures()
+        for _, own in everyone:
+            measures.add(own)
         return {
-            "loss": total / s.updates,
+            "loss": sum(loss for loss, _ in everyone) / s.updates,
             "grad_norm": norm,
             "trained_tokens": float(sum(lengths)),
             "trained_rows": float(len(rows)),
@@ -106,6 +128,7 @@ class Learner:
 
     def _step(self) -> float:
         """One step of the optimizers, unless a gradient is not finite: a NaN in the policy cannot be taken back."""
+        self.ranks.add_up(self.policy.parameters())
         parameters = [p for p in self.policy.parameters() if p.grad is not None]
         norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
         for optimizer in self._optimizers:
