@@ -6,12 +6,9 @@ of the segments so far; what the model sampled is never encoded again.
 
 from __future__ import annotations
 
-import hashlib
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Self, overload
 
@@ -21,40 +18,21 @@ import anyio.lowlevel
 from agentrl.admission import Admission
 from agentrl.aside import together
 from agentrl.config import RolloutConfig
-from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
 from agentrl.engine import Engine
-from agentrl.env import Env, EnvSpec
-from agentrl.errors import ConfigError, ContractError, UserError, WorldFault
+from agentrl.env import EnvSpec
+from agentrl.episode import METHODS, Branching, Episode, Limits, mixed
+from agentrl.errors import ConfigError, UserError, WorldFault
 from agentrl.renderer import Renderer
 from agentrl.types import (
     Fault,
     Group,
-    Message,
-    Observation,
     SamplingParams,
-    Segment,
     Stop,
     Trajectory,
 )
 from agentrl.waits import Wait
 
-
-@dataclass(frozen=True)
-class Limits:
-    """How far an episode may go. Deadlines nest: a tool's < the environment's turn < the episode's."""
-
-    max_turns: int | None = None  # None: the environment's own
-    max_turn_tokens: int = 512
-    turn_timeout_s: float = 120.0
-    episode_timeout_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Branching:
-    """Episodes that share their beginning: after ``turn`` turns one becomes ``branches``, by ``Env.clone``."""
-
-    turn: int
-    branches: int
+Watch = Callable[[Trajectory], None]
 
 
 @dataclass
@@ -74,7 +52,7 @@ class Rollout:
     branching: Branching | None = None
     spare: int = 0  # episodes that a group begins beyond its size; whoever has not ended when it is full is cancelled
     turns: int = 0  # that have ended, of all episodes
-    playing: set[_Episode] = field(default_factory=set)
+    playing: set[Episode] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine.capacity)
@@ -145,8 +123,8 @@ class Rollout:
             if len(played) == size:
                 players.cancel_scope.cancel()  # whoever was begun to spare
 
-        def begun(member: int) -> _Episode:
-            return _Episode(self, task, _mix(seed, task, first + member), options or {})
+        def begun(member: int) -> Episode:
+            return Episode(self, task, mixed(seed, task, first + member), options or {})
 
         async def alone(member: int) -> None:
             async with self.admission.place():
@@ -169,7 +147,7 @@ class Rollout:
         def until(others: int) -> Branching | None:
             return Branching(self.branching.turn, 1 + others) if self.branching and others else None
 
-        async def branch(member: int, play: _Episode) -> None:
+        async def branch(member: int, play: Episode) -> None:
             ended(member, await self._played(play))
 
         everyone = range(size + self.spare)
@@ -188,13 +166,13 @@ class Rollout:
         Raises:
             UserError: the environment or a tool broke its contract.
         """
-        return await self._played(_Episode(self, task, seed, {}))
+        return await self._played(Episode(self, task, seed, {}))
 
     @overload
-    async def _played(self, play: _Episode) -> Trajectory: ...
+    async def _played(self, play: Episode) -> Trajectory: ...
     @overload
-    async def _played(self, play: _Episode, until: Branching | None) -> Trajectory | None: ...
-    async def _played(self, play: _Episode, until: Branching | None = None) -> Trajectory | None:
+    async def _played(self, play: Episode, until: Branching | None) -> Trajectory | None: ...
+    async def _played(self, play: Episode, until: Branching | None = None) -> Trajectory | None:
         """What an episode comes to; nothing where it branches before."""
         self.playing.add(play)
         branched = False
@@ -209,228 +187,16 @@ class Rollout:
         except WorldFault as fault:
             play.end(Stop.FAULT, Fault(fault.kind, str(fault)))
         except Exception:  # the other of the two boundaries: around an episode
-            if play.stage not in _METHOD:
+            if play.stage not in METHODS:
                 raise  # the engine and the renderer are ours
             play.end(
-                Stop.FAULT, Fault(f"env_{_METHOD[play.stage]}", f"{play.where()}: {traceback.format_exc(limit=-4)}")
+                Stop.FAULT, Fault(f"env_{METHODS[play.stage]}", f"{play.where()}: {traceback.format_exc(limit=-4)}")
             )
         finally:
             if not branched:
                 self.playing.discard(play)
                 await play.close()
         return None if branched else play.trajectory()
-
-
-class _Episode:
-    """One episode while it is played."""
-
-    def __init__(self, rollout: Rollout, task: int, seed: int, options: Mapping[str, Any]) -> None:
-        self.rollout, self.task, self.seed, self.options = rollout, task, seed, options
-        self.session = f"{task}-{seed:x}-{next(_count)}"
-        self.env: Env | None = None
-        self.segments: list[Segment] = []
-        self.messages: list[Message] = []
-        self.step_rewards: list[float] = []
-        self.rewards: Mapping[str, float | None] = {}
-        self.info: dict[str, Any] = {}
-        self.stop = Stop.FAULT
-        self.fault: Fault | None = None
-        self.stage = "reset"
-        self.timings: dict[str, float] = defaultdict(float)
-        self.started = self.since = perf_counter()
-        self.turn = 0
-        self.forks: list[_Episode] = []
-
-    async def run(self, until: Branching | None = None) -> bool:
-        """Play to the end and score, or to where it branches: then it is true, and ``forks`` are there too."""
-        env = self.env or await self._reset()
-        max_turns = self.rollout.limits.max_turns or env.max_turns
-        while self.turn < max_turns:
-            if until is not None and self.turn == until.turn:
-                with self._stage("clone"):
-                    for number in range(1, until.branches):
-                        self.forks.append(self._fork(env, number))
-                return True
-            engine_s, begun = self.timings["generate"], perf_counter()
-            goes_on = await self._turn(env, self.turn)
-            engine_s = self.timings["generate"] - engine_s
-            self.rollout.admission.took(engine_s, perf_counter() - begun - engine_s)
-            self.turn, self.rollout.turns = self.turn + 1, self.rollout.turns + 1
-            if not goes_on:
-                break
-        else:
-            self.stop = Stop.MAX_TURNS
-        with self._stage("score"):
-            scored = await self._bounded(env.score(self.trajectory()))
-            self.rewards = checked_rewards(scored, env)
-        return False
-
-    async def _reset(self) -> Env:
-        rollout = self.rollout
-        with self._stage("reset"):
-            self.env = env = rollout.spec.make()
-            options = {"split": rollout.split, **rollout.options, **self.options}
-            found = await self._bounded(env.reset(seed=self.task, options=options))
-            observation, self.info = checked_reset(found, env)
-            tools = [t.schema for t in env.tool_list]
-        self._observe(observation, tools)
-        if len(self.token_ids) >= rollout.engine.max_context:
-            raise WorldFault(
-                "prompt_too_long",
-                f"the prompt of task {self.task} has {len(self.token_ids)} tokens, of {rollout.engine.max_context} "
-                "that the engine can hold",
-            )
-        return env
-
-    def _fork(self, env: Env, number: int) -> _Episode:
-        """An episode that has come as far as this one, and throws its own dice from here."""
-        fork = _Episode(self.rollout, self.task, _mix(self.seed, number), self.options)
-        fork.env = env.clone()
-        if not isinstance(fork.env, Env) or fork.env is env:
-            raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
-        fork.env.shared = env.shared
-        fork.segments, fork.messages = list(self.segments), list(self.messages)
-        fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
-        fork.timings.update(self.timings)
-        return fork
-
-    async def _turn(self, env: Env, turn: int) -> bool:
-        """One turn of the model and the world's answer; whether the episode goes on."""
-        rollout = self.rollout
-        with self._stage("generate"):
-            context = self.token_ids
-            room = min(rollout.limits.max_turn_tokens, rollout.engine.max_context - len(context))
-            if room <= 0:
-                self.stop = Stop.MAX_TOKENS
-                return False
-            stops = tuple(rollout.renderer.get_stop_token_ids())
-            params = replace(
-                rollout.sampling,
-                max_tokens=room,
-                stop_token_ids=stops,
-                seed=_mix(self.seed, turn, rollout.sampling.seed),
-            )
-            done = await rollout.engine.generate(context, params, session=self.session)
-            self.segments.append(Segment("model", done.token_ids, done.logprobs, done.versions))
-            reply = rollout.renderer.parse_response(done.token_ids)
-            self.messages.append(reply.message())
-        if done.stop_reason == "length":
-            self.stop = Stop.MAX_TOKENS
-            return False
-        with self._stage("tools"):
-            step = checked_step(await self._bounded(env.step(reply)), env)
-            tools = [t.schema for t in env.tool_list]
-        self.step_rewards.append(float(step.reward))
-        self.info |= step.info
-        if step.terminated or step.truncated:
-            self.stop = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
-            self.messages.extend(as_messages(step.observation))
-            return False
-        self._observe(step.observation, tools)
-        return True
-
-    def _observe(self, observation: Observation, tools: Sequence[dict[str, Any]]) -> None:
-        """Append what the world said: the prompt at first, later a segment that extends the context."""
-        messages = as_messages(observation)
-        self.messages.extend(messages)
-        renderer = self.rollout.renderer
-        with self._stage("render"):
-            if not self.segments:
-                self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
-                return
-            context, completion = self.token_ids, self.segments[-1].token_ids
-            prompt = context[: len(context) - len(completion)]
-            extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
-            if extended[: len(context)] != context:
-                raise ContractError("the renderer changed tokens that were already in the context")
-            self.segments.append(Segment("world", tuple(extended[len(context) :])))
-
-    async def _bounded(self, call: Any) -> Any:
-        """Await an environment's method under the turn's deadline."""
-        if not hasattr(call, "__await__"):
-            raise ContractError(f"{self._method()} must be `async def`; it returned {call!r:.80}")
-        try:
-            with anyio.fail_after(self.rollout.limits.turn_timeout_s) as scope:
-                return await call
-        except TimeoutError:
-            if scope.cancel_called:
-                limit = self.rollout.limits.turn_timeout_s
-                raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s") from None
-            raise WorldFault(f"env_{_METHOD[self.stage]}", f"{self.where()} raised TimeoutError") from None
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [t for s in self.segments for t in s.token_ids]
-
-    @contextmanager
-    def _stage(self, name: str) -> Any:
-        self.stage, begun = name, perf_counter()
-        self.since = begun
-        try:
-            yield
-        finally:
-            self.timings[name] += perf_counter() - begun
-
-    def _method(self) -> str:
-        return f"{self.rollout.spec.cls.__name__}.{_METHOD[self.stage]}" if self.stage in _METHOD else self.stage
-
-    def waits_on(self) -> str:
-        """In the words of a report."""
-        calls = self.env.running_calls if self.env is not None else {}
-        if self.stage == "tools" and calls:
-            names = sorted(set(calls.values()))
-            return f"tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
-        return "the engine" if self.stage == "generate" else self._method()
-
-    def where(self) -> str:
-        return f"{self._method()} of task {self.task}"
-
-    def end(self, stop: Stop, fault: Fault) -> None:
-        self.stop, self.fault = stop, fault
-
-    async def close(self) -> None:
-        """Also on cancellation: the environment is closed, and the engine told."""
-        for fork in self.forks:  # that were never played
-            await fork.close()
-        self.rollout.engine.end_session(self.session)
-        if self.env is None:
-            return
-        self.stage = "close"
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._bounded(self.env.close())
-            except UserError:
-                raise
-            except Exception as error:  # belongs to the boundary around an episode
-                if self.fault is None:
-                    self.end(Stop.FAULT, Fault("env_close", f"{self.where()}: {type(error).__name__}: {error}"))
-
-    def trajectory(self) -> Trajectory:
-        return Trajectory(
-            task=self.task,
-            segments=tuple(self.segments),
-            messages=tuple(self.messages),
-            stop=self.stop,
-            rewards=dict(self.rewards),
-            weights=dict(self.env.reward_weights) if self.env else {},
-            step_rewards=tuple(self.step_rewards),
-            timings={**self.timings, "total": perf_counter() - self.started},
-            calls=tuple(self.env.call_records) if self.env else (),
-            fault=self.fault,
-            info=dict(self.info),
-        )
-
-
-Watch = Callable[[Trajectory], None]
-# The environment's methods, by stage.
-_METHOD = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
-_count = iter(range(1 << 62))
-
-
-def _mix(*numbers: int) -> int:
-    """One 63-bit seed from several numbers."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def check_deadlines(spec: EnvSpec, turn_timeout_s: float) -> None:

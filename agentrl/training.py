@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, fields
 from functools import partial
 from math import cos, pi
 from time import perf_counter, process_time
 from typing import Any
 
-import anyio
 from anyio import to_thread
 
 from agentrl import aside, metrics, registry
@@ -39,23 +36,11 @@ from agentrl.session import Session, made_policy, opened
 from agentrl.stream import Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
-from agentrl.waits import Wait, oldest, stalls_told, told
+from agentrl.waits import Wait, stalls_told
+from agentrl.watching import Watcher, interrupts, told_on_signal
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
-
-
-class Watcher:
-    """Is told what happens, and does nothing: the command line's live table is one that does."""
-
-    def started(self, session: Session, run: Run) -> None: ...
-    def phase(self, name: str, episodes: int) -> None: ...
-    def episode(self, trajectory: Trajectory) -> None: ...
-    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None: ...
-    def step(self, step: int, values: Mapping[str, float]) -> None: ...
-    def interrupted(self) -> None: ...
-    def said(self, text: str) -> None: ...
-    def waiting(self, text: str) -> None: ...
 
 
 def train(
@@ -127,13 +112,13 @@ async def _train(
     curriculum: Curriculum | None,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    async with opened(config, spec, loaded) as session, _interrupts(watcher) as stop, AsyncExitStack() as watched:
+    async with opened(config, spec, loaded) as session, interrupts(watcher) as stop, AsyncExitStack() as watched:
         run = create(config.run.dir, spec.name, dump_toml(session.config))
         watcher.started(session, run)
         training = _Training(session, run, watcher, curriculum, ranks)
         watched.enter_context(blocking_told(watcher.said))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
-        await watched.enter_async_context(_told_on_signal(training, watcher))
+        await watched.enter_async_context(told_on_signal(training, watcher))
         before = await training.measure(0, config.eval.final_tasks)
         async with training.streaming() as stream:
             for step in range(1, config.steps + 1):
@@ -365,59 +350,3 @@ def _telling(before: Comparison, after: Comparison | None) -> tuple[list[Message
     pairs = list(zip(before.played, after.played, strict=True))
     gain = max(pairs, key=lambda pair: (pair[1].reward or 0.0) - (pair[0].reward or 0.0))
     return list(gain[0].messages), list(gain[1].messages)
-
-
-@asynccontextmanager
-async def _told_on_signal(training: _Training, watcher: Watcher) -> AsyncIterator[None]:
-    """On SIGUSR1 it is said who waits on what; now and then the watcher is told so too."""
-
-    async def listen() -> None:
-        with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
-            async for _ in signals:
-                watcher.said(told(training.waits()))
-
-    async def tell() -> None:
-        while True:
-            await anyio.sleep(1.0)
-            waits = training.waits()
-            watcher.waiting(told(waits) if oldest(waits) > 2.0 else "")
-
-    async with aside.together() as tasks:
-        if hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
-            tasks.start_soon(listen)
-        tasks.start_soon(tell)
-        try:
-            yield
-        finally:
-            tasks.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def _interrupts(watcher: Watcher) -> AsyncIterator[anyio.Event]:
-    """Ctrl-C once sets the event: finish the step, save, leave. Twice: leave now."""
-    stop = anyio.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # signals belong to the main thread
-        return
-    leave = False
-
-    async def listen() -> None:
-        nonlocal leave
-        with anyio.open_signal_receiver(signal.SIGINT) as signals:
-            async for _ in signals:
-                if stop.is_set():
-                    leave = True
-                    tasks.cancel_scope.cancel()
-                    return
-                stop.set()
-                watcher.interrupted()
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listen)
-            yield stop
-            tasks.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-    if leave:
-        raise KeyboardInterrupt

@@ -43,9 +43,10 @@ from rich.table import Table
 from agentrl import policy, tool
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import EnvSpec
+from agentrl.episode import Limits
 from agentrl.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout import Limits, Rollout
+from agentrl.rollout import Rollout
 from agentrl.types import Group, Observation, Reply, Step
 
 LATENCIES = {"none": (0.0, 0.0), "200 ms": (0.2, 0.0), "log-normal": (0.5, 1.0)}  # mean seconds, sigma

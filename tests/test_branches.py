@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory
+from agentrl.episode import Branching
 from agentrl.learner.advantage import dr_grpo
 from agentrl.learner.forest import grow
 from agentrl.learner.packing import samples
-from agentrl.rollout import Branching, Rollout
+from agentrl.rollout import Rollout
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Observation
 

@@ -16,7 +16,8 @@ import pytest
 from agentrl_envs.prompts import Prompts
 
 from agentrl import EnvSpec, Trajectory, UserError
-from agentrl.rollout import Limits, Rollout
+from agentrl.episode import Limits
+from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 from agentrl.types import Stop
 

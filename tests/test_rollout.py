@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Env, EnvSpec, Reply, Step, Tool, ToolEnv, ToolError, Trajectory, WorldFault, tool
-from agentrl.rollout import Limits, Rollout
+from agentrl.episode import Limits
+from agentrl.rollout import Rollout
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call, text_of
 from agentrl.types import Completion, Observation, SamplingParams, Stop
 

@@ -10,9 +10,10 @@ import anyio
 import pytest
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, metrics, tool
+from agentrl.episode import Limits
 from agentrl.learner.advantage import Scored
 from agentrl.learner.packing import samples
-from agentrl.rollout import Limits, Rollout
+from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation, SamplingParams, Stop
 

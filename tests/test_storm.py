@@ -21,8 +21,9 @@ import anyio
 import pytest
 
 from agentrl import EnvSpec, Reply, Step, ToolEnv, ToolError, Trajectory, WorldFault, tool
+from agentrl.episode import Limits
 from agentrl.learner.advantage import grpo
-from agentrl.rollout import Limits, Rollout
+from agentrl.rollout import Rollout
 from agentrl.stream import Plan, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.testing import ByteRenderer, ScriptedEngine, call

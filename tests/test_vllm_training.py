@@ -19,7 +19,8 @@ pytest.importorskip("vllm")
 
 from agentrl import policy
 from agentrl.engines.serving import Server, Serving
-from agentrl.training import Watcher, train
+from agentrl.training import train
+from agentrl.watching import Watcher
 
 pytestmark = pytest.mark.vllm
 SETTINGS: dict[str, Any] = {

@@ -33,7 +33,8 @@ def main(words: Sequence[str]) -> int:
     spec = settings.spec_of(config.env)
     console = Console()
     if int(os.environ.get("RANK", "0")):  # a further process of the learner: it says nothing
-        from agentrl.training import Watcher, run_config
+        from agentrl.training import run_config
+        from agentrl.watching import Watcher
 
         run_config(config, spec, Watcher())
         return 0

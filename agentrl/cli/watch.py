@@ -15,8 +15,8 @@ from agentrl.config import TrainConfig
 from agentrl.evaluation import Measurement
 from agentrl.run import Run
 from agentrl.session import Session
-from agentrl.training import Watcher
 from agentrl.types import Trajectory
+from agentrl.watching import Watcher
 
 BARS = "▁▂▃▄▅▆▇█"
 ROWS = 12  # steps shown at once

@@ -1,0 +1,89 @@
+"""Whoever watches a run: is told what happens, and may end it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agentrl.aside import together
+from agentrl.types import Trajectory
+from agentrl.waits import Playing, oldest, told
+
+if TYPE_CHECKING:
+    from agentrl.evaluation import Measurement
+    from agentrl.run import Run
+    from agentrl.session import Session
+
+
+class Watcher:
+    """Is told what happens, and does nothing: the command line's live table is one that does."""
+
+    def started(self, session: Session, run: Run) -> None: ...
+    def phase(self, name: str, episodes: int) -> None: ...
+    def episode(self, trajectory: Trajectory) -> None: ...
+    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None: ...
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def interrupted(self) -> None: ...
+    def said(self, text: str) -> None: ...
+    def waiting(self, text: str) -> None: ...
+
+
+@asynccontextmanager
+async def told_on_signal(playing: Playing, watcher: Watcher) -> AsyncIterator[None]:
+    """On SIGUSR1 it is said who waits on what; now and then the watcher is told so too."""
+
+    async def listen() -> None:
+        with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
+            async for _ in signals:
+                watcher.said(told(playing.waits()))
+
+    async def tell() -> None:
+        while True:
+            await anyio.sleep(1.0)
+            waits = playing.waits()
+            watcher.waiting(told(waits) if oldest(waits) > 2.0 else "")
+
+    async with together() as tasks:
+        if hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
+            tasks.start_soon(listen)
+        tasks.start_soon(tell)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def interrupts(watcher: Watcher) -> AsyncIterator[anyio.Event]:
+    """Ctrl-C once sets the event: finish the step, save, leave. Twice: leave now."""
+    stop = anyio.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals belong to the main thread
+        return
+    leave = False
+
+    async def listen() -> None:
+        nonlocal leave
+        with anyio.open_signal_receiver(signal.SIGINT) as signals:
+            async for _ in signals:
+                if stop.is_set():
+                    leave = True
+                    tasks.cancel_scope.cancel()
+                    return
+                stop.set()
+                watcher.interrupted()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            yield stop
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+    if leave:
+        raise KeyboardInterrupt
