@@ -12,7 +12,7 @@ is ever too old, none is thrown away for having slow tools, which would teach th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ class Stream:
     _admitted: int = 0
     _redrawn: int = 0  # in this batch
     _others: list[Group] = field(default_factory=list)
-    _dealt: Counter[tuple[int, int]] = field(default_factory=Counter)  # how often a task was dealt, by step
+    _dealt: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))  # tasks, by step
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
     async def take(self) -> Batch:
@@ -121,6 +121,9 @@ class Stream:
         self.taken, self._redrawn, self._others = self.taken + 1, 0, []
         for group in batch.groups:
             self.sampler.record(group)
+        oldest = min((self._step_of(p) for p in self._places), default=self._step_of(chosen[-1]) + 1)
+        for step in [s for s in self._dealt if s < oldest]:
+            del self._dealt[step]
         return batch
 
     def advance(self) -> None:
@@ -140,10 +143,13 @@ class Stream:
 
     def _begin(self, place: _Place) -> None:
         task, options = self.sampler.deal()
-        step = self.step + place.number // self.plan.tasks + 1
-        first = self._dealt[step, task] * self.plan.size  # a task dealt twice gets other dice
-        self._dealt[step, task] += 1
+        step = self._step_of(place)
+        first = self._dealt[step][task] * self.plan.size  # a task dealt twice gets other dice
+        self._dealt[step][task] += 1
         self.players.start_soon(self._play, place, task, self.seed * 2**31 + step, first, options)
+
+    def _step_of(self, place: _Place) -> int:
+        return self.step + place.number // self.plan.tasks + 1
 
     async def _play(self, place: _Place, task: int, seed: int, first: int, options: Mapping[str, Any]) -> None:
         for _ in range(place.number % self.plan.tasks):
