@@ -7,15 +7,17 @@ import contextvars
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.from_thread import start_blocking_portal
+from anyio.lowlevel import RunVar
 
 T = TypeVar("T")
 GRACE_S = 1.0  # to clean up after a deadline
+THREADS = 128
 
 
 class Overdue(Exception):
@@ -67,9 +69,21 @@ async def together() -> AsyncIterator[TaskGroup]:
         raise first from first.__cause__
 
 
+# One run is one event loop. A thread that nobody waits for any more holds its place until it ends.
+_places = RunVar[asyncio.Semaphore]("agentrl_threads")
+
+
 async def in_thread(function: Callable[[], T]) -> T:
-    """Call a sync function off the event loop. A cancelled caller does not wait for it, nor does the process's end."""
-    future: Future[T] = Future()
+    """Call a sync function off the event loop, ``THREADS`` of them at once.
+
+    A cancelled caller does not wait for it, nor does the process's end.
+    """
+    try:
+        places = _places.get()
+    except LookupError:
+        _places.set(places := asyncio.Semaphore(THREADS))
+    await places.acquire()
+    loop, future = asyncio.get_running_loop(), Future[T]()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
@@ -78,6 +92,9 @@ async def in_thread(function: Callable[[], T]) -> T:
             future.set_result(context.run(function))
         except BaseException as error:
             future.set_exception(error)
+        finally:
+            with suppress(RuntimeError):  # the loop is over
+                loop.call_soon_threadsafe(places.release)
 
     threading.Thread(target=work, name="agentrl function", daemon=True).start()
     return await asyncio.wrap_future(future)

@@ -32,3 +32,29 @@ def test_what_it_raises_is_raised() -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(cell())
+
+
+async def test_so_many_threads_at_once_and_a_hung_one_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "THREADS", 3)
+    now, most, over = 0, 0, threading.Event()
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        over.wait(0.02)
+        with lock:
+            now -= 1
+
+    await asyncio.gather(*(aside.in_thread(work) for _ in range(12)))
+    assert most == 3
+    hung = threading.Event()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(aside.in_thread(hung.wait), 0.01)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(aside.in_thread(work), 0.05)
+    hung.set()
+    await asyncio.wait_for(aside.in_thread(work), 5)
