@@ -229,6 +229,14 @@ class RunConfig(Section):
     """The run folder."""
 
     dir: str | None = Field(None, description="runs/DATE-TIME-ENV by default")
+    resume: bool = Field(False, description="a run that the folder holds goes on from its newest checkpoint")
+    save_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
+
+    @pydantic.model_validator(mode="after")
+    def _placed(self) -> RunConfig:
+        if self.resume and self.dir is None:
+            raise ValueError("resume needs dir, the run's folder")
+        return self
 
 
 class TrainConfig(Section):
@@ -240,12 +248,25 @@ class TrainConfig(Section):
     chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
     seed: int = Field(0, ge=0, lt=2**31)
     steps: int = Field(100, ge=1)
+    deterministic: bool = Field(
+        False, description="the same bits each time, killed in between or not; many times slower"
+    )
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _repeatable(self) -> TrainConfig:
+        if self.deterministic and self.engine.name not in ("auto", "transformers"):
+            raise ValueError(f"deterministic is for the embedded engine; engine {self.engine.name} mixes its batches")
+        if self.deterministic and self.rollout.max_staleness:
+            raise ValueError(
+                "deterministic and rollout.max_staleness do not go together: what is how old is up to time"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _one_reference(self) -> TrainConfig:

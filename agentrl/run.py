@@ -9,10 +9,12 @@ summary.json      before and after
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -64,6 +66,7 @@ class Run:
     """A run folder, open for writing."""
 
     folder: Path
+    lock: Any = None  # held as long as this is
 
     def log(self, metrics: dict[str, Any]) -> None:
         """A line; a number that is not finite is null, as JSON has none."""
@@ -85,23 +88,49 @@ class Run:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
         aside.replace(target)
 
+    def close(self) -> None:
+        """Others may be at the folder."""
+        if self.lock is not None:
+            self.lock.close()
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after a step: a run that goes on from there says it again."""
+        metrics = self.folder / "metrics.jsonl"
+        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        aside = metrics.with_suffix(".part")
+        aside.write_text("".join(kept), encoding="utf-8")
+        aside.replace(metrics)
+        for file in (self.folder / "trajectories").glob("*-*.parquet"):
+            if int(file.stem.rpartition("-")[2]) > step:
+                file.unlink()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         text = utf8(json.dumps(summary, indent=2, ensure_ascii=False))
         (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
 
 
-def create(folder: str | None, env: str, config_toml: str) -> Run:
+def create(folder: str | None, env: str, config_toml: str, *, resume: bool = False) -> Run:
     """Make the folder, ``runs/DATE-TIME-ENV`` by default, and point ``runs/last`` to it.
 
+    Args:
+        resume: a run that the folder holds already goes on.
+
     Raises:
-        UserError: it cannot be written, or holds a run already.
+        UserError: it cannot be written, another process is at it, or it holds a run already, of other settings.
     """
     word = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
     path = Path(folder) if folder else _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{word}")
     try:
         path.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path)
         if (path / "metrics.jsonl").exists() or (path / "config.toml").exists():
-            raise UserError(f"run folder {str(path)!r} holds a run already; give another --run.dir")
+            if not resume:
+                raise UserError(
+                    f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
+                    f"agentrl train --resume {path}"
+                )
+            _check_same(path, config_toml)
         (path / "config.toml").write_text(config_toml, encoding="utf-8")
         (path / "trajectories").mkdir(exist_ok=True)
         _point_last(path)
@@ -109,7 +138,40 @@ def create(folder: str | None, env: str, config_toml: str) -> Run:
         raise UserError(
             f"cannot write the run folder {str(path)!r}: {error.strerror}; give another --run.dir"
         ) from None
-    return Run(path)
+    return Run(path, lock)
+
+
+FREE = ("steps", "run", "eval")  # what may be other when a run goes on
+
+
+def _check_same(path: Path, config_toml: str) -> None:
+    """Raises UserError where the run has other settings, with the difference."""
+    before, now = (_flat(tomllib.loads(text)) for text in ((path / "config.toml").read_text("utf-8"), config_toml))
+    names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in FREE)
+    other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
+    if other:
+        raise UserError(
+            f"the run in {str(path)!r} has other settings: {'; '.join(other)}; to begin anew from its model: "
+            f"--model {path} and another --run.dir"
+        )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def _locked(path: Path) -> Any:
+    """The folder for this process alone, until it ends. Raises UserError where another one has it."""
+    lock = (path / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UserError(f"another process is at the run in {str(path)!r}") from None
+    return lock
 
 
 def _unused(path: Path) -> Path:

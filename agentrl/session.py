@@ -59,11 +59,11 @@ def made_policy(config: TrainConfig, loaded: Policy | None = None) -> Policy:
     return loaded
 
 
-def chosen(e: EngineConfig, model: Any) -> EngineConfig:
+def chosen(e: EngineConfig, model: Any, *, embedded: bool = False) -> EngineConfig:
     """The settings with an engine's own name. On the CPU the embedded one is as fast, and starts at once."""
     if e.name != "auto":
         return e
-    vllm = model.device.type == "cuda" and launch.installed()
+    vllm = model.device.type == "cuda" and launch.installed() and not embedded
     return e.model_copy(update={"name": "vllm" if vllm else "transformers"})
 
 

@@ -12,11 +12,11 @@ is ever too old, none is thrown away for having slow tools, which would teach th
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -67,6 +67,14 @@ class Plan:
         return len({t.reward for t in group.scored}) < 2
 
 
+class Dealt(NamedTuple):
+    """A task, its reset's options, and the number of the first of its dice."""
+
+    task: int
+    options: Mapping[str, Any]
+    first: int
+
+
 @dataclass(eq=False)
 class _Place:
     """A place in the order of groups, and what is played there."""
@@ -74,6 +82,7 @@ class _Place:
     number: int
     begun: int  # updates there had been
     group: Group | None = None
+    dealt: Dealt | None = None
 
 
 @dataclass
@@ -98,6 +107,7 @@ class Stream:
     updates: int = 0  # of the policy, since the stream began
     taken: int = 0  # batches
     step: int = 0  # at which the stream began, in the run
+    again: deque[Dealt] = field(default_factory=deque)  # what was dealt before, and is played first
     _places: list[_Place] = field(default_factory=list)  # of groups that are not taken, the oldest first
     _admitted: int = 0
     _redrawn: int = 0  # in this batch
@@ -142,18 +152,27 @@ class Stream:
             self._begin(place)
 
     def _begin(self, place: _Place) -> None:
-        task, options = self.sampler.deal()
         step = self._step_of(place)
+        place.dealt = self.again.popleft() if self.again else self._deal(step)
+        self.players.start_soon(self._play, place, place.dealt, self.seed * 2**31 + step)
+
+    def _deal(self, step: int) -> Dealt:
+        task, options = self.sampler.deal()
         first = self._dealt[step][task] * self.plan.size  # a task dealt twice gets other dice
         self._dealt[step][task] += 1
-        self.players.start_soon(self._play, place, task, self.seed * 2**31 + step, first, options)
+        return Dealt(task, options, first)
+
+    def pending(self) -> list[Dealt]:
+        """What was dealt and is not taken, in order: where a run goes on, it is played again."""
+        return [place.dealt for place in self._places if place.dealt is not None]
 
     def _step_of(self, place: _Place) -> int:
         return self.step + place.number // self.plan.tasks + 1
 
-    async def _play(self, place: _Place, task: int, seed: int, first: int, options: Mapping[str, Any]) -> None:
+    async def _play(self, place: _Place, dealt: Dealt, seed: int) -> None:
         for _ in range(place.number % self.plan.tasks):
             await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
+        task, options, first = dealt
         group = await self.rollout.group(
             task, self.plan.size, seed=seed, first=first, options=options, watch=self.watch
         )
@@ -182,11 +201,21 @@ class Stream:
 
 @asynccontextmanager
 async def streaming(
-    rollout: Rollout, sampler: Sampler, plan: Plan, *, seed: int = 0, step: int = 0, watch: Watch | None = None
+    rollout: Rollout,
+    sampler: Sampler,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    again: Iterable[Dealt] = (),
+    watch: Watch | None = None,
 ) -> AsyncIterator[Stream]:
-    """Inside, groups are played; what is still being played at the end is cancelled, and its environments closed."""
+    """Inside, groups are played, beginning with those of ``again``.
+
+    What is still being played at the end is cancelled, and its environments closed.
+    """
     async with together() as players:
-        yield Stream(rollout, sampler, plan, seed, watch, players, step=step)
+        yield Stream(rollout, sampler, plan, seed, watch, players, step=step, again=deque(again))
         players.cancel_scope.cancel()
 
 

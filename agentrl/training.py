@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -11,9 +11,10 @@ from math import cos, pi
 from time import perf_counter, process_time
 from typing import Any
 
+import torch
 from anyio import to_thread
 
-from agentrl import aside, metrics, registry
+from agentrl import aside, checkpoint, metrics, registry
 from agentrl.alarms import Alarms
 from agentrl.blocking import blocking_told
 from agentrl.config import LearnerConfig, TrainConfig, dump_toml
@@ -33,12 +34,13 @@ from agentrl.policy import Policy, resolved
 from agentrl.rollout import Rollout
 from agentrl.run import Run, create
 from agentrl.session import Session, made_policy, opened
-from agentrl.stream import Plan, Stream, stale, streaming
+from agentrl.stream import Dealt, Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.types import Group, Message, Trajectory
 from agentrl.waits import Wait, stalls_told
 from agentrl.watching import Watcher, interrupts, told_on_signal
 
+COUNTED = ("steps", "seconds", "cpu_seconds", "sampled_tokens", "faults")
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
 
@@ -113,20 +115,33 @@ async def _train(
     ranks: Ranks,
 ) -> dict[str, Any]:
     async with opened(config, spec, loaded) as session, interrupts(watcher) as stop, AsyncExitStack() as watched:
-        run = create(config.run.dir, spec.name, dump_toml(session.config))
+        run = create(config.run.dir, spec.name, dump_toml(session.config), resume=config.run.resume)
+        watched.callback(run.close)
         watcher.started(session, run)
         training = _Training(session, run, watcher, curriculum, ranks)
         watched.enter_context(blocking_told(watcher.said))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
         await watched.enter_async_context(told_on_signal(training, watcher))
-        before = await training.measure(0, config.eval.final_tasks)
-        async with training.streaming() as stream:
-            for step in range(1, config.steps + 1):
+        found = checkpoint.load(run.folder / "checkpoints") if config.run.resume else None
+        begun, state = found or (0, dict[str, Any]())
+        if found is None:
+            run.rewind(-1)
+            before = await training.measure(0, config.eval.final_tasks)
+        else:
+            run.rewind(begun)
+            before = state["before"]
+            await training.load(state)
+            watcher.said(f"going on after step {begun} of {run.folder}")
+        async with training.streaming(begun, state.get("pending", ())) as stream:
+            for step in range(begun + 1, config.steps + 1):
                 if stop.is_set():
                     break
                 await training.step(step, stream)
                 if config.eval.every and step % config.eval.every == 0 and step < config.steps and not stop.is_set():
                     await training.measure(step, config.eval.tasks)
+                due = config.run.save_every and step % config.run.save_every == 0
+                if due or stop.is_set() or step == config.steps:
+                    await training.save(step, stream, before)
         session.policy.save(run.folder / "model")
         after = None if stop.is_set() else await training.measure(config.steps, config.eval.final_tasks)
         summary = training.summary(before, after)
@@ -177,11 +192,38 @@ class _Training:
     def waits(self) -> list[Wait]:
         return [*self.rollout.waits(), *(self.measuring.waits() if self.measuring else ())]
 
-    def streaming(self) -> AbstractAsyncContextManager[Stream]:
+    async def save(self, step: int, stream: Stream, before: Comparison) -> None:
+        """A checkpoint. Where it cannot be written, that is said, and the run goes on."""
+        state = {
+            "learner": self.learner.state(),
+            "sampler": self.tasks.state(),
+            "pending": stream.pending(),
+            "counted": {name: getattr(self, name) for name in COUNTED},
+            "alarms": self.alarms,
+            "before": before,
+            "rng": torch.get_rng_state(),
+        }
+        try:
+            await to_thread.run_sync(checkpoint.save, self.run.folder / "checkpoints", step, state)
+        except OSError as error:
+            self.watcher.said(f"no checkpoint of step {step}: {error.strerror or error}; the one before is whole")
+
+    async def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.learner.load(state["learner"])
+        self.tasks.load(state["sampler"])
+        for name, value in state["counted"].items():
+            setattr(self, name, value)
+        self.alarms = state["alarms"]
+        torch.set_rng_state(state["rng"])
+        await self.session.engine.update_weights(self.session.policy.model, self.learner.version)
+
+    def streaming(self, step: int, again: Iterable[Dealt]) -> AbstractAsyncContextManager[Stream]:
         r = self.session.config.rollout
         plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic)
         seed = self.session.config.seed
-        return streaming(self.rollout, self.tasks, plan, seed=seed, watch=self.watcher.episode)
+        watch = self.watcher.episode
+        return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, again=again, watch=watch)
 
     async def step(self, step: int, stream: Stream) -> None:
         config, engine = self.session.config, self.session.engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -73,6 +73,43 @@ class Learner:
         for optimizer, lrs in zip(self._optimizers, self._base_lrs, strict=True):
             for group, lr in zip(optimizer.param_groups, lrs, strict=True):
                 group["lr"] = lr * share
+
+    def state(self) -> dict[str, Any]:
+        """All that the next update depends on, beside the settings."""
+        policy = set(self.policy.parameters())
+        groups = [g for o in self._optimizers for g in o.param_groups]
+        reference = self._reference if self._reference is not self.policy else None
+        return {
+            "policy": {n: p.detach().cpu() for n, p in self.policy.named_parameters() if p.requires_grad},
+            "optimizers": [o.state_dict() for o in self._optimizers],
+            "masters": [p.detach().cpu() for g in groups for p in g["params"] if p not in policy],
+            "reference": None if reference is None else reference.state_dict(),
+            "version": self.version,
+        }
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            UserError: it is another model's.
+        """
+        own = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
+        given = state["policy"]
+        if own.keys() != given.keys() or any(own[n].shape != given[n].shape for n in own):
+            raise UserError("the checkpoint is of another model, or of another adapter")
+        for name, parameter in own.items():
+            parameter.copy_(given[name])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        policy = set(self.policy.parameters())
+        masters = [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p not in policy]
+        for master, saved in zip(masters, state["masters"], strict=True):
+            master.copy_(saved)
+        if state["reference"] is not None and self._reference is not None:
+            self._reference.load_state_dict(state["reference"])
+        self.version = state["version"]
+        self.ranks.agree(self.policy.parameters())
 
     def follow(self) -> None:
         """Learn from what the first process tells, to its end."""
