@@ -249,7 +249,7 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     steps: int = Field(100, ge=1)
     deterministic: bool = Field(
-        False, description="the same bits each time, killed in between or not; many times slower"
+        False, description="the same bits each time, also where it is killed; many times slower"
     )
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()

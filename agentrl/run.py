@@ -66,7 +66,7 @@ class Run:
     """A run folder, open for writing."""
 
     folder: Path
-    lock: Any = None  # held as long as this is
+    lock: Lock | None = None  # held as long as this is
 
     def log(self, metrics: dict[str, Any]) -> None:
         """A line; a number that is not finite is null, as JSON has none."""
@@ -93,14 +93,16 @@ class Run:
         if self.lock is not None:
             self.lock.close()
 
-    def rewind(self, step: int) -> None:
+    def mark(self) -> int:
+        """How far the metrics have come, in bytes: where a checkpoint stands."""
+        metrics = self.folder / "metrics.jsonl"
+        return metrics.stat().st_size if metrics.exists() else 0
+
+    def rewind(self, step: int, mark: int) -> None:
         """Forget what came after a step: a run that goes on from there says it again."""
         metrics = self.folder / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        aside = metrics.with_suffix(".part")
-        aside.write_text("".join(kept), encoding="utf-8")
-        aside.replace(metrics)
+        if metrics.exists():
+            os.truncate(metrics, min(mark, metrics.stat().st_size))
         for file in (self.folder / "trajectories").glob("*-*.parquet"):
             if int(file.stem.rpartition("-")[2]) > step:
                 file.unlink()
@@ -123,14 +125,12 @@ def create(folder: str | None, env: str, config_toml: str, *, resume: bool = Fal
     path = Path(folder) if folder else _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{word}")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = _locked(path)
-        if (path / "metrics.jsonl").exists() or (path / "config.toml").exists():
-            if not resume:
-                raise UserError(
-                    f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
-                    f"agentrl train --resume {path}"
-                )
-            _check_same(path, config_toml)
+        lock = Lock(path)
+        try:
+            _check_free(path, config_toml, resume)
+        except UserError:
+            lock.close()
+            raise
         (path / "config.toml").write_text(config_toml, encoding="utf-8")
         (path / "trajectories").mkdir(exist_ok=True)
         _point_last(path)
@@ -144,8 +144,15 @@ def create(folder: str | None, env: str, config_toml: str, *, resume: bool = Fal
 FREE = ("steps", "run", "eval")  # what may be other when a run goes on
 
 
-def _check_same(path: Path, config_toml: str) -> None:
-    """Raises UserError where the run has other settings, with the difference."""
+def _check_free(path: Path, config_toml: str, resume: bool) -> None:
+    """Raises UserError where the folder holds a run, unless that is to go on, with the same settings."""
+    if not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
+        return
+    if not resume:
+        raise UserError(
+            f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
+            f"agentrl train --resume {path}"
+        )
     before, now = (_flat(tomllib.loads(text)) for text in ((path / "config.toml").read_text("utf-8"), config_toml))
     names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in FREE)
     other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
@@ -163,15 +170,24 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _locked(path: Path) -> Any:
-    """The folder for this process alone, until it ends. Raises UserError where another one has it."""
-    lock = (path / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise UserError(f"another process is at the run in {str(path)!r}") from None
-    return lock
+class Lock:
+    """A folder for this process alone, until it is closed, forgotten, or the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError where another one has it."""
+        self._descriptor: int | None = os.open(path / ".lock", os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise UserError(f"another process is at the run in {str(path)!r}") from None
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    __del__ = close
 
 
 def _unused(path: Path) -> Path:

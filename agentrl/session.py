@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from agentrl import lora, policy
 from agentrl.allocator import garbage_sought_seldom, keep_freed_memory
 from agentrl.config import EngineConfig, TrainConfig
@@ -41,7 +43,8 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     """Load and start what the config names. Raises UserError where something cannot be."""
     keep_freed_memory()
     loaded = made_policy(config, loaded)
-    config = config.model_copy(update={"engine": chosen(config.engine, loaded.model)})
+    settings = chosen(config.engine, loaded.model, embedded=config.deterministic)
+    config = config.model_copy(update={"engine": settings})
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
     async with spec.open(), make_engine(config, loaded.model) as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
@@ -53,7 +56,9 @@ def made_policy(config: TrainConfig, loaded: Policy | None = None) -> Policy:
     """The policy that the config names, or the one given, with the adapter that the config wants."""
     loaded = loaded or policy.load(config.model, config.dtype, config.lora.quantize)
     if config.lora.rank is not None:
-        loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            loaded = replace(loaded, model=lora.wrapped(loaded.model, config.lora, config.model))
     if config.lora.quantize and not lora.has_adapter(loaded.model):
         raise UserError("lora.quantize: weights in 4 bits are not trained themselves; give lora.rank too")
     return loaded
@@ -75,4 +80,6 @@ def make_engine(config: TrainConfig, model: Any) -> OpenEngine:
         return VLLMEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads, update=update)
     if e.name == "server":
         return ServerEngine(e.urls, model, capacity=e.capacity, max_context=e.max_context, update=update)
+    if config.deterministic:  # what a row's numbers are rounded to depends on the rows beside it, and on what was kept
+        return TransformersEngine(model, capacity=1, max_context=e.max_context, threads=e.threads, keep_bytes=0)
     return TransformersEngine(model, capacity=e.capacity, max_context=e.max_context, threads=e.threads, snapshot=ahead)

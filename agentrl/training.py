@@ -125,10 +125,10 @@ async def _train(
         found = checkpoint.load(run.folder / "checkpoints") if config.run.resume else None
         begun, state = found or (0, dict[str, Any]())
         if found is None:
-            run.rewind(-1)
+            run.rewind(-1, 0)
             before = await training.measure(0, config.eval.final_tasks)
         else:
-            run.rewind(begun)
+            run.rewind(begun, state["mark"])
             before = state["before"]
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")
@@ -201,6 +201,7 @@ class _Training:
             "counted": {name: getattr(self, name) for name in COUNTED},
             "alarms": self.alarms,
             "before": before,
+            "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
         }
         try:

@@ -103,7 +103,10 @@ def test_tags_in_strings_are_text() -> None:
 
 
 def test_ids_suit_mistral() -> None:
-    assert all(len(i) == 9 and i.isalnum() for i in (hermes.call_id() for _ in range(50)))
+    ids = [hermes.call_id(turn, number) for turn in ("a", "b\ud800") for number in range(50)]
+    assert all(len(i) == 9 and i.isalnum() for i in ids)
+    assert len(set(ids)) == 100
+    assert ids[0] == hermes.call_id("a", 0)
 
 
 def test_many_tags_are_read_quickly() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-import secrets
 import string
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from agentrl.types import Reply, ToolCall
@@ -33,13 +34,15 @@ def parse(text: str, *, thinking: bool = False) -> Reply:
             said.append(text[found.start() : at])
         else:
             call, at = _call(text, found.end())
-            calls.append(call)
+            calls.append(replace(call, id=call_id(text, len(calls))))
     return Reply("".join([*said, text[at:]]).strip(), tuple(calls))
 
 
-def call_id() -> str:
-    """Nine letters and digits: the form that Mistral's templates insist on."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+def call_id(turn: str, number: int) -> str:
+    """Nine letters and digits, the form that Mistral's templates insist on; the same ones for the same turn, so that an
+    episode played again is the same."""
+    digest = hashlib.blake2b(f"{number} {turn}".encode("utf-8", "replace"), digest_size=9).digest()
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
 
 
 def instructions() -> tuple[str, str]:
@@ -80,11 +83,11 @@ def _checked(call: Any) -> ToolCall:
     arguments = call.get("arguments", {})
     if not isinstance(arguments, dict):
         return _refused('"arguments" of a tool call must be an object', call["name"])
-    return ToolCall(call_id(), call["name"], arguments)
+    return ToolCall("", call["name"], arguments)
 
 
 def _refused(why: str, name: str = "") -> ToolCall:
-    return ToolCall(call_id(), name, error=why)
+    return ToolCall("", name, error=why)
 
 
 def _where(error: Exception, start: int) -> str:
