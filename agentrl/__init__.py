@@ -8,6 +8,7 @@ from agentrl.env import Env, EnvSpec, ToolEnv
 from agentrl.errors import ContractError, ToolError, UserError, WorldFault
 from agentrl.reward_model import RewardModel
 from agentrl.tool import Tool, tool
+from agentrl.toolset import Toolset
 from agentrl.types import Message, Reply, Step, Trajectory
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "Tool",
     "ToolEnv",
     "ToolError",
+    "Toolset",
     "Trajectory",
     "UserError",
     "WorldFault",

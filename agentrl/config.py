@@ -243,6 +243,8 @@ class TrainConfig(Section):
     """Everything a run is made of. ``env`` holds the name and the environment's own settings."""
 
     env: dict[str, Any] = Field(description="name (or module:Class), and the environment's own settings")
+    tools: tuple[str, ...] = Field((), description="more tools for the environment, by name; commas between them")
+    tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
     model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
     chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
@@ -273,6 +275,11 @@ class TrainConfig(Section):
         if self.lora.rank is not None and self.learner.ref_sync_steps is not None:
             raise ValueError("learner.ref_sync_steps: with an adapter the reference is the model without it, always")
         return self
+
+    @pydantic.field_validator("tools", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @pydantic.field_validator("env", mode="before")
     @classmethod
@@ -418,8 +425,8 @@ def known_settings() -> dict[str, pydantic.fields.FieldInfo]:
 
 
 def _check_known(path: str, source: str) -> None:
-    if path.startswith("env."):
-        return  # the environment checks its own
+    if path.startswith(("env.", "tool.")):
+        return  # the environment checks its own, and a tool
     known = known_settings()
     if path in known:
         return
@@ -427,6 +434,7 @@ def _check_known(path: str, source: str) -> None:
     alias = get_close_matches(last, _ALIASES, n=1, cutoff=0.85)
     close = _ALIASES[alias[0]] if alias else next((k for k in known if k.rpartition(".")[2] == last), None)
     hint = f"; did you mean {close!r}?" if close else nearest(path, known)
+    hint = hint if "did you mean" in hint else "; agentrl train --help tells of them all"
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
 
 

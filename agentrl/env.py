@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
 from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Self, Union, get_args, get_origin
 
 import anyio
 import pydantic
@@ -16,6 +16,7 @@ from agentrl.breaker import breaker_of
 from agentrl.errors import ContractError, ToolError, nearest
 from agentrl.signature import arguments_model, checked, problems
 from agentrl.tool import Tool
+from agentrl.toolset import Toolset, named
 from agentrl.types import CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory
 
 
@@ -31,6 +32,7 @@ class Env:
     shared: Any = None
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
     running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id
+    named_by: ClassVar[str | None] = None  # the setting that ``NAME:VALUE`` gives, for a family of environments
 
     def __init__(self) -> None: ...
 
@@ -63,6 +65,9 @@ class Env:
     async def close(self) -> None:
         """Let go of what this episode held."""
 
+    async def close_tools(self) -> None:
+        """Let go of what its tools held; called after ``close``."""
+
     @property
     def tool_list(self) -> Sequence[Tool]:
         """The tools the model is told of."""
@@ -72,14 +77,16 @@ class Env:
 class ToolEnv(Env):
     """An environment made of tools: it runs the calls of a turn together, and ends when a turn makes none.
 
-    ``tools`` lists tools, names from the registry, or nothing at all; methods marked ``@tool`` belong to it too.
+    ``tools`` lists tools, toolsets, names from the registry, or nothing at all; methods marked ``@tool`` belong to it
+    too.
     """
 
     system_prompt: str = ""
-    tools: Sequence[Tool | str] = ()
+    tools: Sequence[Tool | Toolset | type[Toolset] | str] = ()
     call_records: list[CallRecord]
     running_calls: dict[str, str]
     _turn: int
+    kit: Kit | None = None  # the run's say in the tools
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # and no __init__, which a subclass may forget to call
         self = super().__new__(cls)
@@ -88,8 +95,22 @@ class ToolEnv(Env):
         return self
 
     @cached_property
+    def _listed(self) -> list[Tool | Toolset]:
+        """This episode's own toolsets, and the tools beside them."""
+        kit = self.kit or _NO_KIT
+        return [kit.of_episode(t, self) if isinstance(t, Toolset) else t for t in kit.tools_of(self)]
+
+    @cached_property
     def _tools(self) -> dict[str, Tool]:
-        return {t.name: t.bind(self) if t.is_method else t for t in _tools_of(self)}
+        found = [t.bind(self) if isinstance(t, Tool) and t.is_method else t for t in self._listed]
+        flat = [t for one in found for t in (one.tool_list if isinstance(one, Toolset) else [one])]
+        _check_names([t.name for t in flat], type(self))
+        return {t.name: t for t in flat}
+
+    async def close_tools(self) -> None:
+        for t in self.__dict__.get("_listed", ()):
+            if isinstance(t, Toolset):
+                await t.close()
 
     @property
     def tool_list(self) -> Sequence[Tool]:
@@ -159,35 +180,84 @@ def _limiter(tool: Tool) -> anyio.CapacityLimiter | None:
     return limiters.setdefault(tool.name, anyio.CapacityLimiter(tool.limit))
 
 
-def _tools_of(env: ToolEnv) -> list[Tool]:
-    """Those of the class are looked up once; an environment may set ``self.tools`` of its own."""
-    cls = type(env)
-    if "tools" in vars(env):
-        return _resolved(cls, env.tools)
-    if "_class_tools" not in vars(cls):
-        cls._class_tools = _resolved(cls, cls.tools)  # type: ignore[attr-defined]
-    found: list[Tool] = cls._class_tools  # type: ignore[attr-defined]
-    return found
+def _check_names(names: Sequence[str], cls: type[ToolEnv]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise ContractError(f"{cls.__name__} has two tools called {twice!r}")
 
 
-def _resolved(cls: type[ToolEnv], tools: Sequence[Tool | str]) -> list[Tool]:
-    """The methods marked ``@tool``, then the tools listed."""
-    named = [registry.load("tool", t) if isinstance(t, str) else t for t in tools]
-    attributes = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items()}
-    methods = {k: v for k, v in attributes.items() if isinstance(v, Tool)}
-    for k in methods:
-        if hasattr(ToolEnv, k):
+class Kit:
+    """A run's say in the tools of its environments: more of them, their settings, and what toolsets hold open."""
+
+    def __init__(self, more: Sequence[str] = (), settings: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.more, self.settings = more, settings or {}
+        self.shared: dict[str, Any] = {}
+        self._of_class: dict[type[ToolEnv], list[Tool | Toolset]] = {}
+
+    def tools_of(self, env: ToolEnv) -> list[Tool | Toolset]:
+        """Its marked methods, then the tools it lists, then the run's; looked up once a class."""
+        cls = type(env)
+        if "tools" in vars(env):
+            return self._resolved(cls, env.tools)
+        if cls not in self._of_class:
+            self._of_class[cls] = self._resolved(cls, cls.tools)
+        return self._of_class[cls]
+
+    def _resolved(self, cls: type[ToolEnv], tools: Sequence[Tool | Toolset | type[Toolset] | str]) -> list[Any]:
+        attributes = {k: v for c in reversed(cls.__mro__) for k, v in vars(c).items()}
+        methods = {k: v for k, v in attributes.items() if isinstance(v, Tool)}
+        for k in methods:
+            if hasattr(ToolEnv, k):
+                raise ContractError(
+                    f"the tool {cls.__name__}.{k} hides Env.{k}; rename the method, and say @tool(name={k!r})"
+                )
+        found = [*methods.values(), *(self._listed(cls, t) for t in (*tools, *self.more))]
+        _check_names([t.name for t in found if isinstance(t, Tool)], cls)
+        heard = {t.partition(":")[0] for t in (*tools, *self.more) if isinstance(t, str)}
+        for name in self.settings:
+            if name not in heard:
+                raise ContractError(f"tool.{name}: {cls.__name__} has no tool of that name{nearest(name, heard)}")
+        return found
+
+    def _listed(self, cls: type[ToolEnv], given: Any) -> Tool | Toolset:
+        if isinstance(given, str):
+            return named(given, self.settings.get(given.partition(":")[0]))
+        if isinstance(given, type) and issubclass(given, Toolset):
+            return given()
+        if not isinstance(given, Tool | Toolset):
             raise ContractError(
-                f"the tool {cls.__name__}.{k} hides Env.{k}; rename the method, and say @tool(name={k!r})"
+                f"{cls.__name__}.tools holds {given!r}, which is no tool; decorate it with @agentrl.tool"
             )
-    found = [*methods.values(), *named]
-    for t in found:
-        if not isinstance(t, Tool):
-            raise ContractError(f"{cls.__name__}.tools holds {t!r}, which is no tool; decorate it with @agentrl.tool")
-    names = [t.name for t in found]
-    if twice := {n for n in names if names.count(n) > 1}:
-        raise ContractError(f"{cls.__name__} has two tools called {twice.pop()!r}")
-    return found
+        return given
+
+    @asynccontextmanager
+    async def open(self, env: Env) -> AsyncIterator[None]:
+        """Hold open what the toolsets of such environments share."""
+        if not isinstance(env, ToolEnv):
+            if self.more or self.settings:
+                raise ContractError(f"{type(env).__name__} takes no tools; those of a ToolEnv can be added to")
+            yield
+            return
+        async with AsyncExitStack() as held:
+            for t in self.tools_of(env):
+                if isinstance(t, Toolset) and t.key not in self.shared:
+                    self.shared[t.key] = await held.enter_async_context(t.open())
+            try:
+                yield
+            finally:
+                self.shared.clear()
+
+    def of_episode(self, toolset: Toolset, env: Env) -> Toolset:
+        if toolset.key not in self.shared:
+            raise ContractError(
+                f"{type(env).__name__} uses the toolset {type(toolset).__name__}, which is not open: make the "
+                "environment by `async with EnvSpec(...).open() as spec: spec.make()`, and list its tools in the class "
+                "or in __init__"
+            )
+        return toolset.of_episode(self.shared[toolset.key])
+
+
+_NO_KIT = Kit()
 
 
 class EnvSpec:
@@ -195,12 +265,24 @@ class EnvSpec:
 
     def __init__(self, env: str | type[Env], **settings: Any) -> None:
         """Raises UserError for an unknown name, ContractError for what is no ``Env``, or for unknown settings."""
-        cls = registry.load("env", env) if isinstance(env, str) else env
+        cls, member = registry.member("env", env) if isinstance(env, str) else (env, None)
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise ContractError(f"env {env!r} is {cls!r:.80}, not a subclass of agentrl.Env")
         self.cls: type[Env] = cls
         self.name = env if isinstance(env, str) else cls.__name__
+        if member is not None and cls.named_by is not None:
+            settings = {**settings, cls.named_by: member}
         self.settings = self._checked(settings)
+        self.kit = Kit()
+
+    def equipped(self, tools: Sequence[str] = (), settings: Mapping[str, Mapping[str, Any]] | None = None) -> Self:
+        """With more tools, by name, and with settings of tools. Raises UserError where there is none of that name."""
+        self.kit = Kit(tools, settings)
+        if not issubclass(self.cls, ToolEnv) and (tools or settings):
+            raise ContractError(f"env {self.name!r} takes no tools; those of a ToolEnv can be added to")
+        for name in tools:
+            named(name, self.kit.settings.get(name.partition(":")[0]))
+        return self
 
     def _checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings given, converted to the types of ``__init__``; ``a,b`` is a list where one is wanted."""
@@ -215,6 +297,8 @@ class EnvSpec:
         except pydantic.ValidationError as error:
             where, what = problems(error)[0]
             if what == "field required":
+                if where == self.cls.named_by:
+                    raise ContractError(f"env {self.name!r} needs a name: {self.name}:{where.upper()}") from None
                 raise ContractError(f"env {self.name!r} needs a value for --env.{where}") from None
             shown = f", not {settings[where]!r}" if where in settings else ""
             raise ContractError(f"env.{where} of env {self.name!r}: {what}{shown}") from None
@@ -225,11 +309,14 @@ class EnvSpec:
         """Hold the run-wide state while the environments live."""
         async with self.cls.open_shared(**self.settings) as shared:
             self.shared = shared
-            yield self
+            async with self.kit.open(self.make()):
+                yield self
 
     def make(self) -> Env:
         env = self.cls(**self.settings)
         env.shared = self.shared
+        if isinstance(env, ToolEnv):
+            env.kit = self.kit
         return env
 
     shared: Any = None

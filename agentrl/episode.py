@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
-from agentrl.env import Env
+from agentrl.env import Env, ToolEnv
 from agentrl.errors import ContractError, UserError, WorldFault
 from agentrl.types import Fault, Message, Observation, Segment, Stop, Trajectory
 
@@ -111,6 +111,8 @@ class Episode:
         if not isinstance(fork.env, Env) or fork.env is env:
             raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
         fork.env.shared = env.shared
+        if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
+            fork.env.kit = env.kit
         fork.segments, fork.messages = list(self.segments), list(self.messages)
         fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
         fork.timings.update(self.timings)
@@ -220,7 +222,10 @@ class Episode:
         self.stage = "close"
         with anyio.CancelScope(shield=True):
             try:
-                await self._bounded(self.env.close())
+                try:
+                    await self._bounded(self.env.close())
+                finally:
+                    await self._bounded(self.env.close_tools())
             except UserError:
                 raise
             except Exception as error:  # belongs to the boundary around an episode

@@ -135,9 +135,10 @@ def evaluate(
     settings["env"] = {"name": spec.name, **spec.settings}
     if endpoint is None:
         config, loaded = resolved(settings, model or "nano", tokenizer)
-        playing = with_model(config, spec, loaded)
+        playing = with_model(config, spec.equipped(config.tools, config.tool), loaded)
     else:
         config = build(("arguments", settings))
+        spec.equipped(config.tools, config.tool)
         playing = at_endpoint(config, spec, endpoint, model)
 
     async def go() -> Measurement:

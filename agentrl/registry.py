@@ -32,6 +32,22 @@ def load(kind: Kind, name: str) -> Any:
     return imported(f"{kind} {name!r}", name)
 
 
+def member(kind: Kind, name: str) -> tuple[Any, str | None]:
+    """The object called ``name``, and ``None``; or, for ``FAMILY:MEMBER``, the family's object and the member's name.
+
+    A family is registered under its own name, and says by ``named_by`` which of its settings the member is.
+
+    Raises:
+        UserError: as `load`.
+    """
+    family, colon, rest = name.partition(":")
+    if colon and name not in (known := available(kind)) and family in known:
+        found = load(kind, family)
+        if getattr(found, "named_by", None) is not None:
+            return found, rest
+    return load(kind, name), None
+
+
 def imported(what: str, target: str) -> Any:
     """What ``module:attribute`` or ``file.py:attribute`` means. Raises UserError, which begins with ``what``."""
     module_name, _, attribute = target.partition(":")

@@ -72,7 +72,7 @@ def train(
     spec = EnvSpec(env, **(env_settings or {}))
     named = {"name": spec.name, **spec.settings}
     config, loaded = resolved({"env": named, **settings}, model, tokenizer)
-    return run_config(config, spec, watcher or Watcher(), loaded, curriculum)
+    return run_config(config, spec.equipped(config.tools, config.tool), watcher or Watcher(), loaded, curriculum)
 
 
 def run_config(

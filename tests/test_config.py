@@ -95,7 +95,7 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
         ("learner.warmup_step = 1", "learner.warmup_step: unknown setting; did you mean 'learner.warmup_steps'?"),
         ("rollout.lr = 1", "rollout.lr: unknown setting; did you mean 'learner.lr'?"),
         ("stepz = 1", "stepz: unknown setting; did you mean 'steps'?"),
-        ("zzzzzzz = 1", "zzzzzzz: unknown setting; known: chat_template, dtype"),
+        ("zzzzzzz = 1", "zzzzzzz: unknown setting; agentrl train --help tells of them all"),
         ("learner = 3", "learner: unknown setting; did you mean 'learner.lr'?"),
         ("model.name = 'x'", "model.name: unknown setting"),
         ("steps = 'many'", "steps: input should be a valid integer, unable to parse.*, not 'many'"),

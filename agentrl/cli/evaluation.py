@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     own, layers = _own(settings.layers(words))
     config = configured(*layers) if own["endpoint"] is None else build(*layers)
-    spec = settings.spec_of(config.env)
+    spec = settings.spec_of(config)
     console = Console()
     if own["endpoint"] is None:
         with loading(console):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from agentrl.config import Layer, known_settings, read_overrides, read_toml
+from agentrl import registry
+from agentrl.config import Layer, TrainConfig, known_settings, read_overrides, read_toml
 from agentrl.env import EnvSpec
 from agentrl.signature import arguments_model
 
@@ -29,9 +29,9 @@ def loading(console: Console) -> AbstractContextManager[object]:
     return console.status("loading torch and transformers") if console.is_terminal else nullcontext()
 
 
-def spec_of(env: dict[str, Any]) -> EnvSpec:
-    own = dict(env)
-    return EnvSpec(own.pop("name"), **own)
+def spec_of(config: TrainConfig) -> EnvSpec:
+    own = dict(config.env)
+    return EnvSpec(own.pop("name"), **own).equipped(config.tools, config.tool)
 
 
 def help_text(sections: Sequence[str] = ()) -> str:
@@ -51,12 +51,12 @@ def help_text(sections: Sequence[str] = ()) -> str:
 
 def env_help(env: str) -> str:
     """The settings of one environment."""
-    spec = EnvSpec(env)
-    model = arguments_model(spec.cls.__init__, f"env {env!r}")
+    cls, _ = registry.member("env", env)
+    model = arguments_model(cls.__init__, f"env {env!r}")
     fields = (
         f"  --env.{f.alias} [{'required' if f.is_required() else f.default}]" for f in model.model_fields.values()
     )
-    return "\n".join([f"settings of {env}: {(spec.cls.__doc__ or '').strip()}", *fields])
+    return "\n".join([f"settings of {env}: {(cls.__doc__ or '').strip()}", *fields])
 
 
 def _words(name: str) -> str:

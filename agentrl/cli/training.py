@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
         print("\nand --env.NAME: agentrl list ENV shows an environment's own")
         return 0
     config = configured(*settings.layers(_resumed(words)))
-    spec = settings.spec_of(config.env)
+    spec = settings.spec_of(config)
     console = Console()
     if int(os.environ.get("RANK", "0")):  # a further process of the learner: it says nothing
         from agentrl.training import run_config
