@@ -1,0 +1,128 @@
+"""python: the model's code in a real interpreter, where it can do no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Literal
+
+from agentrl import Tool, ToolError, Toolset, WorldFault, tool
+from agentrl_tools.sandbox import client, launch, monty
+
+MAX_CHARS = 20_000
+_numbers = count()
+
+
+class Interpreters:
+    """A light fork server, and one with the packages warm for code that names one of them."""
+
+    def __init__(
+        self, light: client.Sandbox | monty.Monty, warm: client.Sandbox | None, packages: Sequence[str]
+    ) -> None:
+        self.light, self.warm = light, warm
+        self.heavy = re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b") if packages else None
+
+    def of(self, code: str) -> client.Sandbox | monty.Monty:
+        return self.warm if self.warm is not None and self.heavy and self.heavy.search(code) else self.light
+
+
+class Python(Toolset):
+    """Runs Python code under bubblewrap or landlock, seccomp, limits and an unprivileged user.
+
+    Args:
+        sandbox: ``bubblewrap``, ``landlock``, the better of the two (``auto``), or ``monty``, an interpreter in Rust.
+        state: variables last from one call of an episode to the next.
+        timeout_s: of a call; the model reads that it took too long.
+        memory_mb: address space of a call.
+        packages: imported beforehand, where they are installed.
+        interpreter: another Python, whose packages the code may import.
+        limit: calls that run at once; twice the cores by default.
+    """
+
+    def __init__(
+        self,
+        sandbox: Literal["auto", "bubblewrap", "landlock", "monty"] = "auto",
+        state: bool = False,
+        timeout_s: float = 5.0,
+        memory_mb: int = 1024,
+        packages: Sequence[str] = ("numpy", "sympy"),
+        interpreter: str | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.sandbox, self.state, self.timeout_s, self.memory_mb = sandbox, state, timeout_s, memory_mb
+        self.packages, self.interpreter, self.limit = tuple(packages), interpreter, limit
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Interpreters]:
+        limits = launch.Limits(memory_mb=self.memory_mb)
+        async with AsyncExitStack() as held:
+            if self.sandbox == "monty":
+                pool = await held.enter_async_context(monty.running(limits, self.timeout_s, self.limit))
+                yield Interpreters(pool, None, ())
+                return
+            start = launch.chosen(self.sandbox, limits, (), self.interpreter)
+            warm = launch.chosen(self.sandbox, limits, self.packages, self.interpreter)
+            light = await held.enter_async_context(client.running(start, self.limit))
+            heavy = await held.enter_async_context(client.running(warm, self.limit))
+            yield Interpreters(light, heavy, self.packages)
+
+    def begin(self) -> None:
+        self.session = f"episode-{next(_numbers)}" if self.state else None
+        self.mine: client.Sandbox | monty.Monty | None = None  # where the variables are
+        self.generation = 0
+        self.turn = asyncio.Lock()
+
+    async def close(self) -> None:
+        if self.session is not None and self.mine is not None:
+            await self.mine.end(self.session)
+
+    @property
+    def tool_list(self) -> Sequence[Tool]:
+        places = self.limit or client.places()
+        return [replace(t, timeout_s=self.timeout_s + 10, limit=places) for t in super().tool_list]
+
+    @tool
+    async def python(self, code: str) -> str:
+        """Run Python code; what it prints, and the value of its last line, come back.
+
+        Args:
+            code: the code, such as "print(2**64)".
+        """
+        if len(code) > MAX_CHARS:
+            raise ToolError(f"the code has {len(code)} characters; {MAX_CHARS} are the most")
+        async with self.turn if self.state else contextlib.nullcontext():  # the calls of a turn run together
+            found = await self._run(code)
+        return spoken(found, self.timeout_s, self.state)
+
+    async def _run(self, code: str) -> client.Result:
+        sandbox = self.mine or self.shared.of(code)
+        old = self.generation if self.mine is not None else None
+        found: client.Result = await sandbox.run(code, session=self.session, timeout_s=self.timeout_s, old=old)
+        if found.status == "lost":
+            raise WorldFault("sandbox_gone", "the sandbox was started again, and the episode's variables are lost")
+        if self.session is not None:
+            kept = found.status in ("ok", "raised")
+            self.mine, self.generation = (sandbox, sandbox.generation) if kept else (None, 0)
+        return found
+
+
+def spoken(result: client.Result, timeout_s: float, state: bool = False) -> str:
+    """For the model to read. Raises ToolError where the code failed."""
+    cut = f"[{result.cut} more bytes left out]\n" if result.cut else ""
+    output = result.output + cut
+    kind, _, number = result.status.partition(" ")
+    gone = ", and its variables are gone" if state else ""
+    if kind == "raised":
+        raise ToolError(output.rstrip("\n"))
+    if kind == "timeout":
+        raise ToolError(f"{output}it took over {timeout_s:g} s and was stopped{gone}")
+    if kind == "died":
+        by = f" by {signal.Signals(int(number)).name}" if number else ""
+        raise ToolError(f"{output}the interpreter was ended{by}{gone}")
+    return output.rstrip("\n")

@@ -1,0 +1,186 @@
+"""Our side of the sandbox: one fork server, any number of sessions, a result for each piece of code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from agentrl import UserError, WorldFault
+from agentrl_tools.sandbox.launch import Launch
+
+START_S = 60.0
+GRACE_S = 5.0  # that the server may be late with its answer; then it is started again
+
+
+@dataclass(frozen=True)
+class Result:
+    """``status`` is ``ok``, ``raised``, ``timeout``, ``ended`` (by its own exit), ``lost``, or ``died SIGNAL``."""
+
+    status: str
+    output: str
+    cut: int  # bytes that were too many
+
+
+class Sandbox:
+    """A fork server, started again where it ends."""
+
+    def __init__(self, launch: Launch, limit: int) -> None:
+        self.launch = launch
+        self.places = asyncio.Semaphore(limit)
+        self.numbers = count()
+        self.waiting: dict[int, asyncio.Future[Result]] = {}
+        self.process: asyncio.subprocess.Process | None = None
+        self.reader: asyncio.Task[None] | None = None
+        self.starting = asyncio.Lock()
+        self.generation = 0
+
+    async def run(self, code: str, *, session: str | None, timeout_s: float, old: int | None = None) -> Result:
+        """Run code: in a session that lasts until ``end``, or, without one, in one for this alone.
+
+        Args:
+            old: the generation of the server that the session began with; ``lost`` where that server is no more.
+
+        Raises:
+            WorldFault: the sandbox is gone.
+        """
+        async with self.places:
+            await self._started()
+            if old is not None and old != self.generation:
+                return Result("lost", "", 0)
+            number = next(self.numbers)
+            request = {"id": number, "session": session or f"-{number}", "code": code, "timeout_s": timeout_s}
+            request |= {"keep": session is not None, "old": old is not None}
+            self.waiting[number] = future = asyncio.get_running_loop().create_future()
+            try:
+                self._send(request)
+                return await asyncio.wait_for(future, timeout_s + GRACE_S)
+            except TimeoutError:
+                await self.stop()
+                raise WorldFault("sandbox_gone", f"the sandbox did not answer in {timeout_s + GRACE_S:g} s") from None
+            except asyncio.CancelledError:
+                self._send({"end": request["session"]})
+                raise
+            finally:
+                self.waiting.pop(number, None)
+
+    async def end(self, session: str) -> None:
+        """Its process, its variables and its files are gone."""
+        self._send({"end": session})
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    async def _started(self) -> None:
+        async with self.starting:
+            if self.process is None or self.process.returncode is not None or self.reader is None or self.reader.done():
+                await self.stop()
+                await self._start()
+
+    async def _start(self) -> None:
+        launch = self.launch
+        rights: dict[str, Any] = {}
+        if launch.user is not None:
+            rights = {"user": launch.user, "group": launch.user, "extra_groups": []}
+        self.process = await asyncio.create_subprocess_exec(
+            *launch.command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if launch.kind == "landlock" else {},
+            limit=1 << 26,
+            start_new_session=True,  # Ctrl-C is ours
+            **rights,
+        )
+        self._send(dict(launch.settings))
+        assert self.process.stdout is not None
+        try:
+            said = await asyncio.wait_for(self.process.stdout.readline(), START_S)
+        except TimeoutError:
+            said = b""
+        told = json.loads(said) if said else {"error": await self._last_words()}
+        if "error" in told:
+            await self.stop()
+            raise UserError(f"the sandbox ({launch.kind}) does not start: {told['error']}")
+        self.generation += 1
+        self.reader = asyncio.create_task(self._read(self.process.stdout))
+
+    async def _last_words(self) -> str:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        kill(self.process)
+        return (await self.process.stderr.read(2000)).decode(errors="replace").strip() or "it said nothing"
+
+    async def _read(self, answers: asyncio.StreamReader) -> None:
+        try:
+            while line := await answers.readline():
+                answer = json.loads(line)
+                future = self.waiting.get(answer.pop("id"))
+                if future is not None and not future.done():
+                    future.set_result(Result(**answer))
+        finally:
+            for future in self.waiting.values():
+                if not future.done():
+                    future.set_exception(WorldFault("sandbox_gone", "the sandbox ended in mid-call"))
+
+    async def check(self) -> None:
+        """Raises UserError where not even 1 + 1 comes out."""
+        found = await self.run("1 + 1", session=None, timeout_s=START_S)
+        if found.output.strip() != "2":
+            raise UserError(
+                f"the sandbox ({self.launch.kind}) does not work here: {found.status} {found.output.strip()}"
+            )
+
+    async def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            kill(process)
+            await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            process._transport.close()  # type: ignore[attr-defined]  # its pipes, now and not when it is collected
+        if self.reader is not None:
+            self.reader.cancel()
+            await asyncio.wait({self.reader})
+            self.reader = None
+
+    async def close(self) -> None:
+        await self.stop()
+        if self.launch.folder is not None:
+            shutil.rmtree(self.launch.folder, ignore_errors=True)
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """Not Popen.kill, which would reap one that has just ended, behind the back of asyncio."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def places() -> int:
+    """How many pieces of code may run at once."""
+    return 2 * (os.cpu_count() or 1)
+
+
+@asynccontextmanager
+async def running(launch: Launch, limit: int | None = None) -> AsyncIterator[Sandbox]:
+    """A sandbox, started now, so that what is wrong is said now.
+
+    Args:
+        limit: pieces of code that run at once; twice the cores by default.
+    """
+    sandbox = Sandbox(launch, limit or places())
+    try:
+        await sandbox.check()
+        yield sandbox
+    finally:
+        await sandbox.close()

@@ -1,0 +1,223 @@
+"""How the sandbox is started: bubblewrap where it works, landlock alone where not, a sentence where neither does."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl import UserError
+from agentrl_tools.sandbox import filters
+from agentrl_tools.sandbox.inside import confine
+
+Kind = Literal["auto", "bubblewrap", "landlock"]
+NOBODY = 65534
+INSIDE = Path(__file__).parent / "inside"
+_SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a session. Memory is address space; ``cpu_s`` is of the whole session."""
+
+    memory_mb: int = 1024
+    cpu_s: int = 60
+    output_bytes: int = 64 * 1024
+    disk_mb: int = 64
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command, whose rights it has (``None``: ours), and what the server is told first."""
+
+    command: Sequence[str]
+    settings: Mapping[str, Any]
+    user: int | None = None
+    folder: str | None = None  # of ours, to be removed in the end
+    kind: str = ""
+    note: str = field(default="", compare=False)
+
+
+def chosen(
+    kind: Kind, limits: Limits, preload: Sequence[str], interpreter: str | None = None, user: int | None = None
+) -> Launch:
+    """The best there is of what is wanted.
+
+    Args:
+        interpreter: a Python whose packages the code may import; ours by default.
+        user: start it with this user's rights, as root may; by default root's are dropped inside.
+
+    Raises:
+        UserError: neither can be had here; the sentence says why, and what to do.
+    """
+    bubblewrap, landlock = bubblewrap_trouble(user), landlock_trouble()
+    if kind in ("auto", "bubblewrap") and bubblewrap is None:
+        return _bubblewrap(limits, preload, interpreter or sys.executable, user)
+    if kind in ("auto", "landlock") and landlock is None:
+        return _landlocked(limits, preload, interpreter or sys.executable, user)
+    why = {"bubblewrap": bubblewrap, "landlock": landlock}.get(kind, f"{bubblewrap}; {landlock}")
+    raise UserError(f"no sandbox to run code in: {why}; --tool.python.sandbox monty needs neither")
+
+
+@cache
+def bubblewrap_trouble(user: int | None = None) -> str | None:
+    """Why bubblewrap cannot be used here; ``None``: it can."""
+    if (path := shutil.which("bwrap")) is None:
+        return "bubblewrap is not installed (apt-get install bubblewrap)"
+    probe = [path, *_namespaces(user), "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, env={}, timeout=20, check=False, **_as(user))
+    return None if done.returncode == 0 else f"bubblewrap does not work here ({done.stderr.strip() or done.returncode})"
+
+
+def landlock_trouble() -> str | None:
+    if sys.platform != "linux":
+        return f"{sys.platform} has no landlock"
+    return None if confine.landlock_version() else "this kernel has no landlock (it came with Linux 5.13)"
+
+
+def machine(limits: Limits, user: int | None = None) -> Launch:
+    """A machine with the system's programs. Raises UserError where bubblewrap cannot be used."""
+    if (trouble := bubblewrap_trouble(user)) is not None:
+        raise UserError(f"no machine to run commands in: {trouble}")
+    system = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+    interpreter = sys.executable if user is None else "/usr/bin/python3"
+    own = (p for p in _readable(interpreter) if not p.startswith("/usr/"))
+    readable = list(dict.fromkeys([*(p for p in system if os.path.exists(p)), *own]))
+    size = str(limits.disk_mb << 20)
+    space = [
+        "--perms",
+        "1777",
+        "--size",
+        size,
+        "--tmpfs",
+        "/tmp",
+        "--perms",
+        "1777",
+        "--size",
+        size,
+        "--tmpfs",
+        "/home",
+    ]
+    proc = ["--proc", "/proc", "--remount-ro", "/proc"]
+    command = _wrapped(interpreter, "agent.py", readable, [*proc, *space, "--chdir", "/home"], user)
+    return Launch(command, _settings(limits, filters.shell(), root="/home/agent", user=_drops_to(user)), user)
+
+
+def _bubblewrap(limits: Limits, preload: Sequence[str], interpreter: str, user: int | None) -> Launch:
+    readable = _readable(interpreter)
+    space = ["--perms", "1777", "--size", str(8 * limits.disk_mb << 20), "--tmpfs", "/session", "--chdir", "/session"]
+    command = _wrapped(interpreter, "server.py", readable, space, user)
+    settings = _settings(limits, filters.interpreter(), root="/session/s", user=_drops_to(user), landlock=False)
+    return Launch(command, {**settings, **_session(preload, readable)}, user, kind="bubblewrap")
+
+
+def _wrapped(interpreter: str, file: str, readable: Sequence[str], more: Sequence[str], user: int | None) -> list[str]:
+    parents = sorted({str(p) for path in [*readable, *_DEVICES] for p in Path(path).parents} - {"/"})
+    links = [p for p in readable if os.path.islink(p) and os.path.isdir(p)]
+    open_to_all = [w for p in parents if p not in links for w in ("--perms", "0755", "--dir", p)]  # where they are made
+    binds = [w for p in readable if p not in links and os.path.exists(p) for w in ("--ro-bind", p, p)]
+    return [
+        str(shutil.which("bwrap")),
+        *_namespaces(user),
+        *("--die-with-parent", "--new-session", "--hostname", "sandbox"),
+        *more,  # first, since what is read may lie beneath
+        *open_to_all,
+        *binds,
+        *(w for p in links for w in ("--symlink", os.readlink(p), p)),
+        *(w for p in _DEVICES for w in ("--dev-bind", p, p)),
+        *("--ro-bind", str(INSIDE), "/agentrl"),
+        *("--", interpreter, "-I", "-B", f"/agentrl/{file}"),
+    ]
+
+
+def _landlocked(limits: Limits, preload: Sequence[str], interpreter: str, user: int | None) -> Launch:
+    folder = _open_folder()
+    shutil.copytree(INSIDE, f"{folder}/inside", ignore=shutil.ignore_patterns("__pycache__"))
+    os.makedirs(root := f"{folder}/s")
+    if os.getuid() == 0:
+        os.chown(root, user or NOBODY, user or NOBODY)
+    readable = _readable(interpreter)
+    settings = _settings(limits, filters.interpreter(), root=root, user=_drops_to(user), landlock=True)
+    command = [interpreter, "-I", "-B", f"{folder}/inside/server.py"]
+    return Launch(command, {**settings, **_session(preload, readable)}, user, folder, "landlock")
+
+
+def _open_folder() -> str:
+    """One that another user may pass through, with a name that cannot be guessed."""
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="agentrl-sandbox-")
+    os.chmod(folder, 0o711)
+    return folder
+
+
+def _settings(limits: Limits, bpf: bytes, **more: Any) -> dict[str, Any]:
+    return {"bpf": base64.b64encode(bpf).decode(), **vars(limits), **more}
+
+
+def _session(preload: Sequence[str], readable: Sequence[str]) -> dict[str, Any]:
+    return {"preload": list(preload), "readable": [*readable, *_DEVICES]}
+
+
+@cache
+def _readable(interpreter: str) -> list[str]:
+    """The interpreter, its library and its packages, and what they are linked with."""
+    own = _paths_of(interpreter)
+    wanted = dict.fromkeys([*_SYSTEM, *own])
+    return [p for p in wanted if os.path.exists(p) and not any(p.startswith(f"{q}/") for q in wanted)]
+
+
+def _paths_of(interpreter: str) -> list[str]:
+    if interpreter == sys.executable:
+        found = [sys.executable, os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
+        found += [sysconfig.get_path("platstdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        found += [f"{sys.prefix}/pyvenv.cfg", f"{sys.base_prefix}/lib"]
+        return _with_links(interpreter) + [p for p in found if p]
+    ask = (
+        "import os, sys, sysconfig as s; print('\\n'.join([sys.executable, os.path.realpath(sys.executable), "
+        "s.get_path('stdlib'), s.get_path('platstdlib'), s.get_path('purelib'), s.get_path('platlib'), "
+        "sys.prefix + '/pyvenv.cfg', sys.base_prefix + '/lib/python3']))"
+    )
+    try:
+        done = subprocess.run([interpreter, "-I", "-c", ask], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserError(f"tool.python.interpreter {interpreter!r} is no Python that runs: {error}") from None
+    return _with_links(interpreter) + done.stdout.split("\n")[:-1]
+
+
+def _with_links(path: str) -> list[str]:
+    """A file, and what it is a link to, link by link."""
+    found = [path]
+    while os.path.islink(path):
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        found.append(path)
+    return found
+
+
+def _namespaces(user: int | None) -> list[str]:
+    words = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if _is_root(user):  # no user namespace: a real other user is better; and no /proc, which root could write to
+        return [*words, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    return [*words, "--unshare-user"]
+
+
+def _is_root(user: int | None) -> bool:
+    return os.getuid() == 0 and user in (None, 0)
+
+
+def _drops_to(user: int | None) -> int | None:
+    """Whose rights it goes on with, once inside."""
+    return NOBODY if _is_root(user) else None
+
+
+def _as(user: int | None) -> dict[str, Any]:
+    return {} if user is None else {"user": user, "group": user, "extra_groups": []}
