@@ -22,8 +22,8 @@ mount umount umount2 move_mount open_tree open_tree_attr fsopen fsconfig fsmount
 unshare setns keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
 setrlimit memfd_create memfd_secret shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget semop semctl semtimedop
 mq_open mq_unlink setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid capset personality
-prctl chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat
-file_setattr mknod mknodat name_to_handle_at open_by_handle_at fanotify_init lookup_dcookie
+prctl chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr
+removexattrat file_setattr mknod mknodat name_to_handle_at open_by_handle_at fanotify_init lookup_dcookie
 init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff sethostname setdomainname
 settimeofday clock_settime clock_adjtime adjtimex acct quotactl quotactl_fd syslog ioperm iopl modify_ldt vhangup
 sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpriority ioprio_set

@@ -20,9 +20,11 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import confine
+if TYPE_CHECKING:
+    from agentrl_tools.sandbox.inside import confine
+else:  # by its file: this runs where the package is not
+    sys.path.insert(0, str(Path(__file__).parent))
+    import confine
 
 MEGABYTE = 1 << 20
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"

@@ -26,10 +26,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import confine
-import session as sessions
+if TYPE_CHECKING:
+    from agentrl_tools.sandbox.inside import confine
+    from agentrl_tools.sandbox.inside import session as sessions
+else:  # by its file: this runs where the package is not
+    sys.path.insert(0, str(Path(__file__).parent))
+    import confine
+    import session as sessions
 
 
 @dataclass
