@@ -55,7 +55,9 @@ def targets() -> Iterator[dict[str, Any]]:
             yield {"port": tcp.getsockname()[1], "unix": path, "abstract": name[1:], "host": host}
 
 
-@pytest.mark.parametrize(("kind", "python", "user"), SETUPS)
+@pytest.mark.parametrize(
+    ("kind", "python", "user"), [SETUPS[0], *(pytest.param(*s, marks=pytest.mark.slow) for s in SETUPS[1:])]
+)
 def test_every_attack_is_contained(
     kind: str, python: str, user: int | None, targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
