@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
-
 from agentrl.errors import UserError
 
 
@@ -33,6 +31,7 @@ def push(folder: Path, name: str, *, private: bool) -> str:
     Raises:
         UserError: there is no token, the hub refuses it, or cannot be reached.
     """
+    import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils.tqdm import disable_progress_bars

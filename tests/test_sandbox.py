@@ -35,6 +35,8 @@ TIMEOUT_S = 2.0
 async def sandbox(kind: Any = "auto", python: str | None = None, user: int | None = None) -> AsyncIterator[Sandbox]:
     if python is not None and shutil.which(python) is None:
         pytest.skip(f"there is no {python}")
+    if kind == "bubblewrap" and (trouble := launch.bubblewrap_trouble(user)) is not None:
+        pytest.skip(trouble)
     async with running(launch.chosen(kind, launch.Limits(disk_mb=32), (), python, user), limit=4) as found:
         yield found
 

@@ -14,6 +14,8 @@ from agentrl_tools.shell import Files, Shell
 
 from agentrl import ToolError, WorldFault
 
+pytestmark = pytest.mark.skipif(launch.bubblewrap_trouble() is not None, reason=str(launch.bubblewrap_trouble()))
+
 
 async def used(kit: Files, *calls: tuple[str, dict[str, str]]) -> list[str]:
     async with kit.open() as shared:
@@ -58,16 +60,16 @@ def test_what_a_shell_should_not_do_it_cannot(user: int | None) -> None:
     attacks = {
         "cat /etc/passwd /etc/shadow": lambda s: "root:" not in s,
         "ls /root /home/../root | head": lambda s: "ssh" not in s,
-        "touch /usr/x || echo no": lambda s: s.endswith("no"),
-        "echo x > /proc/sys/kernel/core_pattern || echo no": lambda s: s.endswith("no"),
+        "touch /usr/x || echo no": lambda s: "no" in s.split(),
+        "echo x > /proc/sys/kernel/core_pattern || echo no": lambda s: "no" in s.split(),
         "cat /proc/1/environ || echo no": lambda s: "SECRET" not in s,
-        "mount -t tmpfs x /mnt || echo no": lambda s: s.endswith("no"),
-        "unshare -r id || echo no": lambda s: s.endswith("no"),
-        "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 1)' || echo no": lambda s: s.endswith(
-            "no"
+        "mount -t tmpfs x /mnt || echo no": lambda s: "no" in s.split(),
+        "unshare -r id || echo no": lambda s: "no" in s.split(),
+        "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53))' || echo no": lambda s: (
+            "no" in s.split()
         ),
         "su -c id || echo no": lambda s: "uid=0" not in s,
-        "chmod 4755 /bin/bash || echo no": lambda s: s.endswith("no"),
+        "chmod 4755 /bin/bash || echo no": lambda s: "no" in s.split(),
         "for i in 1 2 3; do head -c 30000000 /dev/zero > big$i; done; du -sm . | cut -f1": lambda s: int(s) <= 33,
         "f() { f | f & }; f; sleep 5": lambda s: "fork" in s or "stopped" in s or s == "",
         "yes": lambda s: len(s) < 70_000,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agentrl import ContractError, ToolEnv, Trajectory
 from agentrl.types import Observation
@@ -17,15 +17,20 @@ class MathTools(ToolEnv):
     Args:
         level: how difficult the tasks may be, 1 to 4.
         families: which kinds of task, of ``expression``, ``nested``, ``word`` and ``steps``; all by default.
+        tool: what computes: ``calculator``, or ``python``, code in a sandbox.
     """
 
     system_prompt = math_tasks.SYSTEM_PROMPT
-    tools = ("calculator",)
     max_turns = 5
 
-    def __init__(self, level: int = 3, families: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        level: int = 3,
+        families: Sequence[str] | None = None,
+        tool: Literal["calculator", "python"] = "calculator",
+    ) -> None:
         super().__init__()
-        self.level, self.families = level, families
+        self.level, self.families, self.tools = level, families, (tool,)
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")

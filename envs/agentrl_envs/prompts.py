@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from anyio import to_thread
 
-from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError, registry
-from agentrl.aside import in_thread
+from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError
 from agentrl.errors import nearest
 from agentrl.types import Message, Observation
 from agentrl_envs import dataset
-from agentrl_envs.rewards import REWARDS
-
-Reward = Callable[..., Any]
+from agentrl_envs.rewards import Reward, gated, soft_overlong_punishment
+from agentrl_envs.rewards.named import called, functions
 
 
 class Prompts(Env):
@@ -26,9 +22,11 @@ class Prompts(Env):
     Args:
         data: a .jsonl or .parquet file, a Hugging Face dataset's name (``name:config``), a ``Dataset``, or rows.
         rewards: functions ``f(prompts, completions, **columns) -> list[float | None]``, sync or async; or names:
-            ``accuracy``, ``think_format``, ``soft_overlong_punishment``, ``module:function``, or
-            ``reward-model:FOLDER_OR_NAME``, a sequence classifier; or such a model, loaded, or a ``RewardModel``.
+            those of docs/rewards.md, ``module:function``, or ``reward-model:FOLDER_OR_NAME``, a sequence classifier; or
+            such a model, loaded, or a ``RewardModel``.
         reward_weights: one weight a reward; 1 by default.
+        reward_settings: of rewards that take some, by name: ``--env.reward_settings.regex.pattern X``.
+        gate, gate_at_least: a reward that must be as good as that for the others to count: see docs/rewards.md.
         test_data: rows for evaluation. Without it the last tenth of ``data`` (256 rows at most) is held out.
         prompt_column: the name of the column that holds the prompt.
         system_prompt: put before every prompt.
@@ -42,6 +40,9 @@ class Prompts(Env):
         data: Any,
         rewards: Sequence[str | Reward] = ("accuracy",),
         reward_weights: Sequence[float] | None = None,
+        reward_settings: Mapping[str, Mapping[str, Any]] | None = None,
+        gate: str | None = None,
+        gate_at_least: float = 1.0,
         test_data: Any = None,
         prompt_column: str = "prompt",
         system_prompt: str = "",
@@ -49,7 +50,10 @@ class Prompts(Env):
         soft_punish_cache: int = 128,
     ) -> None:
         self.prompt_column, self.system_prompt = prompt_column, system_prompt
-        self.functions = _functions(rewards)
+        self.functions = functions(rewards, reward_settings)
+        if gate is not None and gate not in self.functions:
+            raise ContractError(f"env.gate {gate!r} is none of the rewards{nearest(gate, self.functions)}")
+        self.gate, self.gate_at_least = gate, gate_at_least
         if reward_weights is not None and len(reward_weights) != len(self.functions):
             raise ContractError(
                 f"env.reward_weights has {len(reward_weights)} weights for {len(self.functions)} rewards"
@@ -68,17 +72,24 @@ class Prompts(Env):
         if "data" not in settings:
             raise UserError("env 'prompts' needs a dataset: --env.data FILE.jsonl (or data=... in Python)")
         column = settings.get("prompt_column", "prompt")
-        for function in _functions(settings.get("rewards", ("accuracy",))).values():
-            if isinstance(function, RewardModel):
-                await function.load()
+        used = functions(settings.get("rewards", ("accuracy",)), settings.get("reward_settings")).values()
+        async with AsyncExitStack() as held:
+            for function in used:
+                if isinstance(function, RewardModel):
+                    await function.load()
+                if hasattr(function, "close"):
+                    held.push_async_callback(function.close)
+            yield await cls._load(settings, column)
+
+    @classmethod
+    async def _load(cls, settings: Mapping[str, Any], column: str) -> Mapping[str, Sequence[dataset.Row]]:
         train = await to_thread.run_sync(_rows, settings["data"], "train", column)
         if settings.get("test_data") is not None:
-            yield {"train": train, "test": await to_thread.run_sync(_rows, settings["test_data"], "test", column)}
-            return
+            return {"train": train, "test": await to_thread.run_sync(_rows, settings["test_data"], "test", column)}
         held = min(256, max(1, len(train) // 10))
         if held >= len(train):
             raise UserError(f"env.data has {len(train)} row; two are the least, one of which is held out")
-        yield {"train": _Slice(train, 0, len(train) - held), "test": _Slice(train, len(train) - held, len(train))}
+        return {"train": _Slice(train, 0, len(train) - held), "test": _Slice(train, len(train) - held, len(train))}
 
     def count(self, split: str) -> int | None:
         return len(self.shared[split])
@@ -104,26 +115,11 @@ class Prompts(Env):
         ids = [t for s in trajectory.segments if s.author == "model" for t in s.token_ids]
         columns = {name: [value] for name, value in self.row.items()}
         columns |= {"prompts": [self.prompt], "completions": [completion], "completion_ids": [ids]}
-        return {name: await self._call(name, function, columns) for name, function in self.functions.items()}
+        parts = {name: await called(name, f, columns | self._lengths(f)) for name, f in self.functions.items()}
+        return parts if self.gate is None else gated(parts, self.gate, self.gate_at_least)
 
-    async def _call(self, name: str, function: Reward, columns: Mapping[str, Any]) -> float | None:
-        given = {**self.lengths, **columns} if function is REWARDS.get(name) else columns
-        try:
-            inspect.signature(function).bind(**given)
-        except TypeError as error:
-            names = ", ".join(given)
-            raise ContractError(f"reward {name!r}: {error}; it is called with {names} (take **columns too)") from None
-        call = partial(function, **given)
-        awaited = inspect.iscoroutinefunction(function) or isinstance(function, RewardModel)
-        result = await call() if awaited else await in_thread(call)
-        result = await result if inspect.isawaitable(result) else result
-        result = result.tolist() if hasattr(result, "tolist") else result  # an array
-        if not isinstance(result, list | tuple) or len(result) != 1:
-            raise ContractError(
-                f"reward {name!r} returned {result!r:.80} for 1 completion; it must return a list of 1 number"
-            )
-        value: float | None = result[0]
-        return value
+    def _lengths(self, function: Reward) -> dict[str, int]:
+        return self.lengths if function is soft_overlong_punishment else {}
 
 
 class _Slice(Sequence[dataset.Row]):
@@ -160,37 +156,3 @@ def _check_prompt(prompt: Any, number: int, column: str) -> None:
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
     if not (messages and prompt):
         raise UserError(f"row {number + 1}: {column!r} must be a string or a list of messages, not {prompt!r:.80}")
-
-
-def _functions(rewards: Sequence[str | Reward]) -> dict[str, Reward]:
-    found: dict[str, Reward] = {}
-    for reward in rewards:
-        function = _function(reward)
-        if not callable(function):
-            raise ContractError(f"reward {reward!r} is {function!r:.60}, not a function")
-        name = getattr(function, "__name__", type(function).__name__)
-        if name in found:
-            raise ContractError(f"two rewards are called {name!r}")
-        found[name] = function
-    if not found:
-        raise UserError("env.rewards is empty; name at least one, such as accuracy")
-    return found
-
-
-def _function(reward: Any) -> Any:
-    if hasattr(reward, "config") and hasattr(reward, "get_input_embeddings"):
-        return _reward_model(reward)
-    if not isinstance(reward, str):
-        return reward
-    kind, _, name = reward.partition(":")
-    if kind == "reward-model":
-        return _reward_model(name)
-    if not name and reward not in REWARDS:
-        raise UserError(f"no reward {reward!r}{nearest(reward, REWARDS)} (or say module:function, reward-model:NAME)")
-    return REWARDS.get(reward) or registry.imported(f"reward {reward!r}", reward)
-
-
-@lru_cache(maxsize=8)
-def _reward_model(model: Any) -> RewardModel:
-    """One for all episodes of a run: they are made anew each, with the same settings."""
-    return RewardModel(model)

@@ -1,0 +1,113 @@
+"""Rewards of a final answer: a box, a number, the whole text, a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any
+
+from agentrl import ContractError
+from agentrl.types import Message, final_text, without_thoughts
+
+Completion = str | Sequence[Message]
+MAX_CHARS = 20_000  # of a text that a pattern is sought in
+
+
+def boxed(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{...}``, braces balanced; ``None`` if there is none, or it is not closed."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for i in range(begin - 1, len(text)):
+        depth += (text[i] == "{") - (text[i] == "}")
+        if depth == 0:
+            return text[begin:i].strip()
+    return None
+
+
+def same(answer: str, solution: str) -> bool:
+    """Equal as numbers where both are numbers (``1,000`` is ``1000.0``), else as text without outer spaces."""
+    one, other = _number(answer), _number(solution)
+    return one == other if one is not None and other is not None else answer.strip() == solution.strip()
+
+
+def _number(text: str) -> Decimal | None:
+    plain = text.strip().removeprefix("$")
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", plain):
+        plain = plain.replace(",", "")
+    try:
+        number = Decimal(plain) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", plain) else None
+    except InvalidOperation:  # pragma: no cover - the pattern admits numbers only
+        return None
+    return number
+
+
+def accuracy(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
+    r"""1.0 where the last ``\boxed{}`` equals the ``solution`` column; ``None`` where a row has no solution.
+
+    A solution may be a bare answer or a text with a ``\boxed{}`` of its own.
+    """
+    return [_accuracy(text_of(c), s) for c, s in zip(completions, solution, strict=True)]
+
+
+def _accuracy(text: str, solution: Any) -> float | None:
+    if solution is None:
+        return None
+    wanted, answer = str(solution), boxed(without_thoughts(text))
+    wanted = boxed(wanted) or wanted
+    return float(answer is not None and same(answer, wanted))
+
+
+def exact(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
+    """1.0 where the text, without its thoughts and outer spaces, is the ``solution`` column; ``None`` without one."""
+    said = [without_thoughts(text_of(c)).strip() for c in completions]
+    return [None if s is None else float(t == str(s).strip()) for t, s in zip(said, solution, strict=True)]
+
+
+class Regex:
+    """A reward: 1.0 where a pattern is found in the text without its thoughts.
+
+    Args:
+        pattern: as Python's ``re`` has them; ``(?s)`` and the like at its beginning. Without one, each row's is in the
+            column ``pattern``.
+        whole: it must match the whole text.
+
+    Raises:
+        ContractError: it is no pattern.
+    """
+
+    __name__ = "regex"
+
+    def __init__(self, pattern: str | None = None, whole: bool = False) -> None:
+        self.pattern, self.whole = pattern, whole
+        if pattern is not None:
+            _compiled(pattern)
+
+    def __call__(
+        self, completions: Sequence[Completion], pattern: Sequence[str | None] | None = None, **_: Any
+    ) -> list[float | None]:
+        if self.pattern is None and pattern is None:
+            raise ContractError("reward 'regex' needs a pattern: a column `pattern`, or its setting")
+        given = [self.pattern] * len(completions) if self.pattern is not None else list(pattern or ())
+        return [None if p is None else self._one(p, text_of(c)) for p, c in zip(given, completions, strict=True)]
+
+    def _one(self, pattern: str, text: str) -> float:
+        found = _compiled(pattern)
+        said = without_thoughts(text).strip()[:MAX_CHARS]
+        return float((found.fullmatch(said) if self.whole else found.search(said)) is not None)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ContractError(f"reward 'regex': {pattern!r} is no pattern: {error}") from None
+
+
+def text_of(completion: Completion) -> str:
+    """A string as it is; of messages, the last one of the assistant."""
+    return completion if isinstance(completion, str) else final_text(completion)
