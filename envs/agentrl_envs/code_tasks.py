@@ -98,8 +98,9 @@ FAMILIES = {
     "balanced": Family(
         "tells whether the brackets () and [] in the text x are balanced, and nested no deeper than {0}",
         "    stack = []\n    for c in x:\n        if c in '([':\n            stack.append(c)\n"
-        "            if len(stack) > {0}:\n                return False\n        elif not stack or stack.pop() + c not in ('()', '[]'):\n"
-        "            return False\n    return not stack",
+        "            if len(stack) > {0}:\n                return False\n"
+        "        elif not stack or stack.pop() + c not in ('()', '[]'):\n            return False\n"
+        "    return not stack",
         [(1, 6)],
         _brackets,
     ),
