@@ -2,6 +2,7 @@
 
 config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
 metrics.jsonl     a line a step, and a line a measurement
+told.jsonl        what was said of it: alarms, signs of trouble
 trajectories/     a Parquet file a step, a row an episode (schema below)
 model/            the final policy, as from_pretrained takes it
 summary.json      before and after
@@ -74,6 +75,11 @@ class Run:
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(finite) + "\n")
 
+    def tell(self, step: int, text: str) -> None:
+        """A sentence about the run, for whoever looks at it later."""
+        with (self.folder / "told.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"step": step, "text": text}) + "\n")
+
     def write_trajectories(
         self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[Worth]], split: str = "train"
     ) -> None:
@@ -103,6 +109,10 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             os.truncate(metrics, min(mark, metrics.stat().st_size))
+        told = self.folder / "told.jsonl"
+        if told.exists():
+            lines = [line for line in told.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+            told.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), "utf-8")
         for file in (self.folder / "trajectories").glob("*-*.parquet"):
             if int(file.stem.rpartition("-")[2]) > step:
                 file.unlink()

@@ -19,6 +19,7 @@ from agentrl.alarms import Alarms
 from agentrl.blocking import blocking_told
 from agentrl.config import LearnerConfig, TrainConfig, dump_toml
 from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
+from agentrl.diagnosis import Diagnosis
 from agentrl.engine import Sleeper
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
@@ -182,6 +183,7 @@ class _Training:
         env = self.session.spec.make()
         self.tasks = _sampler(config, env.count("train"), self.curriculum)
         self.alarms = Alarms(tools=bool(env.tool_list))
+        self.diagnosis = Diagnosis(dict(env.reward_weights))
         self.measuring: Rollout | None = None
 
     @property
@@ -200,6 +202,7 @@ class _Training:
             "pending": stream.pending(),
             "counted": {name: getattr(self, name) for name in COUNTED},
             "alarms": self.alarms,
+            "diagnosis": self.diagnosis,
             "before": before,
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
@@ -215,7 +218,7 @@ class _Training:
         self.tasks.load(state["sampler"])
         for name, value in state["counted"].items():
             setattr(self, name, value)
-        self.alarms = state["alarms"]
+        self.alarms, self.diagnosis = state["alarms"], state["diagnosis"]
         torch.set_rng_state(state["rng"])
         await self.session.engine.update_weights(self.session.policy.model, self.learner.version)
 
@@ -234,8 +237,7 @@ class _Training:
         groups = [*taken.groups, *taken.others]
         rolled = perf_counter()
         self._check_alive(groups)
-        for text in self.alarms.look(groups):
-            self.watcher.said(text)
+        self._tell(step, self.alarms.look(groups))
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
         kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
@@ -266,6 +268,7 @@ class _Training:
         self._count(values)
         self.run.log({"step": step, **values})
         self.watcher.step(step, values)
+        self._tell(step, self.diagnosis.look(values, taken.groups))
 
     async def measure(self, step: int, wanted: int) -> Comparison:
         """Sampled and greedy reward on held-out tasks: the same tasks each time."""
@@ -317,6 +320,11 @@ class _Training:
     def _write(self, step: int, groups: Sequence[Group]) -> None:
         advantages = self.advantage([list(g) for g in groups])
         self.run.write_trajectories(step, groups, advantages)
+
+    def _tell(self, step: int, sentences: Sequence[str]) -> None:
+        for text in sentences:
+            self.watcher.said(text)
+            self.run.tell(step, text)
 
     def _count(self, values: Mapping[str, float]) -> None:
         self.steps += 1

@@ -1,0 +1,91 @@
+"""Each sign of trouble is told where it is, in words, and not where it is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from agentrl.diagnosis import WINDOW, Diagnosis
+from agentrl.types import Group, Message, Stop, Trajectory
+
+FINE = {
+    "reward": 0.5,
+    "frac_reward_zero_std": 0.2,
+    "grad_norm": 0.5,
+    "entropy": 0.8,
+    "completions/clipped_ratio": 0.02,
+    "groups/kept": 16.0,
+    "groups/dropped": 0.0,
+    "sampling/sampling_logp_difference/mean": 1e-6,
+    "rewards/correct/std": 0.4,
+    "rewards/format/std": 0.3,
+}
+
+
+def told(*steps: dict[str, float], weights: dict[str, float] | None = None) -> list[str]:
+    diagnosis = Diagnosis(weights or {})
+    return [text for values in steps for text in diagnosis.look({**FINE, **values}, [])]
+
+
+def rising(steps: int) -> list[dict[str, float]]:
+    return [{"reward": i / steps} for i in range(steps)]
+
+
+def test_a_run_that_goes_well_is_left_alone() -> None:
+    assert told(*rising(60)) == []
+
+
+@pytest.mark.parametrize(
+    ("late", "sign"),
+    [
+        ({"frac_reward_zero_std": 0.9}, "90% of the groups of 10 steps had one reward .* easier tasks"),
+        ({"frac_reward_zero_std": 0.9, "reward": 0.97}, "harder tasks, --rollout.sampler difficulty"),
+        ({"kl": 3.0}, "the policy is 3 nats a token from its reference: try a lower --learner.lr"),
+        ({"sampling/sampling_logp_difference/mean": 0.4}, "the engine's logprobs differ .* by 0.4 nats"),
+        ({"entropy": 0.01, "reward": 0.6}, r"the entropy fell from 0.8 to 0.01 .* the reward stopped at 0.60"),
+        ({"completions/clipped_ratio": 0.4}, "40% of the episodes ran out of tokens: try a higher --rollout.max_turn_"),
+        ({"stops/max_turns": 0.5}, "50% of the episodes ran out of turns"),
+        ({"rewards/correct/std": 0.0}, "100% of the reward's spread is its part 'format': 'correct' teach nothing"),
+        ({"groups/kept": 8.0, "groups/dropped": 8.0}, "20% of the groups were lost to faults"),
+    ],
+)
+def test_each_sign_is_told_once(late: dict[str, float], sign: str) -> None:
+    found = told(*rising(30), *[late] * 25)
+    assert len(found) == 1, found
+    assert re.search(sign, found[0]), found[0]
+
+
+def test_a_gradient_that_explodes_is_told_at_once() -> None:
+    (found,) = told(*rising(30), {"grad_norm": 50.0})
+    assert found.startswith("the gradient's norm is 50, 100 times its median: try a lower --learner.lr")
+
+
+def test_what_came_back_is_told_again() -> None:
+    bad = [{"kl": 3.0}] * 3
+    assert len(told(*rising(30), *bad, *[{"kl": 0.1}] * 5, *bad)) == 1
+    assert len(told(*rising(30), *bad, *[{"kl": 0.1}] * (2 * WINDOW + 5), *bad)) == 2
+
+
+def test_a_part_without_weight_rules_nothing() -> None:
+    late = [{"rewards/format/std": 0.0}] * 20
+    assert told(*rising(30), *late, weights={"format": 0.0}) == []
+    assert len(told(*rising(30), *late)) == 1
+
+
+def winner(task: int, text: str, reward: float) -> Trajectory:
+    messages: tuple[Message, ...] = ({"role": "user", "content": "q"}, {"role": "assistant", "content": text})
+    return Trajectory(task, (), messages, Stop.TERMINATED, rewards={"correct": reward})
+
+
+def test_winners_that_all_say_the_same_are_told() -> None:
+    def groups(text: str) -> list[Group]:
+        return [
+            Group(k, (winner(k, text.format(k), 1.0), winner(k, "no", 0.0), replace(winner(k, "", 1.0), rewards={})))
+            for k in range(10)
+        ]
+
+    assert Diagnosis().look(FINE, groups("the answer is {0}")) == []
+    (found,) = Diagnosis().look(FINE, groups("the answer"))
+    assert found.startswith("the winners of 10 of 10 tasks say the same, 'the answer': can the reward be had without")
