@@ -107,9 +107,9 @@ def entropy_gone(d: Diagnosis) -> str | None:
     if now is None or first is None or now > 0.1 * first or not d.stuck() or (d.late("reward") or 0.0) > 0.9:
         return None
     return (
-        f"the entropy fell from {first:.3g} to {now:.3g} nats a token and the reward stopped at {d.late('reward'):.2f}: "
-        "the policy tries nothing new; try --learner.epsilon_high 0.3, --learner.entropy_coef 0.001, or a lower "
-        "--learner.lr"
+        f"the entropy fell from {first:.3g} to {now:.3g} nats a token, and the reward stopped at "
+        f"{d.late('reward'):.2f}: the policy tries nothing new; try --learner.epsilon_high 0.3, "
+        "--learner.entropy_coef 0.001, or a lower --learner.lr"
     )
 
 
