@@ -231,9 +231,18 @@ class RunConfig(Section):
     dir: str | None = Field(None, description="runs/DATE-TIME-ENV by default")
     resume: bool = Field(False, description="a run that the folder holds goes on from its newest checkpoint")
     save_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
+    trackers: tuple[str, ...] = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
+    project: str = Field("agentrl", description="what the trackers call the place of many runs")
+
+    @pydantic.field_validator("trackers", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @pydantic.model_validator(mode="after")
     def _placed(self) -> RunConfig:
+        if not self.trackers and self.project != "agentrl":
+            raise ValueError("project is for trackers, and there are none: run.trackers")
         if self.resume and self.dir is None:
             raise ValueError("resume needs dir, the run's folder")
         return self

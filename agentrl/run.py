@@ -163,7 +163,7 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
             f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
             f"agentrl train --resume {path}"
         )
-    before, now = (_flat(tomllib.loads(text)) for text in ((path / "config.toml").read_text("utf-8"), config_toml))
+    before, now = (flat(tomllib.loads(text)) for text in ((path / "config.toml").read_text("utf-8"), config_toml))
     names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in FREE)
     other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
     if other:
@@ -173,10 +173,11 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
         )
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables in tables, by dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from anyio import to_thread
 
-from agentrl import aside, checkpoint, metrics, registry
+from agentrl import aside, checkpoint, metrics, registry, tracking
 from agentrl.alarms import Alarms
 from agentrl.blocking import blocking_told
 from agentrl.config import LearnerConfig, TrainConfig, dump_toml
@@ -33,10 +33,11 @@ from agentrl.learner.packing import Advantage, samples
 from agentrl.learner.ranks import Ranks, joined
 from agentrl.policy import Policy, resolved
 from agentrl.rollout import Rollout
-from agentrl.run import Run, create
+from agentrl.run import Run, create, flat
 from agentrl.session import Session, made_policy, opened
 from agentrl.stream import Dealt, Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
+from agentrl.tracking import Tracking
 from agentrl.types import Group, Message, Trajectory
 from agentrl.waits import Wait, stalls_told
 from agentrl.watching import Watcher, interrupts, told_on_signal
@@ -116,10 +117,15 @@ async def _train(
     ranks: Ranks,
 ) -> dict[str, Any]:
     async with opened(config, spec, loaded) as session, interrupts(watcher) as stop, AsyncExitStack() as watched:
+        tracking.check(config.run.trackers)
         run = create(config.run.dir, spec.name, dump_toml(session.config), resume=config.run.resume)
         watched.callback(run.close)
         watcher.started(session, run)
-        training = _Training(session, run, watcher, curriculum, ranks)
+        named = {name: str(value) for name, value in flat(config.model_dump(mode="json", exclude_none=True)).items()}
+        trackers = watched.enter_context(
+            tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said)
+        )
+        training = _Training(session, run, watcher, curriculum, ranks, trackers)
         watched.enter_context(blocking_told(watcher.said))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
         await watched.enter_async_context(told_on_signal(training, watcher))
@@ -168,6 +174,7 @@ class _Training:
     watcher: Watcher
     curriculum: Curriculum | None
     ranks: Ranks
+    trackers: Tracking
     steps: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -267,6 +274,8 @@ class _Training:
         values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
         self._count(values)
         self.run.log({"step": step, **values})
+        self.trackers.log(step, values)
+        self.trackers.episodes(step, [t for g in groups for t in g])
         self.watcher.step(step, values)
         self._tell(step, self.diagnosis.look(values, taken.groups))
 
@@ -278,7 +287,9 @@ class _Training:
         self.watcher.phase("measure", 2 * len(tasks))
         sampled, played = await measure(rollout, tasks, seed=seed, watch=self.watcher.episode)
         greedy, best = await measure(rollout, tasks, seed=seed, greedy=True, watch=self.watcher.episode)
-        self.run.log({"step": step, **_prefixed("eval/", sampled), **_prefixed("eval/greedy_", greedy)})
+        values = {**_prefixed("eval/", sampled), **_prefixed("eval/greedy_", greedy)}
+        self.run.log({"step": step, **values})
+        self.trackers.log(step, values)
         groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
         await to_thread.run_sync(self.run.write_trajectories, step, groups, [(0.0, 0.0)] * len(groups), "test")
         self.watcher.measured(step, sampled, greedy)
