@@ -38,7 +38,7 @@ whoever calls them shares one episode. A tool that says no is an error that the 
 
 
 class Settings(Section):
-    http: int | None = Field(None, ge=1, le=65535, description="serve over HTTP on this port of the loopback address")
+    http: int | None = Field(None, ge=0, le=65535, description="serve over HTTP on this port of 127.0.0.1; 0: a free one")
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
 
 
@@ -166,11 +166,12 @@ async def _over_http(server: Server[Any], port: int) -> None:
     try:
         heard.bind(("127.0.0.1", port))
     except OSError as error:
+        heard.close()
         raise UserError(f"cannot listen on port {port}: {error.strerror}") from None
     config = uvicorn.Config(server.streamable_http_app(), log_level="warning", timeout_graceful_shutdown=1)
     web = Loopback(config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_until_told, lambda: setattr(web, "should_exit", True))
-        print(f"http://127.0.0.1:{port}/mcp", file=sys.stderr, flush=True)
+        print(f"http://127.0.0.1:{heard.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
         await web.serve(sockets=[heard])
         tasks.cancel_scope.cancel()

@@ -211,7 +211,7 @@ class Connection:
             await session.last(self.start_timeout_s)
         finally:
             self._session, self._why = None, session.link.why
-        while session.calls and not self._ended:  # still on their way, each with a deadline of its own
+        while is_url(self.server) and session.calls and not self._ended:  # HTTP may answer yet, within their deadlines
             await anyio.sleep(0.01)
 
     def _interruptible(self, seconds: float) -> anyio.CancelScope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Annotated
 
 import anyio
@@ -76,11 +77,9 @@ def picture() -> Image:
 
 
 @server.tool()
-def block(seconds: float) -> str:
+async def block(seconds: float) -> str:
     """Hold the whole server up."""
-    import time
-
-    time.sleep(seconds)
+    time.sleep(seconds)  # noqa: ASYNC251
     return "blocked"
 
 
