@@ -105,7 +105,7 @@ async def test_wrong_arguments_are_told_one_by_one() -> None:
         ("add", {}, "bad arguments for add: a: field required"),
         ("add", {"a": "x"}, "a: 'x' is not of type 'integer'"),
         ("add", {"a": 1, "b": -1}, "b: -1 is less than the minimum of 0"),
-        ("point", {"at": {"y": "u"}}, "at.x: field required; at.y: 'u' is not of type 'integer'"),
+        ("point", {"at": {"y": "u"}}, "at.y: 'u' is not of type 'integer'; at.x: field required"),
     ]
     async with using() as tools:
         for name, arguments, words in wrong:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,8 @@ TOOLS = '''
 from contextlib import asynccontextmanager
 import subprocess
 from agentrl import Toolset, WorldFault, tool
+
+print("imported")
 
 class Counter(Toolset):
     """Counts."""
@@ -54,12 +57,12 @@ class Counter(Toolset):
         self.count += times * self.step
         return self.count
 
-@tool
-async def fails(kind: str) -> str:
-    """Fail."""
-    if kind == "fault":
-        raise WorldFault("sandbox_gone", "it is away")
-    return {1}
+    @tool
+    async def fails(self, kind: str) -> str:
+        """Fail."""
+        if kind == "fault":
+            raise WorldFault("sandbox_gone", "it is away")
+        return {1}
 '''
 
 
@@ -70,9 +73,9 @@ def tools_file(tmp_path: Path) -> Path:
     return path
 
 
-async def used(server: str, path: Path | None = None) -> list[str]:
+async def used(server: str, env: Sequence[str] = ()) -> list[str]:
     """What the tools say to an agentrl that uses them through MCP."""
-    toolset, said = Mcp(server, timeout_s=20.0), []
+    toolset, said = Mcp(server, env=env, timeout_s=20.0), []
     async with toolset.open() as shared:
         tools = {t.name: t for t in toolset.of_episode(shared).tool_list}
         assert tools["calculator"].schema == calculator.schema
@@ -105,12 +108,11 @@ EXPECTED = [
 ]
 
 
-def test_over_stdio_and_back(tools_file: Path) -> None:
-    names = f"calculator,{tools_file}:Counter,{tools_file}:fails"
-    server = " ".join([*SERVE, names, f"--tool.{tools_file.stem}.step", "10"])
-    # settings go by what stands before the colon: a path with dots in it cannot be named, a module can
-    server = f"env PYTHONPATH={tools_file.parent} " + server.replace(f"{tools_file}:", f"{tools_file.stem}:")
-    assert anyio.run(used, server) == EXPECTED
+def test_over_stdio_and_back(tools_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tools_file.parent)
+    server = [*SERVE, "calculator,served_tools:Counter", "--tool.served_tools.step", "10"]
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    assert anyio.run(used, " ".join(server), ["PYTHONPATH"]) == EXPECTED
 
 
 @contextmanager
@@ -127,7 +129,7 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_over_http_and_back(tools_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tools_file.parent)
-    with served("calculator,served_tools:Counter,served_tools:fails", "--tool.served_tools.step", "10") as (process, url):
+    with served("calculator,served_tools:Counter", "--tool.served_tools.step", "10") as (process, url):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/mcp", url)
         assert anyio.run(used, url) == EXPECTED
         process.send_signal(signal.SIGTERM)
@@ -153,7 +155,7 @@ def test_it_ends_when_told_though_the_client_is_there(sign: signal.Signals, tool
         assert process.wait(timeout=20) == 0
         assert process.stdout.read() == ""
         assert process.stderr is not None
-        assert "closed at 0" in process.stderr.read()
+        assert process.stderr.read().split("\n")[:4] == ["imported", "opened", "closed at 0", "shut"]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
 import pydantic
@@ -42,6 +42,11 @@ class Settings(Section):
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
 
 
+class Wire(NamedTuple):
+    read: int  # file descriptors
+    write: int
+
+
 def main(words: Sequence[str]) -> int:
     if not words or {"-h", "--help"} & set(words):
         print(HELP)
@@ -50,7 +55,6 @@ def main(words: Sequence[str]) -> int:
     if words[0].startswith("-") or not names:
         raise ConfigError(f"agentrl serve-tools begins with names of tools, not {words[0]!r}")
     settings = _read(words[1:])
-    found = [(name, named(name, settings.tool.get(name.partition(":")[0]))) for name in names]
     for short in settings.tool:
         if short not in (known := [name.partition(":")[0] for name in names]):
             raise ConfigError(f"tool.{short}: no tool of that name is served{nearest(short, known)}")
@@ -58,8 +62,24 @@ def main(words: Sequence[str]) -> int:
         import mcp  # noqa: F401
     except ImportError:
         raise UserError("agentrl serve-tools needs the package mcp: pip install 'agentrl-gym[mcp]'") from None
-    anyio.run(_serve, [t for _, t in found], settings.http)
+    with nullcontext(None) if settings.http is not None else _wire() as wire:
+        found = [named(name, settings.tool.get(name.partition(":")[0])) for name in names]
+        anyio.run(_serve, found, settings.http, wire)
     return 0
+
+
+@contextmanager
+def _wire() -> Iterator[Wire]:
+    """Stdin and stdout for the protocol alone: meanwhile whoever reads finds nothing, and what is printed is stderr's."""
+    wire, empty = Wire(os.dup(0), os.dup(1)), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    try:
+        yield wire
+    finally:
+        sys.stdout.flush()
+        os.dup2(wire.read, 0)
+        os.dup2(wire.write, 1)
 
 
 def _read(words: Sequence[str]) -> Settings:
@@ -74,9 +94,10 @@ def _read(words: Sequence[str]) -> Settings:
         raise ConfigError(f"--{where}: {what}") from None
 
 
-async def _serve(found: Sequence[Tool | Toolset], port: int | None) -> None:
+async def _serve(found: Sequence[Tool | Toolset], port: int | None, wire: Wire | None) -> None:
     async with opened(found) as tools:
-        await (_over_stdio(server_of(tools)) if port is None else _over_http(server_of(tools), port))
+        server = server_of(tools)
+        await (_over_stdio(server, wire) if wire is not None else _over_http(server, port or 0))
 
 
 async def _until_told(end: Callable[[], None]) -> None:
@@ -133,14 +154,13 @@ def server_of(tools: dict[str, Tool]) -> Server[Any]:
     return Server("agentrl", version=__version__, on_list_tools=listed, on_call_tool=call)
 
 
-async def _over_stdio(server: Server[Any]) -> None:
+async def _over_stdio(server: Server[Any], wire: Wire) -> None:
     from mcp.server.stdio import stdio_server
 
-    wire, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)  # what tools start does not read the protocol
+    output = anyio.wrap_file(os.fdopen(wire.write, "w", encoding="utf-8", closefd=False))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_until_told, tasks.cancel_scope.cancel)
-        async with stdio_server(stdin=cast(Any, _lines(wire))) as (read, write):  # what is printed goes to stderr
+        async with stdio_server(stdin=cast(Any, _lines(wire.read)), stdout=output) as (read, write):
             await server.run(read, write, server.create_initialization_options())
         tasks.cancel_scope.cancel()
 
@@ -165,6 +185,7 @@ async def _over_http(server: Server[Any], port: int) -> None:
     heard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         heard.bind(("127.0.0.1", port))
+        heard.listen(128)
     except OSError as error:
         heard.close()
         raise UserError(f"cannot listen on port {port}: {error.strerror}") from None

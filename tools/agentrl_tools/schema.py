@@ -23,7 +23,7 @@ def check_of(schema: JsonSchema, what: str) -> Check:
     """What is wrong with arguments by this schema. Raises UserError where it is no JSON schema; begins with ``what``."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
+        kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))  # patterns are of any language
     except jsonschema.SchemaError as error:
         raise UserError(f"{what}: its schema is no JSON schema: {error.message:.{MAX_CHARS}}") from None
     validator: Validator = kind(schema, registry=Registry())  # which fetches nothing
