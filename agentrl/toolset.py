@@ -90,5 +90,5 @@ def _made(name: str, cls: type[Toolset], settings: Mapping[str, Any]) -> Toolset
         if what == "field required":
             form = f"{short}:{where.upper()}" if where == cls.named_by else f"a value for --tool.{short}.{where}"
             raise ContractError(f"tool {name!r} needs {form}") from None
-        raise ContractError(f"tool.{short}.{where}: {what}, not {settings[where]!r}") from None
+        raise ContractError(f"tool.{short}.{where}: {what}, not {settings[where.partition('.')[0]]!r}") from None
     return cls(**{k: values[k] for k in settings})

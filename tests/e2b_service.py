@@ -28,6 +28,7 @@ class Service(ThreadingHTTPServer):
         self.running: set[str] = set()
         self.most = 0
         self.refusing = 0  # starts that fail with 500
+        self.late_s = 0.0  # beyond a command's deadline, until it is ended
         self.gate = threading.Event()  # starts wait for it
         self.gate.set()
 
@@ -41,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Service
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = self.body()
         match self.path.partition("?")[0]:
             case "/v2/sandboxes":
                 self.start(json.loads(body))
@@ -51,6 +52,16 @@ class Handler(BaseHTTPRequestHandler):
                 self.run(json.loads(body[5:]))
             case _:
                 self.answer(404, {"code": "not_found", "message": self.path})
+
+    def body(self) -> bytes:
+        if self.headers.get("transfer-encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("content-length") or 0))
+        whole = b""
+        while size := int(self.rfile.readline(), 16):
+            whole += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return whole
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -100,9 +111,10 @@ class Handler(BaseHTTPRequestHandler):
         ) as child:  # fmt: skip
             limit_s = int(self.headers.get("connect-timeout-ms", "60000")) / 1000
             try:
-                out, err = child.communicate(timeout=limit_s + 1)
+                out, err = child.communicate(timeout=limit_s + self.server.late_s)
             except subprocess.TimeoutExpired:
-                return child.kill()
+                child.kill()
+                return self.message({"error": {"code": "deadline_exceeded", "message": "deadline"}}, flags=2)
         if not self.server.running:
             return None  # it was killed meanwhile: the stream just ends
         for name, data in (("stdout", out), ("stderr", err)):

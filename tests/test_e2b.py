@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("e2b")
 
+from agentrl_tools.e2b import E2b
+from agentrl_tools.remote import Remote, Result, Wanted
 from e2b_service import KEY, Service, e2b_service
 
 from agentrl import Tool, ToolError, UserError, WorldFault
-from agentrl_tools.e2b import E2b
-from agentrl_tools.remote import Remote, Result, Wanted
 
 
 @pytest.fixture
@@ -47,12 +47,15 @@ async def test_what_the_model_did_wrong_is_told_to_it(service: Service) -> None:
         own = toolset.of_episode(shared)
         tools: dict[str, Tool] = {t.name: t for t in own.tool_list}
         assert await tools["write_file"](path="a/b.txt", text="x") == "a/b.txt is written"
-        with pytest.raises(ToolError, match="there is no file gone.txt"):
+        with pytest.raises(ToolError, match=r"there is no file gone\.txt"):
             await tools["read_file"](path="gone.txt")
         with pytest.raises(ToolError, match="path is a directory"):
             await tools["write_file"](path="a", text="x")
         with pytest.raises(ToolError, match="the command took over 1 s"):
             await tools["shell"](command="sleep 30")
+        service.late_s = 60.0  # nobody ends it there
+        with pytest.raises(ToolError, match="the command took over 1 s"):
+            await tools["shell"](command="sleep 5")
         assert await tools["shell"](command="ls a") == "b.txt"
         await own.close()
     assert service.running == set()
@@ -82,7 +85,7 @@ async def test_a_start_that_fails_is_a_fault_and_a_wrong_key_the_user_s(
         with pytest.raises(WorldFault, match="no machine is free"):
             await toolset.of_episode(shared).tool_list[0](command="true")
         monkeypatch.setenv("E2B_API_KEY", KEY[:-1] + "1")
-        with pytest.raises(UserError, match="E2B starts no sandbox: .*no such key"):
+        with pytest.raises(UserError, match=r"E2B starts no sandbox: .*no such key"):
             await toolset.of_episode(shared).tool_list[0](command="true")
     monkeypatch.delenv("E2B_API_KEY")
     with pytest.raises(UserError, match="needs a key: set E2B_API_KEY"):

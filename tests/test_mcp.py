@@ -15,13 +15,13 @@ from typing import Any
 
 import anyio
 import pytest
+from agentrl_tools.mcp import Mcp
 
 from agentrl import ContractError, EnvSpec, Tool, ToolEnv, ToolError, UserError, WorldFault
 from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.toolset import named
 from agentrl.types import Observation, Trajectory
-from agentrl_tools.mcp import Mcp
 
 TRICKS = str(Path(__file__).parent / "mcp_tricks.py")
 COMMAND = f"{sys.executable} {TRICKS}"
@@ -47,7 +47,7 @@ def alive(pid: int) -> bool:
 async def kill(pid: int) -> None:
     """What is sent to a process that just died was on its way too; so until its end has been heard of."""
     os.kill(pid, signal.SIGKILL)
-    while alive(pid):
+    while alive(pid):  # noqa: ASYNC110
         await anyio.sleep(0.01)
     await anyio.sleep(0.1)
 
@@ -129,7 +129,7 @@ async def test_a_command_is_given_only_the_variables_that_are_named(monkeypatch:
         assert await tools["environment"](name="TOKEN") == "none"
     async with using(env=["TOKEN"]) as tools:
         assert await tools["environment"](name="TOKEN") == "secret"
-    with pytest.raises(UserError, match="no environment variable 'TOKENS', which tool.mcp.env names"):
+    with pytest.raises(UserError, match=r"no environment variable 'TOKENS', which tool\.mcp\.env names"):
         async with using(env=["TOKENS"]):
             pass
 
@@ -143,7 +143,7 @@ async def test_a_command_is_given_only_the_variables_that_are_named(monkeypatch:
         ("cat", "cannot be started: "),
         ("echo hello", "it ended; on stdout it wrote 'hello', which is no MCP message"),
         ("http://127.0.0.1:9/mcp", "cannot be started: nothing answers at http://127.0.0.1:9/mcp"),
-        ("python 'x", "cannot read the command \"python 'x\": No closing quotation"),
+        ("python 'x", 'cannot read the command "python \'x": No closing quotation'),
         ("", "the command is empty"),
     ],
 )
@@ -202,7 +202,7 @@ async def test_who_calls_while_it_is_started_again_waits() -> None:
 
 async def test_a_server_that_does_not_come_back_is_a_fault_that_says_why(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
-    script.write_text(Path(TRICKS).read_text())
+    script.write_text(Path(TRICKS).read_text())  # noqa: ASYNC240
     async with using(f"{sys.executable} {script}", timeout_s=2.0) as tools:
         script.write_text("raise RuntimeError('moved out')")
         assert (await fault_of(tools["die"])).kind == "mcp_gone"
@@ -348,7 +348,7 @@ def test_settings_are_checked() -> None:
     here = "agentrl_tools.mcp:Mcp"
     with pytest.raises(ContractError, match="sessions 1 or more; not 30, 0"):
         named(here, {"server": "x", "sessions": 0})
-    with pytest.raises(ContractError, match="has no setting 'tool.agentrl_tools.mcp.onyl'; did you mean 'only'"):
+    with pytest.raises(ContractError, match=r"has no setting 'tool\.agentrl_tools\.mcp\.onyl'; did you mean 'only'"):
         named(here, {"server": "x", "onyl": "add"})
     toolset = named(here, {"server": "x", "only": "add, pid"})
     assert isinstance(toolset, Mcp)

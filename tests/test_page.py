@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from agentrl_tools.page import text_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from agentrl_tools.schema import check_of
 
 from agentrl import UserError
-from agentrl_tools.schema import check_of
 
 NESTED = {
     "type": "object",

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from agentrl_tools.calculator import calculator
+from agentrl_tools.mcp import Mcp
 
 from agentrl import Tool, ToolError, WorldFault
 from agentrl.cli import main
-from agentrl_tools.calculator import calculator
-from agentrl_tools.mcp import Mcp
 
 SERVE = [sys.executable, "-m", "agentrl", "serve-tools"]
 TOOLS = '''
@@ -133,7 +133,7 @@ def test_over_http_and_back(tools_file: Path, monkeypatch: pytest.MonkeyPatch) -
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/mcp", url)
         assert anyio.run(used, url) == EXPECTED
         process.send_signal(signal.SIGTERM)
-        said, heard = process.communicate(timeout=20)
+        _, heard = process.communicate(timeout=20)
         assert process.returncode == 0
         assert "Traceback" not in heard
 
@@ -141,7 +141,7 @@ def test_over_http_and_back(tools_file: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_when_told_though_the_client_is_there(sign: signal.Signals, tools_file: Path) -> None:
     command = [*SERVE, f"{tools_file}:Counter"]
-    heed = "import signal, sys, os; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"  # noqa: E501
     with subprocess.Popen(
         [sys.executable, "-c", heed, *command],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -38,7 +38,9 @@ whoever calls them shares one episode. A tool that says no is an error that the 
 
 
 class Settings(Section):
-    http: int | None = Field(None, ge=0, le=65535, description="serve over HTTP on this port of 127.0.0.1; 0: a free one")
+    http: int | None = Field(
+        None, ge=0, le=65535, description="serve over HTTP on this port of 127.0.0.1; 0: a free one"
+    )
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
 
 
@@ -70,7 +72,7 @@ def main(words: Sequence[str]) -> int:
 
 @contextmanager
 def _wire() -> Iterator[Wire]:
-    """Stdin and stdout for the protocol alone: meanwhile whoever reads finds nothing, and what is printed is stderr's."""
+    """Stdin and stdout for the protocol alone: whoever else reads finds nothing, and prints to stderr."""
     wire, empty = Wire(os.dup(0), os.dup(1)), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.dup2(2, 1)
@@ -133,7 +135,9 @@ def server_of(tools: dict[str, Tool]) -> Server[Any]:
 
     async def listed(_context: Any, _params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(
-            tools=[types.Tool(name=t.name, description=t.description, input_schema=t.parameters) for t in tools.values()]
+            tools=[
+                types.Tool(name=t.name, description=t.description, input_schema=t.parameters) for t in tools.values()
+            ]
         )
 
     async def call(_context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:

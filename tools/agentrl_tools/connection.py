@@ -1,9 +1,9 @@
 """A connection to an MCP server, kept by a task of its own, which makes it again when the server has gone.
 
-    open ---> session ---> lost ---> (a pause, growing) ---> session ---> ... ---> close
-                 |           |
-                 |           calls that were on their way: WorldFault("mcp_gone")
-                 calls        others wait for the next session
+open ---> session ---> lost ---> (a pause, growing) ---> session ---> ... ---> close
+             |           |
+             |           calls that were on their way: WorldFault("mcp_gone")
+             calls        others wait for the next session
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -38,10 +38,13 @@ class Session:
     def __init__(self, client: Client, link: Link) -> None:
         self.client, self.link = client, link
         self.calls = 0
+        self.idle = asyncio.Event()  # no call is on its way
+        self.idle.set()
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
         self.calls += 1
+        self.idle.clear()
         try:
             yield
         except asyncio.CancelledError:  # a time-out, for all we know
@@ -49,6 +52,8 @@ class Session:
             raise
         finally:
             self.calls -= 1
+            if not self.calls:
+                self.idle.set()
 
     async def last(self, patience_s: float) -> None:
         """Until it is lost. One that let a call time out must answer something else within ``patience_s``."""
@@ -61,10 +66,9 @@ class Session:
         while True:
             await self.link.doubted.wait()
             self.link.doubted.clear()
-            try:
-                with anyio.fail_after(patience_s):
-                    await self.client.list_tools(cache_mode="bypass")
-            except (MCPError, TimeoutError):
+            with anyio.move_on_after(patience_s) as waiting, suppress(MCPError):  # an error is an answer
+                await self.client.list_tools(cache_mode="bypass")
+            if waiting.cancelled_caught:
                 self.link.lose(f"it has not answered anything for {patience_s:g} s")
 
 
@@ -211,8 +215,9 @@ class Connection:
             await session.last(self.start_timeout_s)
         finally:
             self._session, self._why = None, session.link.why
-        while is_url(self.server) and session.calls and not self._ended:  # HTTP may answer yet, within their deadlines
-            await anyio.sleep(0.01)
+        if is_url(self.server) and not self._ended:
+            with self._interruptible(math.inf):
+                await session.idle.wait()  # HTTP may answer yet, within the calls' deadlines
 
     def _interruptible(self, seconds: float) -> anyio.CancelScope:
         """A deadline for what ``close`` need not wait for."""

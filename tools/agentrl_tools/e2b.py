@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from e2b import AsyncSandbox
 
 
+LATE_S = 3.0  # the service ends a command that takes too long; should it not, we do
+
+
 class E2b:
     """One sandbox of E2B."""
 
@@ -47,7 +50,8 @@ class E2b:
 
         begun = anyio.current_time()
         try:
-            done = await self._running.commands.run(command, timeout=timeout_s)
+            with anyio.fail_after(timeout_s + LATE_S):
+                done = await self._running.commands.run(command, timeout=timeout_s)
         except CommandExitException as error:
             return Result(error.exit_code, error.stdout or "", error.stderr or "")
         except TimeoutException as error:  # also what it raises for a sandbox that went away

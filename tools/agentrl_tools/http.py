@@ -17,7 +17,11 @@ from agentrl_tools.allowed import PORTS, Rule, is_public, rule, ruling
 from agentrl_tools.page import text_of
 
 TEXT = ("text/", "application/json", "application/xml", "application/javascript", "application/x-ndjson")
-HEADERS = {"user-agent": f"agentrl/{__version__}", "accept": "text/html, text/*, */*;q=0.1", "accept-encoding": "identity"}
+HEADERS = {
+    "user-agent": f"agentrl/{__version__}",
+    "accept": "text/html, text/*, */*;q=0.1",
+    "accept-encoding": "identity",
+}
 REDIRECTS = 5
 MAX_ADDRESSES = 4  # of a host that are tried
 
@@ -66,9 +70,17 @@ class Http(Toolset):
     @property
     def tool_list(self) -> Sequence[Tool]:
         hosts = ", ".join(r.text for r in self.allow)
-        own = {"timeout_s": self.timeout_s, "retries": self.retries, "limit": self.limit}
         marked = [t for t in super().tool_list if self.post_allowed or t.name != "post"]
-        return [replace(t, description=f"{t.description} Allowed: {hosts}.", **own) for t in marked]
+        return [
+            replace(
+                t,
+                description=f"{t.description} Allowed: {hosts}.",
+                timeout_s=self.timeout_s,
+                retries=self.retries,
+                limit=self.limit,
+            )
+            for t in marked
+        ]
 
     @tool
     async def fetch(self, url: str) -> str:
@@ -108,7 +120,7 @@ class Http(Toolset):
     async def _answer(
         self, method: str, text: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[httpx2.URL, httpx2.Response]]:
-        """The server's answer, its body unread. Raises ToolError: it may not be asked; WorldFault: it does not answer."""
+        """The answer, its body unread. Raises ToolError: it may not be asked for; WorldFault: there is none."""
         url, admitted = ruling(self.allow, text)
         addresses = await _addresses(url, admitted)
         headers = {**HEADERS, **_ascii(headers), "host": url.netloc.decode("ascii")}

@@ -56,7 +56,7 @@ class Mcp(Toolset):
     ) -> None:
         if not start_timeout_s > 0 or sessions < 1:
             raise ContractError(
-                f"tool 'mcp': start_timeout_s must be over 0 and sessions 1 or more; not {start_timeout_s:g}, {sessions}"
+                f"tool 'mcp': start_timeout_s must be over 0, sessions 1 or more; not {start_timeout_s:g}, {sessions}"
             )
         self.server, self.prefix, self.only, self.env = server, prefix, tuple(only), tuple(env)
         self.timeout_s, self.retries, self.limit = timeout_s, retries, limit
@@ -129,7 +129,9 @@ class Server:
                 await self.places.acquire()
         except TimeoutError:
             s = self.settings
-            raise WorldFault("mcp_gone", f"all {s.sessions} sessions of the MCP server {s.server!r} are taken") from None
+            raise WorldFault(
+                "mcp_gone", f"all {s.sessions} sessions of the MCP server {s.server!r} are taken"
+            ) from None
         connection = self.fresh.pop() if self.fresh and self.fresh[0].is_open else self._connection()
         self.taken.add(connection)
         try:
@@ -190,7 +192,8 @@ def _text(block: types.ContentBlock) -> str:
         case "text":
             return block.text
         case "image" | "audio":
-            return f"[{block.type}: {block.mime_type}, {len(block.data) * 3 // 4 - block.data.count('=')} bytes, not shown]"
+            size = len(block.data) * 3 // 4 - block.data.count("=")
+            return f"[{block.type}: {block.mime_type}, {size} bytes, not shown]"
         case "resource_link":
             return f"[resource: {block.name}, {block.uri}]"
         case "resource":

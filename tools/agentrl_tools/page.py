@@ -7,8 +7,10 @@ from html.parser import HTMLParser
 from urllib.parse import urljoin
 
 HIDDEN = {"script", "style", "noscript", "template", "svg", "iframe", "object"}
-INLINE = {"a", "abbr", "b", "cite", "code", "em", "font", "i", "img", "kbd", "mark", "q", "s", "small", "span", "strong",
-          "sub", "sup", "time", "u", "var"}  # fmt: skip
+INLINE = {
+    *("a", "abbr", "b", "cite", "code", "em", "font", "i", "img", "kbd", "mark", "q", "s", "small", "span", "strong"),
+    *("sub", "sup", "time", "u", "var"),
+}
 CELLS = {"td", "th"}
 
 

@@ -20,7 +20,7 @@ MAX_CHARS = 200  # of what is wrong with one argument: jsonschema repeats the va
 
 
 def check_of(schema: JsonSchema, what: str) -> Check:
-    """What is wrong with arguments by this schema. Raises UserError where it is no JSON schema; begins with ``what``."""
+    """What is wrong with arguments by this schema. Raises UserError, which begins with ``what``: it is none."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))  # patterns are of any language

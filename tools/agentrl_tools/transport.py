@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 import anyio
@@ -69,10 +69,8 @@ class Tail:
         asyncio.get_running_loop().add_reader(self._end, self._read)
 
     def _read(self) -> None:
-        try:
+        with suppress(OSError):  # there is nothing now
             self._bytes = (self._bytes + os.read(self._end, 65536))[-TAIL_BYTES:]
-        except (BlockingIOError, OSError):
-            pass
 
     def text(self) -> str:
         """The last lines, up to five."""
@@ -183,5 +181,3 @@ class Contained(httpx2.AsyncHTTPTransport):
 def _failed(request: httpx2.Request, message: str, data: Mapping[str, str] | None = None) -> httpx2.Response:
     error = {"code": CONNECTION_CLOSED, "message": message, "data": data}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
-
-
