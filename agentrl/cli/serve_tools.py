@@ -61,9 +61,11 @@ def main(words: Sequence[str]) -> int:
         if short not in (known := [name.partition(":")[0] for name in names]):
             raise ConfigError(f"tool.{short}: no tool of that name is served{nearest(short, known)}")
     try:
-        import mcp  # noqa: F401
-    except ImportError:
-        raise UserError("agentrl serve-tools needs the package mcp: pip install 'agentrl-gym[mcp]'") from None
+        import mcp.server  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"agentrl serve-tools needs the package mcp: pip install 'agentrl-gym[mcp]' ({error})"
+        ) from None
     with nullcontext(None) if settings.http is not None else _wire() as wire:
         found = [named(name, settings.tool.get(name.partition(":")[0])) for name in names]
         anyio.run(_serve, found, settings.http, wire)
@@ -193,7 +195,12 @@ async def _over_http(server: Server[Any], port: int) -> None:
     except OSError as error:
         heard.close()
         raise UserError(f"cannot listen on port {port}: {error.strerror}") from None
-    config = uvicorn.Config(server.streamable_http_app(), log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        server.streamable_http_app(json_response=True),
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=60,
+    )
     web = Loopback(config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_until_told, lambda: setattr(web, "should_exit", True))

@@ -25,8 +25,10 @@ class E2b:
         """Raises UserError: the library or the key is missing."""
         try:
             import e2b  # noqa: F401
-        except ImportError:
-            raise UserError("tool 'remote:e2b' needs the package e2b: pip install 'agentrl-gym[e2b]'") from None
+        except ImportError as error:
+            raise UserError(
+                f"tool 'remote:e2b' needs the package e2b: pip install 'agentrl-gym[e2b]' ({error})"
+            ) from None
         if not os.environ.get("E2B_API_KEY"):
             raise UserError("tool 'remote:e2b' needs a key: set E2B_API_KEY in the environment")
         self.wanted = wanted

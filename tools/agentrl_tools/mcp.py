@@ -158,8 +158,8 @@ class Server:
     def _connection(self) -> Connection:
         try:
             from agentrl_tools.connection import Connection
-        except ImportError:
-            raise UserError("tool 'mcp' needs the package mcp: pip install 'agentrl-gym[mcp]'") from None
+        except ImportError as error:
+            raise UserError(f"tool 'mcp' needs the package mcp: pip install 'agentrl-gym[mcp]' ({error})") from None
         s = self.settings
         return Connection(s.server, s.env, s.start_timeout_s, once=s.per_episode)
 

@@ -22,6 +22,8 @@ from agentrl.errors import UserError
 
 NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
 TAIL_BYTES = 2000
+# An idle connection is left before servers close theirs, after 5 s mostly: a call on its way would be lost.
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
 
 class Link:
@@ -115,10 +117,9 @@ async def _transport(link: Link, parameters: StdioServerParameters | str) -> Asy
         async with stdio_client(parameters, errlog=link.tail.file) as streams:
             yield streams
         return
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
     timeout = httpx2.Timeout(None, connect=10.0)  # a call has a deadline of its own
     async with (
-        httpx2.AsyncClient(transport=Contained(limits=limits), timeout=timeout) as client,
+        httpx2.AsyncClient(transport=Contained(limits=LIMITS), timeout=timeout) as client,
         streamable_http_client(parameters, http_client=client) as streams,
     ):
         yield streams

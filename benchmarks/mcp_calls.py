@@ -1,6 +1,6 @@
 """What a tool call through MCP costs: one after the other, and many at once, over stdio and over HTTP.
 
-    python benchmarks/mcp.py [--calls 500] [--at_once 200]
+    python benchmarks/mcp_calls.py [--calls 500] [--at_once 200]
 
 The server is ``agentrl serve-tools calculator``; the same tool called here is the line to compare with.
 """
