@@ -13,10 +13,10 @@ import sys
 from time import perf_counter
 
 import anyio
-
-from agentrl import Tool
 from agentrl_tools.calculator import calculator
 from agentrl_tools.mcp import Mcp
+
+from agentrl import Tool
 
 SERVE = [sys.executable, "-m", "agentrl", "serve-tools", "calculator"]
 
@@ -50,7 +50,7 @@ async def through(name: str, server: str, calls: int, at_once: int) -> None:
 async def main(calls: int, at_once: int) -> None:
     await measure("here", calculator, calls, at_once)
     await through("stdio", " ".join(SERVE), calls, at_once)
-    with subprocess.Popen([*SERVE, "--http", "0"], stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([*SERVE, "--http", "0"], stderr=subprocess.PIPE, text=True) as server:  # noqa: ASYNC220
         assert server.stderr is not None
         try:
             url = await anyio.to_thread.run_sync(server.stderr.readline)
