@@ -284,5 +284,5 @@ async def test_a_tool_may_bring_its_own_check() -> None:
     own = Tool("shout", "", {"type": "object"}, check, shout)
     assert own.check({"self": "a", "name": "b"}) == {"self": "a", "name": "b"}
     assert await own(**{"self": "a", "name": "b"}) == "{'self': 'a', 'name': 'b'}"
-    with pytest.raises(ToolError, match="^bad arguments for shout: a: not a word; b: not a word$"):
+    with pytest.raises(ToolError, match=r"^bad arguments for shout: a: not a word; b: not a word$"):
         own.check({"a": 1, "b": 2, "c": "c"})
