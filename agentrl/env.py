@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
-from types import UnionType
-from typing import Any, ClassVar, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Self
 
 import anyio
 import pydantic
@@ -14,7 +13,7 @@ import pydantic
 from agentrl import registry
 from agentrl.breaker import breaker_of
 from agentrl.errors import ContractError, ToolError, nearest
-from agentrl.signature import arguments_model, checked, problems
+from agentrl.signature import arguments_model, checked, listed, problems
 from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
 from agentrl.types import CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory
@@ -156,14 +155,18 @@ class ToolEnv(Env):
             raise ToolError(call.error)
         if call.name not in self._tools:
             raise ToolError(f"unknown tool {call.name!r}; the tools are: {', '.join(self._tools)}")
-        tool = self._tools[call.name]
-        arguments = tool.check(call.arguments)
-        async with AsyncExitStack() as held:
-            if (limiter := _limiter(tool)) is not None:
-                await held.enter_async_context(limiter)
-            if tool.breaker is not None:
-                await held.enter_async_context(breaker_of(tool.name, tool.breaker, tool.rest_s).closed())
-            return await tool(**arguments)
+        return await called(self._tools[call.name], call.arguments)
+
+
+async def called(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """The result of a tool, its arguments checked, within its limit and if its breaker is closed. Raises as it does."""
+    checked_arguments = tool.check(arguments)
+    async with AsyncExitStack() as held:
+        if (limiter := _limiter(tool)) is not None:
+            await held.enter_async_context(limiter)
+        if tool.breaker is not None:
+            await held.enter_async_context(breaker_of(tool.name, tool.breaker, tool.rest_s).closed())
+        return await tool(**checked_arguments)
 
 
 # One run is one event loop: a tool's limit is shared by all environments of the run.
@@ -291,7 +294,7 @@ class EnvSpec:
         for name in settings:
             if name not in known:
                 raise ContractError(f"env {self.name!r} has no setting 'env.{name}'{nearest(name, known)}")
-        given = {k: _listed(v) if _wants_list(known[k]) else v for k, v in settings.items()}
+        given = listed(settings, known)
         try:
             values = checked(model, given)
         except pydantic.ValidationError as error:
@@ -320,12 +323,3 @@ class EnvSpec:
         return env
 
     shared: Any = None
-
-
-def _wants_list(annotation: Any) -> bool:
-    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return any((get_origin(k) or k) in (list, tuple, Sequence) for k in kinds) and str not in kinds
-
-
-def _listed(value: Any) -> Any:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

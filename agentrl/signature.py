@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import pydantic
@@ -56,3 +57,16 @@ def checked(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> di
 def problems(error: pydantic.ValidationError) -> list[tuple[str, str]]:
     """What is wrong, as (where, what) with dots between the parts of where."""
     return [(".".join(str(p) for p in e["loc"]), e["msg"][:1].lower() + e["msg"][1:]) for e in error.errors()]
+
+
+def listed(settings: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, where ``a,b`` is a list if its type is one."""
+    return {
+        k: [part.strip() for part in v.split(",")] if isinstance(v, str) and _is_list(types[k]) else v
+        for k, v in settings.items()
+    }
+
+
+def _is_list(annotation: Any) -> bool:
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return any((get_origin(k) or k) in (list, tuple, Sequence) for k in kinds) and str not in kinds

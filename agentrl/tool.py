@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, overload
@@ -20,6 +20,9 @@ from agentrl.errors import ContractError, ToolError, UserError, WorldFault
 from agentrl.signature import arguments_model, checked, problems
 from agentrl.types import JsonSchema
 
+Check = Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+"""Says what is wrong with a call's arguments, as (where, what): nothing, or the arguments are passed on as they are."""
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -27,7 +30,7 @@ class Tool:
 
     Args:
         name, description, parameters: what the model is told; ``parameters`` is a JSON schema.
-        arguments: the pydantic model that checks a call's arguments.
+        arguments: what checks a call's arguments: a pydantic model, which converts them too, or a `Check`.
         function: sync functions run in a thread, off the event loop.
         timeout_s: a try that takes longer is given up, and repeated ``retries`` times; then it is the world's fault.
         limit: how many calls may run at once in one run; ``None``: any number.
@@ -41,7 +44,7 @@ class Tool:
     name: str
     description: str
     parameters: JsonSchema
-    arguments: type[pydantic.BaseModel]
+    arguments: type[pydantic.BaseModel] | Check
     function: Callable[..., Any]
     timeout_s: float = 30.0
     retries: int = 0
@@ -88,13 +91,17 @@ class Tool:
         Raises:
             ToolError: with words for the model on every argument that is wrong.
         """
-        try:
-            return checked(self.arguments, arguments)
-        except pydantic.ValidationError as error:
-            wrong = "; ".join(f"{where}: {what}" for where, what in problems(error))
-            raise ToolError(f"bad arguments for {self.name}: {wrong}") from None
+        if isinstance(self.arguments, type):
+            try:
+                return checked(self.arguments, arguments)
+            except pydantic.ValidationError as error:
+                wrong: Sequence[tuple[str, str]] = problems(error)
+        elif not (wrong := self.arguments(arguments)):
+            return dict(arguments)
+        words = "; ".join(f"{where}: {what}" for where, what in wrong)
+        raise ToolError(f"bad arguments for {self.name}: {words}")
 
-    async def __call__(self, **arguments: Any) -> str:
+    async def __call__(self, /, **arguments: Any) -> str:
         """Call it; the result as text for the model.
 
         Raises:

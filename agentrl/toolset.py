@@ -11,7 +11,7 @@ import pydantic
 
 from agentrl import registry
 from agentrl.errors import ContractError, UserError, nearest
-from agentrl.signature import arguments_model, checked, problems
+from agentrl.signature import arguments_model, checked, listed, problems
 from agentrl.tool import Tool
 
 
@@ -78,17 +78,17 @@ def named(name: str, settings: Mapping[str, Any] | None = None) -> Tool | Toolse
 
 def _made(name: str, cls: type[Toolset], settings: Mapping[str, Any]) -> Toolset:
     model = arguments_model(cls.__init__, f"tool {name!r}")
-    known = [f.alias or "" for f in model.model_fields.values()]
+    known = {f.alias or "": f.annotation for f in model.model_fields.values()}
     short = name.partition(":")[0]
     for setting in settings:
         if setting not in known:
             raise ContractError(f"tool {name!r} has no setting 'tool.{short}.{setting}'{nearest(setting, known)}")
     try:
-        values = checked(model, settings)
+        values = checked(model, listed(settings, known))
     except pydantic.ValidationError as error:
         where, what = problems(error)[0]
         if what == "field required":
             form = f"{short}:{where.upper()}" if where == cls.named_by else f"a value for --tool.{short}.{where}"
             raise ContractError(f"tool {name!r} needs {form}") from None
-        raise ContractError(f"tool.{short}.{where}: {what}, not {settings[where]!r}") from None
+        raise ContractError(f"tool.{short}.{where}: {what}, not {settings[where.partition('.')[0]]!r}") from None
     return cls(**{k: values[k] for k in settings})

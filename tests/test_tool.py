@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -272,3 +272,17 @@ def test_a_tool_may_have_another_name_than_its_function() -> None:
     found = tool(name="where", timeout_s=2, limit=3)(Flaky(0, OSError()).call)
     assert isinstance(found, Tool)
     assert (found.name, found.timeout_s, found.limit) == ("where", 2, 3)
+
+
+async def test_a_tool_may_bring_its_own_check() -> None:
+    async def shout(**arguments: Any) -> str:
+        return str(arguments)
+
+    def check(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+        return [(name, "not a word") for name, value in arguments.items() if not isinstance(value, str)]
+
+    own = Tool("shout", "", {"type": "object"}, check, shout)
+    assert own.check({"self": "a", "name": "b"}) == {"self": "a", "name": "b"}
+    assert await own(**{"self": "a", "name": "b"}) == "{'self': 'a', 'name': 'b'}"
+    with pytest.raises(ToolError, match=r"^bad arguments for shout: a: not a word; b: not a word$"):
+        own.check({"a": 1, "b": 2, "c": "c"})

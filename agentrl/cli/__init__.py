@@ -13,12 +13,13 @@ VERBS = {  # the verb: its module, and what it does
     "train": ("training", "train a model on an environment"),
     "eval": ("evaluation", "measure a model on an environment's held-out tasks"),
     "serve": ("serve", "start a vLLM server for --engine server"),
+    "serve-tools": ("serve_tools", "serve tools to any MCP client"),
     "list": ("catalog", "the environments, tools and models there are"),
     "export": ("export", "write a trained model as a plain one, adapters merged"),
     "check": ("check", "whether a model's chat template can be followed"),
 }
-USAGE = "usage: agentrl {train,eval,serve,list,export,check} ...\n\n" + "\n".join(
-    f"  {v:<7} {does}" for v, (_, does) in VERBS.items()
+USAGE = "usage: agentrl {train,eval,serve,serve-tools,list,export,check} ...\n\n" + "\n".join(
+    f"  {v:<11} {does}" for v, (_, does) in VERBS.items()
 )
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"
 

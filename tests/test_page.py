@@ -1,0 +1,33 @@
+"""HTML as text."""
+
+from __future__ import annotations
+
+import pytest
+from agentrl_tools.page import text_of
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>one <b>bold</b>\n  word</p><p>two</p>", "one bold word\n\ntwo"),
+        ("<ul><li>a<li>b</ul>", "- a\n- b"),
+        ("<table><tr><td>1</td><td>2</td></tr></table>", "| 1 | 2"),
+        ("a &amp; b &lt;c&gt; &eacute;", "a & b <c> é"),
+        ("x<script>if (a < b) alert('</p>')</script>y<style>p{}</style>z", "xyz"),
+        ("a<svg><svg><text>no</text></svg>no</svg>b", "ab"),
+        ("<pre>  keep\n  lines</pre>", "keep\nlines"),
+        ("<img alt='a cat' src=x><br/>end", "a cat\nend"),
+        ("<p>unclosed <i>tags", "unclosed tags"),
+        ("</div></p>stray", "stray"),
+        ("<!-- hidden --><!doctype html>seen", "seen"),
+        ("", ""),
+    ],
+)
+def test_a_page_is_what_a_reader_sees(html: str, text: str) -> None:
+    assert text_of(html) == text
+
+
+def test_links_are_whole() -> None:
+    html = '<a href="/b?c">there</a> <a href="#x">here</a> <a>none</a> <a href="javascript:x()">no</a>'
+    assert text_of(html, "https://a.org/d/") == "[there](https://a.org/b?c) here none no"
+    assert text_of(html) == "there here none no"

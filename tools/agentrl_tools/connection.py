@@ -1,0 +1,230 @@
+"""A connection to an MCP server, kept by a task of its own, which makes it again when the server has gone.
+
+open ---> session ---> lost ---> (a pause, growing) ---> session ---> ... ---> close
+             |           |
+             |           calls that were on their way: WorldFault("mcp_gone")
+             calls        others wait for the next session
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from mcp import Client, MCPError
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallToolResult, Implementation, Tool
+
+from agentrl import __version__
+from agentrl.errors import ToolError, UserError, WorldFault
+from agentrl_tools.transport import NOT_SENT, Link, command_of, is_url, linked
+
+QUIET_S = 5.0  # a session that lasted shorter than that was no good one: the next is made after a longer pause
+PAUSE_S = 5.0  # the longest
+
+INFO = Implementation(name="agentrl", version=__version__)
+
+# What it tells of reaches us as exceptions, and a server's noise on stdout would be a traceback for each line.
+logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
+
+
+class Session:
+    """A client while its server answers."""
+
+    def __init__(self, client: Client, link: Link) -> None:
+        self.client, self.link = client, link
+        self.calls = 0
+        self.idle = asyncio.Event()  # no call is on its way
+        self.idle.set()
+
+    @asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        self.calls += 1
+        self.idle.clear()
+        try:
+            yield
+        except asyncio.CancelledError:  # a time-out, for all we know
+            self.link.doubted.set()
+            raise
+        finally:
+            self.calls -= 1
+            if not self.calls:
+                self.idle.set()
+
+    async def last(self, patience_s: float) -> None:
+        """Until it is lost. One that let a call time out must answer something else within ``patience_s``."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, patience_s)
+            await self.link.lost.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _watch(self, patience_s: float) -> None:
+        while True:
+            await self.link.doubted.wait()
+            self.link.doubted.clear()
+            with anyio.move_on_after(patience_s) as waiting, suppress(MCPError):  # an error is an answer
+                await self.client.list_tools(cache_mode="bypass")
+            if waiting.cancelled_caught:
+                self.link.lose(f"it has not answered anything for {patience_s:g} s")
+
+
+class Connection:
+    """One server's sessions, one after the other; with ``once``, one only: what it held dies with it.
+
+    Args:
+        server: a command line, or the URL of a streamable HTTP endpoint.
+        env: names of environment variables that a command is given, beside a few such as PATH and HOME.
+        start_timeout_s: how long a server may take until it answers, at first and again.
+    """
+
+    def __init__(self, server: str, env: Sequence[str] = (), start_timeout_s: float = 30.0, *, once: bool = False):
+        self.server, self.env, self.start_timeout_s, self.once = server, tuple(env), start_timeout_s, once
+        self._session: Session | None = None
+        self._changed = asyncio.Event()  # set when there is a session, or never will be one
+        self._why = "not open"
+        self._owner: asyncio.Task[None] | None = None
+        self._ended = False
+        self._waiting: anyio.CancelScope | None = None
+        self._first: UserError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._owner is not None and not self._ended
+
+    async def open(self) -> list[Tool]:
+        """Start the server; its tools. Raises UserError: it cannot be started, in its own last words."""
+        self._owner = asyncio.create_task(self._own(), name=f"MCP server {self.server}")
+        try:
+            await self._changed.wait()
+            if self._first is not None:
+                raise self._first
+            return await self._tools()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End the server. Its process is gone afterwards."""
+        self._ended = True
+        self._changed.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._session is not None:
+            self._session.link.lose("it was closed")
+        if self._owner is not None:
+            await asyncio.wait({self._owner})
+
+    async def call(self, name: str, arguments: Mapping[str, Any], patience_s: float) -> CallToolResult:
+        """Call a tool; while the server is being started again, wait for it ``patience_s``.
+
+        Raises:
+            WorldFault: ``mcp_gone``: the server went away in mid-call, or did not come back; ``mcp_error``: it failed.
+            ToolError: it does not take these arguments.
+        """
+        while True:
+            session = await self._live(patience_s)
+            try:
+                async with session.calling():
+                    return await session.client.call_tool(name, dict(arguments))
+            except MCPError as error:
+                if not _unsent(error):
+                    raise self._told(name, error, session) from error
+                session.link.lose(error.message)  # the call never reached it: again, when it is back
+
+    async def _live(self, patience_s: float) -> Session:
+        with anyio.move_on_after(patience_s):
+            while not self._ended:
+                if self._session is not None and not self._session.link.lost.is_set():
+                    return self._session
+                self._changed.clear()
+                await self._changed.wait()
+        raise WorldFault("mcp_gone", f"the MCP server {self.server!r} is gone: {self._why}")
+
+    def _told(self, name: str, error: MCPError, session: Session) -> Exception:
+        if error.code == CONNECTION_CLOSED:
+            why = session.link.why or error.message
+            return WorldFault("mcp_gone", f"the MCP server {self.server!r} went away while it ran {name!r}: {why}")
+        if error.code == INVALID_PARAMS:
+            return ToolError(error.message)
+        kind = error.data.get("fault") if isinstance(error.data, dict) else None
+        return WorldFault(str(kind or "mcp_error"), f"the MCP server {self.server!r}, in {name!r}: {error.message}")
+
+    async def _tools(self) -> list[Tool]:
+        """All pages."""
+        session, found, cursor = await self._live(self.start_timeout_s), list[Tool](), None
+        while True:
+            try:
+                with anyio.fail_after(self.start_timeout_s):
+                    page = await session.client.list_tools(cursor=cursor)
+            except (MCPError, TimeoutError) as error:
+                why = session.link.why or str(error) or "it does not answer"
+                raise UserError(f"the MCP server {self.server!r} does not list its tools: {why}") from error
+            found += page.tools
+            if (cursor := page.next_cursor) is None:
+                return found
+
+    async def _own(self) -> None:
+        """Sessions, one after the other."""
+        failed, first = 0, True
+        while not self._ended:
+            begun = anyio.current_time()
+            try:
+                await self._hold()
+            except UserError as error:
+                self._why = str(error)
+                if first:
+                    self._first = error
+                    break
+            first = False
+            if self.once:
+                break
+            failed = failed + 1 if anyio.current_time() - begun < QUIET_S else 0
+            if failed > 1 and not self._ended:
+                with self._interruptible(min(0.1 * 2.0**failed, PAUSE_S)):
+                    await anyio.sleep_forever()
+        self._ended = True
+        self._changed.set()
+
+    async def _hold(self) -> None:
+        """One session, from its start until it is over. Raises UserError: it cannot be started."""
+        parameters = self.server if is_url(self.server) else command_of(self.server, self.env)
+        link, begun = Link(self.server), False
+        why = f"it has not answered for {self.start_timeout_s:g} s (tool.mcp.start_timeout_s)"
+        try:
+            with self._interruptible(self.start_timeout_s) as scope:
+                async with Client(linked(link, parameters), client_info=INFO) as client:
+                    scope.deadline, self._waiting, begun = math.inf, None, True
+                    await self._use(Session(client, link))
+            why += link.ending()
+        except Exception as error:  # once begun, it has been lost already, and broke as it was closed
+            why = link.told(error)
+        finally:
+            link.tail.close()
+        if not begun and not self._ended:
+            raise UserError(f"the MCP server {self.server!r} cannot be started: {why}")
+
+    async def _use(self, session: Session) -> None:
+        self._session = session
+        self._changed.set()
+        try:
+            await session.last(self.start_timeout_s)
+        finally:
+            self._session, self._why = None, session.link.why
+        if is_url(self.server) and not self._ended:
+            with self._interruptible(math.inf):
+                await session.idle.wait()  # HTTP may answer yet, within the calls' deadlines
+
+    def _interruptible(self, seconds: float) -> anyio.CancelScope:
+        """A deadline for what ``close`` need not wait for."""
+        self._waiting = anyio.CancelScope(deadline=anyio.current_time() + seconds)
+        return self._waiting
+
+
+def _unsent(error: MCPError) -> bool:
+    """Whether the server cannot have begun with it."""
+    return error.data == NOT_SENT or (error.code == INVALID_REQUEST and error.message == "Session terminated")

@@ -1,0 +1,202 @@
+"""The tools of any MCP server: ``mcp:COMMAND ...`` or ``mcp:URL``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agentrl import ContractError, Tool, ToolError, Toolset, UserError, WorldFault
+from agentrl.errors import nearest
+
+if TYPE_CHECKING:
+    import mcp_types as types
+
+    from agentrl_tools.connection import Connection
+
+
+class Mcp(Toolset):
+    """The tools that an MCP server lists, under its names, schemas and descriptions.
+
+    All episodes share one session, or with ``per_episode`` each has one of its own, and with it a process.
+
+    Args:
+        server: a command line, or the URL of a streamable HTTP endpoint.
+        prefix: what the tools' names begin with here.
+        only: names of the tools to take; all by default.
+        env: names of environment variables that a command is given, beside a few such as PATH and HOME.
+        timeout_s: of a call; its cancellation is passed on to the server.
+        retries: of a call whose server went away, failed or took too long.
+        limit: calls of one tool at once; any number by default.
+        start_timeout_s: how long a server may take until it answers.
+        per_episode: for servers that keep something between calls.
+        sessions: with ``per_episode``, how many at once; further episodes wait, within ``timeout_s``.
+    """
+
+    named_by = "server"
+    shared: Server
+
+    def __init__(
+        self,
+        server: str,
+        prefix: str = "",
+        only: Sequence[str] = (),
+        env: Sequence[str] = (),
+        timeout_s: float = 30.0,
+        retries: int = 0,
+        limit: int | None = None,
+        start_timeout_s: float = 30.0,
+        per_episode: bool = False,
+        sessions: int = 16,
+    ) -> None:
+        if not start_timeout_s > 0 or sessions < 1:
+            raise ContractError(
+                f"tool 'mcp': start_timeout_s must be over 0, sessions 1 or more; not {start_timeout_s:g}, {sessions}"
+            )
+        self.server, self.prefix, self.only, self.env = server, prefix, tuple(only), tuple(env)
+        self.timeout_s, self.retries, self.limit = timeout_s, retries, limit
+        self.start_timeout_s, self.per_episode, self.sessions = start_timeout_s, per_episode, sessions
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Server]:
+        server = Server(self)
+        try:
+            await server.open()
+            yield server
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.close()
+
+    def begin(self) -> None:
+        self._session: Connection | None = None
+        self._starting = anyio.Lock()
+
+    async def close(self) -> None:
+        if self._session is not None and self.per_episode:
+            await self.shared.give_back(self._session)
+
+    @property
+    def tool_list(self) -> Sequence[Tool]:
+        return [replace(t, function=partial(self._call, name)) for name, t in self.shared.tools.items()]
+
+    async def _call(self, name: str, /, **arguments: Any) -> str:
+        patience_s = 0.9 * self.timeout_s  # within the tool's deadline, to tell why there is no session
+        session = self.shared.connection
+        if self.per_episode:
+            async with self._starting:
+                session = self._session = self._session or await self.shared.take(patience_s)
+        result = await session.call(name, arguments, patience_s)
+        said = text(result)
+        if result.is_error:
+            raise ToolError(said or "the tool failed, and did not say why")
+        return said
+
+
+class Server:
+    """What episodes share: the tools of a server, and its connection, or as many as episodes need."""
+
+    def __init__(self, settings: Mcp) -> None:
+        self.settings = settings
+        self.tools: dict[str, Tool] = {}  # by the server's names
+        self.places = anyio.Semaphore(settings.sessions)
+        self.connection = self._connection()
+        self.fresh: list[Connection] = [self.connection]  # that no episode has had
+        self.taken: set[Connection] = set()
+
+    async def open(self) -> None:
+        """Raises UserError: the server cannot be started, or has no such tools."""
+        listed = await self.connection.open()
+        s, names = self.settings, [t.name for t in listed]
+        for name in s.only:
+            if name not in names:
+                raise UserError(f"the MCP server {s.server!r} has no tool {name!r}{nearest(name, names)}")
+        self.tools = {t.name: self._tool(t) for t in listed if not s.only or t.name in s.only}
+
+    async def close(self) -> None:
+        async with anyio.create_task_group() as closing:
+            for connection in {*self.fresh, *self.taken, self.connection}:
+                closing.start_soon(connection.close)
+
+    async def take(self, patience_s: float) -> Connection:
+        """A session for one episode. Raises WorldFault ``mcp_gone``: there is none."""
+        try:
+            with anyio.fail_after(patience_s):
+                await self.places.acquire()
+        except TimeoutError:
+            s = self.settings
+            raise WorldFault(
+                "mcp_gone", f"all {s.sessions} sessions of the MCP server {s.server!r} are taken"
+            ) from None
+        connection = self.fresh.pop() if self.fresh and self.fresh[0].is_open else self._connection()
+        self.taken.add(connection)
+        try:
+            if not connection.is_open:
+                await connection.open()
+        except BaseException as error:
+            self._let_go(connection)
+            if isinstance(error, UserError):
+                raise WorldFault("mcp_gone", str(error)) from error
+            raise
+        return connection
+
+    async def give_back(self, connection: Connection) -> None:
+        """Its process ends: the next episode has one of its own."""
+        try:
+            await connection.close()
+        finally:
+            self._let_go(connection)
+
+    def _let_go(self, connection: Connection) -> None:
+        self.taken.discard(connection)
+        self.places.release()
+
+    def _connection(self) -> Connection:
+        try:
+            from agentrl_tools.connection import Connection
+        except ImportError as error:
+            raise UserError(f"tool 'mcp' needs the package mcp: pip install 'agentrl-gym[mcp]' ({error})") from None
+        s = self.settings
+        return Connection(s.server, s.env, s.start_timeout_s, once=s.per_episode)
+
+    def _tool(self, listed: types.Tool) -> Tool:
+        from agentrl_tools.schema import check_of
+
+        s, what = self.settings, f"the tool {listed.name!r} of the MCP server {self.settings.server!r}"
+        return Tool(
+            s.prefix + listed.name,
+            listed.description or listed.title or "",
+            listed.input_schema,
+            check_of(listed.input_schema, what),
+            text,
+            timeout_s=s.timeout_s,
+            retries=s.retries,
+            limit=s.limit,
+        )
+
+
+def text(result: types.CallToolResult) -> str:
+    """What the model reads: the texts; the structured content where there are none; the rest by its name."""
+    parts = [_text(block) for block in result.content]
+    if result.structured_content is not None and not any(b.type == "text" for b in result.content):
+        parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(part for part in parts if part)
+
+
+def _text(block: types.ContentBlock) -> str:
+    match block.type:
+        case "text":
+            return block.text
+        case "image" | "audio":
+            size = len(block.data) * 3 // 4 - block.data.count("=")
+            return f"[{block.type}: {block.mime_type}, {size} bytes, not shown]"
+        case "resource_link":
+            return f"[resource: {block.name}, {block.uri}]"
+        case "resource":
+            found = getattr(block.resource, "text", None)
+            return found if found is not None else f"[resource: {block.resource.uri}, not shown]"
+    return f"[{block.type}, not shown]"

@@ -1,0 +1,243 @@
+"""Sandboxes elsewhere, behind one small protocol: a shell and files for each episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import anyio
+
+from agentrl import ContractError, Tool, ToolError, Toolset, UserError, WorldFault, tool
+from agentrl.errors import nearest
+from agentrl.registry import imported
+
+KINDS = {"e2b": "agentrl_tools.e2b:E2b"}
+SPARE_S = 10.0  # beyond the deadlines inside a call: to tell which one passed
+
+
+class Result(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class Sandbox(Protocol):
+    """A machine of one episode's own. What it raises beside the errors named here means that it is gone."""
+
+    async def start(self) -> None: ...
+
+    async def exec(self, command: str, timeout_s: float) -> Result:
+        """Run a shell command. Raises TimeoutError: it took longer."""
+        ...
+
+    async def read(self, path: str) -> bytes:
+        """Raises OSError: there is no such file, or it cannot be read."""
+        ...
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Make or replace a file, and the folders it is in. Raises OSError: it cannot be."""
+        ...
+
+    async def close(self) -> None:
+        """Also when it was never started."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a sandbox should be like. ``lifetime_s``: when it ends by itself, should nobody be left to end it."""
+
+    template: str | None = None
+    lifetime_s: int = 900
+    internet: bool = False
+
+
+class Remote(Toolset):
+    """A shell and files in a sandbox of a service, one for each episode, started at its first call.
+
+    Args:
+        kind: ``e2b``, or ``module:Class`` of a class that keeps `Sandbox`, made from a `Wanted`.
+        template: the service's name of what it starts from; its own default where none is given.
+        internet: the sandbox may reach the internet.
+        lifetime_s: when a sandbox ends by itself, should nobody be left to end it.
+        timeout_s: of a command.
+        start_timeout_s: of a sandbox's start, the wait for a place included.
+        sandboxes: how many at once; further episodes wait for a place.
+    """
+
+    named_by = "kind"
+    shared: Sandboxes
+
+    def __init__(
+        self,
+        kind: str,
+        template: str | None = None,
+        internet: bool = False,
+        lifetime_s: int = 900,
+        timeout_s: float = 60.0,
+        start_timeout_s: float = 40.0,
+        sandboxes: int = 16,
+    ) -> None:
+        if not timeout_s > 0 or not start_timeout_s > 0 or lifetime_s < 1 or sandboxes < 1:
+            raise ContractError(
+                "tool 'remote': timeout_s and start_timeout_s must be over 0, lifetime_s and sandboxes 1 or more; "
+                f"not {timeout_s:g}, {start_timeout_s:g}, {lifetime_s} and {sandboxes}"
+            )
+        self.kind, self.wanted = kind, Wanted(template, lifetime_s, internet)
+        self.timeout_s, self.start_timeout_s, self.sandboxes = timeout_s, start_timeout_s, sandboxes
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Sandboxes]:
+        sandboxes = Sandboxes(maker(self.kind), self.wanted, self.start_timeout_s, self.sandboxes)
+        sandboxes.make()  # a key that is missing is told now
+        try:
+            yield sandboxes
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sandboxes.close()
+
+    def begin(self) -> None:
+        self._started: Sandbox | None = None
+        self._starting = anyio.Lock()
+
+    async def close(self) -> None:
+        if self._started is not None:
+            await self.shared.give_back(self._started)
+
+    @property
+    def tool_list(self) -> Sequence[Tool]:
+        longest_s = self.start_timeout_s + self.timeout_s + SPARE_S
+        return [replace(t, timeout_s=longest_s) for t in super().tool_list]
+
+    @tool
+    async def shell(self, command: str) -> str:
+        """Run a command in the sandbox's shell; what it wrote, and its exit code if that is not 0.
+
+        Args:
+            command: such as "ls -l && python run.py".
+        """
+        async with self._sandbox() as sandbox:
+            try:
+                done = await sandbox.exec(command, self.timeout_s)
+            except TimeoutError:
+                raise ToolError(f"the command took over {self.timeout_s:g} s") from None
+        stderr = f"[stderr]\n{done.stderr.rstrip()}" if done.stderr.strip() else ""
+        code = f"[exit code {done.exit_code}]" if done.exit_code else ""
+        return "\n".join(part for part in (done.stdout.rstrip(), stderr, code) if part) or "[no output]"
+
+    @tool
+    async def read_file(self, path: str) -> str:
+        """A file of the sandbox, as text.
+
+        Args:
+            path: of the file.
+        """
+        async with self._sandbox() as sandbox:
+            content = await sandbox.read(path)
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ToolError(f"{path} is not text: {len(content)} bytes") from None
+
+    @tool
+    async def write_file(self, path: str, text: str) -> str:
+        """Make a file in the sandbox, or replace it.
+
+        Args:
+            path: of the file; folders that are missing are made.
+            text: all of its content.
+        """
+        async with self._sandbox() as sandbox:
+            await sandbox.write(path, text.encode("utf-8", "replace"))
+        return f"{path} is written"
+
+    @asynccontextmanager
+    async def _sandbox(self) -> AsyncIterator[Sandbox]:
+        """The episode's own. What it raises is told to the model, or is the world's fault."""
+        async with self._starting:
+            self._started = self._started or await self.shared.take()
+        try:
+            yield self._started
+        except (ToolError, UserError, WorldFault):
+            raise
+        except TimeoutError as error:
+            raise WorldFault("sandbox_gone", f"the sandbox does not answer: {error}") from error
+        except OSError as error:
+            raise ToolError(error.strerror or str(error)) from None
+        except Exception as error:
+            raise WorldFault("sandbox_gone", f"the sandbox is gone: {type(error).__name__}: {error}") from error
+
+
+class Sandboxes:
+    """Those of a run. Each is closed once it was begun to start, whoever is cancelled meanwhile."""
+
+    def __init__(self, make: Callable[[Wanted], Sandbox], wanted: Wanted, start_timeout_s: float, limit: int) -> None:
+        self._make, self.wanted, self.start_timeout_s, self.limit = make, wanted, start_timeout_s, limit
+        self._places = anyio.Semaphore(limit)
+        self._starts: dict[Sandbox, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def make(self) -> Sandbox:
+        return self._make(self.wanted)
+
+    async def take(self) -> Sandbox:
+        """Raises WorldFault ``sandbox_gone``: none can be started, or no place became free."""
+        begun = anyio.current_time()
+        try:
+            with anyio.fail_after(self.start_timeout_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise WorldFault("sandbox_gone", f"all {self.limit} sandboxes are taken") from None
+        sandbox = self.make()
+        start = self._starts[sandbox] = asyncio.create_task(sandbox.start())
+        left_s = max(self.start_timeout_s - (anyio.current_time() - begun), 0.0)
+        try:
+            await asyncio.wait({start}, timeout=left_s)
+            if not start.done():
+                raise WorldFault("sandbox_gone", f"the sandbox did not start within {self.start_timeout_s:g} s")
+            start.result()
+        except BaseException as error:
+            self._abandon(sandbox)
+            if isinstance(error, Exception) and not isinstance(error, UserError | WorldFault):
+                words = f"the sandbox cannot be started: {type(error).__name__}: {error}"
+                raise WorldFault("sandbox_gone", words) from error
+            raise
+        return sandbox
+
+    async def give_back(self, sandbox: Sandbox) -> None:
+        await asyncio.wait({self._abandon(sandbox)})
+
+    async def close(self) -> None:
+        for sandbox in list(self._starts):
+            self._abandon(sandbox)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _abandon(self, sandbox: Sandbox) -> asyncio.Task[None]:
+        """Close it in a task of its own: a start that is on its way is awaited, or nobody could end what it began."""
+        closing = asyncio.create_task(self._end(sandbox, self._starts.pop(sandbox)))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
+
+    async def _end(self, sandbox: Sandbox, start: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.wait({start}, timeout=self.start_timeout_s)
+            start.cancel()
+            with anyio.move_on_after(SPARE_S):
+                await sandbox.close()
+        except Exception:
+            pass  # it ends by itself, after its lifetime
+        finally:
+            self._places.release()
+
+
+def maker(kind: str) -> Callable[[Wanted], Sandbox]:
+    """Raises UserError: there is no such kind."""
+    if kind not in KINDS and ":" not in kind:
+        raise UserError(f"tool 'remote': no kind {kind!r}{nearest(kind, KINDS)} (or say remote:module:Class)")
+    made: Callable[[Wanted], Sandbox] = imported(f"tool 'remote:{kind}'", KINDS.get(kind, kind))
+    return made

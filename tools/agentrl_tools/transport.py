@@ -1,0 +1,184 @@
+"""The way to one MCP server: a process's pipes, or HTTP. It tells when the way ends, and what was heard at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+
+import anyio
+import httpx2
+import pydantic
+from mcp import MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED
+
+from agentrl.errors import UserError
+
+NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
+TAIL_BYTES = 2000
+# An idle connection is left before servers close theirs, after 5 s mostly: a call on its way would be lost.
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+
+
+class Link:
+    """One session's way to its server. ``why``: what ended it."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        self.lost, self.doubted = asyncio.Event(), asyncio.Event()
+        self.why = ""
+        self.noise: str | None = None
+        self.tail = Tail()
+
+    def lose(self, why: str) -> None:
+        if not self.lost.is_set():
+            self.why = why + self.ending()
+            self.lost.set()
+
+    def ending(self) -> str:
+        """The end of a sentence: what the server wrote last."""
+        noise = f"; on stdout it wrote {self.noise!r:.100}, which is no MCP message" if self.noise is not None else ""
+        return noise + (f"; its last words:\n{said}" if (said := self.tail.text()) else "")
+
+    def told(self, error: BaseException) -> str:
+        """An error while it was made, in words."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        match error:
+            case FileNotFoundError() | PermissionError() | NotADirectoryError():
+                return f"there is no command {shlex.split(self.server)[0]!r} that can be run"
+            case MCPError(code=code) if code == CONNECTION_CLOSED and not is_url(self.server):
+                return f"it ended{self.ending()}"
+            case MCPError():
+                return f"{error.message}{self.ending()}"
+        return f"{type(error).__name__}: {error}{self.ending()}"
+
+
+class Tail:
+    """The end of what a process writes to ``file``: a pipe that is read as it fills."""
+
+    def __init__(self) -> None:
+        self._end, write = os.pipe()
+        os.set_blocking(self._end, False)
+        self.file = os.fdopen(write, "w")
+        self._bytes = b""
+        asyncio.get_running_loop().add_reader(self._end, self._read)
+
+    def _read(self) -> None:
+        with suppress(OSError):  # there is nothing now
+            self._bytes = (self._bytes + os.read(self._end, 65536))[-TAIL_BYTES:]
+
+    def text(self) -> str:
+        """The last lines, up to five."""
+        self._read()
+        return "\n".join(self._bytes.decode(errors="replace").strip().splitlines()[-5:])
+
+    def close(self) -> None:
+        self._read()
+        asyncio.get_running_loop().remove_reader(self._end)
+        os.close(self._end)
+        self.file.close()
+
+
+def is_url(server: str) -> bool:
+    return server.startswith(("http://", "https://"))
+
+
+def command_of(server: str, env: Sequence[str]) -> StdioServerParameters:
+    """Raises UserError where it is no command line, or an environment variable is missing."""
+    try:
+        words = shlex.split(server)
+    except ValueError as error:
+        raise UserError(f"tool 'mcp': cannot read the command {server!r}: {error}") from None
+    if not words:
+        raise UserError("tool 'mcp': the command is empty; say mcp:COMMAND ..., or mcp:URL")
+    for name in env:
+        if name not in os.environ:
+            raise UserError(f"tool 'mcp': there is no environment variable {name!r}, which tool.mcp.env names")
+    return StdioServerParameters(command=words[0], args=words[1:], env={name: os.environ[name] for name in env})
+
+
+@asynccontextmanager
+async def linked(link: Link, parameters: StdioServerParameters | str) -> AsyncIterator[Any]:
+    """The transport's two streams, as `mcp.Client` wants them."""
+    async with _transport(link, parameters) as (read, write):
+        yield Listening(read, link), write
+
+
+@asynccontextmanager
+async def _transport(link: Link, parameters: StdioServerParameters | str) -> AsyncIterator[Any]:
+    if isinstance(parameters, StdioServerParameters):
+        async with stdio_client(parameters, errlog=link.tail.file) as streams:
+            yield streams
+        return
+    timeout = httpx2.Timeout(None, connect=10.0)  # a call has a deadline of its own
+    async with (
+        httpx2.AsyncClient(transport=Contained(limits=LIMITS), timeout=timeout) as client,
+        streamable_http_client(parameters, http_client=client) as streams,
+    ):
+        yield streams
+
+
+class Listening:
+    """A read stream that tells its link when it ends, and of what was no message."""
+
+    def __init__(self, stream: Any, link: Link) -> None:
+        self._stream, self._link = stream, link
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            item: SessionMessage | Exception = await self._stream.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._link.lose("it ended")
+            raise
+        if isinstance(item, pydantic.ValidationError):
+            self._link.noise = str(item.errors()[0].get("input"))
+        return item
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._stream, "last_context", None)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+
+class Contained(httpx2.AsyncHTTPTransport):
+    """A connection that fails is an answer to the request it carried; raised, it would end all others of the client."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await super().handle_async_request(request)
+            if response.headers.get("content-type", "").startswith("application/json"):
+                await response.aread()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            return _failed(request, f"nothing answers at {request.url}: {error}", NOT_SENT)
+        except httpx2.TransportError as error:
+            return _failed(request, f"the connection broke: {error or type(error).__name__}")
+        return response
+
+
+def _failed(request: httpx2.Request, message: str, data: Mapping[str, str] | None = None) -> httpx2.Response:
+    error = {"code": CONNECTION_CLOSED, "message": message, "data": data}
+    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
