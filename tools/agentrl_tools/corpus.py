@@ -17,54 +17,11 @@ from agentrl_tools.passages import Passage
 APPLICATION_ID = 0x41475243  # "AGRC": what tells a corpus from any other SQLite file
 BATCH = 10_000
 MOST_WORDS = 32  # of a query
-COMMON = frozenset(
-    (
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "been",
-        "by",
-        "did",
-        "do",
-        "does",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "how",
-        "in",
-        "is",
-        "it",
-        "its",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "their",
-        "there",
-        "these",
-        "this",
-        "to",
-        "was",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "whom",
-        "whose",
-        "why",
-        "will",
-        "with",
-    )  # fmt: skip
-)
+COMMON = {
+    "a", "an", "and", "are", "as", "at", "be", "been", "by", "did", "do", "does", "for", "from", "had", "has", "have",
+    "how", "in", "is", "it", "its", "of", "on", "or", "that", "the", "their", "there", "these", "this", "to", "was",
+    "were", "what", "when", "where", "which", "who", "whom", "whose", "why", "will", "with",
+}  # fmt: skip
 
 _TABLES = f"""
 PRAGMA application_id = {APPLICATION_ID};
