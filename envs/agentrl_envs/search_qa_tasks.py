@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from agentrl_tools.passages import Passage
@@ -106,6 +106,9 @@ def half(seed: int, split: Split) -> dict[str, Thing]:
                 for fact, other in FACTS[kind]
             }
             found[name] = Thing(name, kind, facts)
+    for country, capital in zip(names["country"], rng.sample(names["town"], len(names["country"])), strict=True):
+        found[country] = replace(found[country], facts={**found[country].facts, "capital": capital})
+        found[capital] = replace(found[capital], facts={**found[capital].facts, "country": country})
     return found
 
 

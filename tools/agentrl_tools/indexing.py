@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -53,10 +53,7 @@ def main(given: Sequence[str]) -> int:
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
     """``--force`` may stand alone."""
-    alone = [
-        w + "=true" if w == "--force" and n not in ("true", "false") else w
-        for w, n in zip(words, [*words[1:], ""], strict=True)
-    ]
+    alone = ["--force=true" if w == "--force" and n not in ("true", "false") else w for w, n in pairwise([*words, ""])]
     source, given = read_overrides(alone)
     for name, value in given.items():
         if name not in SETTINGS:

@@ -104,8 +104,8 @@ def _parts(text: str) -> list[str]:
     """Parts of at most ``PAGE_CHARS`` characters, cut where a line or a word ends."""
     parts = []
     while len(text) > PAGE_CHARS:
-        end = max(text.rfind("\n", PAGE_CHARS // 2, PAGE_CHARS), text.rfind(" ", PAGE_CHARS // 2, PAGE_CHARS))
-        end = end if end > 0 else PAGE_CHARS
+        line, word = (text.rfind(end, PAGE_CHARS // 2, PAGE_CHARS) for end in ("\n", " "))
+        end = line if line > 0 else word if word > 0 else PAGE_CHARS
         parts.append(text[:end])
         text = text[end:].lstrip()
     return [*parts, text]
