@@ -96,7 +96,8 @@ class Game(Env):
             return "A code has 4 digits from 1 to 6."
         there, elsewhere = told = compared(guess, self.hidden)
         self.found = guess == self.hidden
-        self.possible = tuple(code for code in self.possible if compared(guess, code) == told)
+        if self.step_rewards:  # nobody else asks
+            self.possible = tuple(code for code in self.possible if compared(guess, code) == told)
         return "Right." if self.found else f"{there} in place, {elsewhere} elsewhere."
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
