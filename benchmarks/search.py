@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import tempfile
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 
@@ -23,15 +24,15 @@ from agentrl_tools.search import Search
 from rich.console import Console
 from rich.table import Table
 
-VOCABULARY = 50_000
+VOCABULARY = range(50_000)
+WEIGHTS = list(accumulate(1 / (number + 1) for number in VOCABULARY))
 
 
 def write(path: Path, passages: int) -> None:
     rng = random.Random(0)
-    weights = [1 / rank for rank in range(1, VOCABULARY + 1)]
     with path.open("w") as out:
         for number in range(passages):
-            drawn = rng.choices(range(VOCABULARY), weights, k=rng.randint(30, 90))
+            drawn = rng.choices(VOCABULARY, cum_weights=WEIGHTS, k=rng.randint(30, 90))
             row = {"id": str(number), "title": f"Page {number}", "text": " ".join(f"w{n}" for n in drawn)}
             out.write(json.dumps(row) + "\n")
 
@@ -39,8 +40,7 @@ def write(path: Path, passages: int) -> None:
 async def ask(path: Path, concurrent: int, queries: int) -> tuple[float, list[float]]:
     """Wall seconds of all, and the seconds of each."""
     rng, took = random.Random(1), []
-    weights = [1 / rank for rank in range(1, VOCABULARY + 1)]
-    drawn = [rng.choices(range(VOCABULARY), weights, k=rng.randint(3, 8)) for _ in range(queries)]
+    drawn = [rng.choices(VOCABULARY, cum_weights=WEIGHTS, k=rng.randint(3, 8)) for _ in range(queries)]
     waiting = [" ".join(f"w{n}" for n in words) for words in drawn]
     pattern = Search(path)
     async with pattern.open() as shelf:

@@ -78,6 +78,18 @@ def test_common_words_count_only_alone() -> None:
     assert len(words(" ".join(f"w{n}" for n in range(100)))) == 32
 
 
+def test_words_that_many_hold_are_left_out_beside_rarer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl_tools.corpus.MOST_MATCHES", 10)
+    build(
+        [Passage("", "", f"often {'rare' if n == 7 else ''} {'some' if n < 5 else ''}") for n in range(50)],
+        tmp_path / "c.db",
+    )
+    with closing(Corpus(tmp_path / "c.db")) as corpus:
+        assert [hit.id for hit in corpus.find("often rare", 5)] == ["8"]
+        assert {hit.id for hit in corpus.find("often some rare", 9)} == {"1", "2", "3", "4", "5", "8"}
+        assert len(corpus.find("often", 5)) == 5
+
+
 def test_threads_may_ask_at_once(corpus: Corpus) -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda n: corpus.find("Ilm" if n % 2 else "Saale", 1)[0].id, range(200)))

@@ -119,7 +119,7 @@ async def test_a_played_episode_fits_into_the_embedded_policy() -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> dict[str, str]:
+def own(tmp_path: Path) -> dict[str, Any]:
     build([Passage("Ilm", "Ilm", "The Ilm is 128 km long.")], tmp_path / "c.db")
     rows = [{"question": f"How long is it? ({n})", "answer": ["128 km", 128]} for n in range(9)]
     rows.append({"question": "Which river?", "answer": "The Ilm"})
@@ -127,7 +127,7 @@ def own(tmp_path: Path) -> dict[str, str]:
     return {"corpus": str(tmp_path / "c.db"), "questions": str(tmp_path / "q.jsonl")}
 
 
-async def test_ones_own_corpus_and_questions(own: dict[str, str]) -> None:
+async def test_ones_own_corpus_and_questions(own: dict[str, Any]) -> None:
     train = await play([call("search", query="Ilm"), "\\boxed{128 km}"], range(4), **own)
     assert [t.messages[3]["content"] for t in train] == ["1. Ilm: The Ilm is 128 km long."] * 4
     assert [t.reward for t in train] == [1.0] * 4
@@ -146,14 +146,14 @@ async def test_ones_own_corpus_and_questions(own: dict[str, str]) -> None:
     ],
 )
 async def test_wrong_questions_are_sentences(
-    own: dict[str, str], tmp_path: Path, row: dict[str, Any], sentence: str
+    own: dict[str, Any], tmp_path: Path, row: dict[str, Any], sentence: str
 ) -> None:
     (tmp_path / "wrong.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match=sentence):
         await play(["x"], **{**own, "questions": str(tmp_path / "wrong.jsonl")})
 
 
-async def test_wrong_settings_are_sentences(own: dict[str, str]) -> None:
+async def test_wrong_settings_are_sentences(own: dict[str, Any]) -> None:
     with pytest.raises(ContractError, match="corpus and questions go together"):
         await play(["x"], corpus=own["corpus"])
     with pytest.raises(ContractError, match=r"hops are some of 1, 2, 3; not \[4\]"):

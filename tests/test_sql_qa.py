@@ -20,7 +20,7 @@ from agentrl.testing import ByteRenderer, Script, ScriptedEngine, call
 
 async def play(script: Script, numbers: range = range(12), split: str = "train", **settings: Any) -> list[Trajectory]:
     async with EnvSpec(SqlQA, **settings).open() as spec:
-        groups = await Rollout(spec, ScriptedEngine(script), ByteRenderer(), split=split).batch(numbers, 1)  # type: ignore[arg-type]
+        groups = await Rollout(spec, ScriptedEngine(script), ByteRenderer(), split=split).batch(numbers, 1)
         assert os.listdir(spec.shared.folder) == []  # each episode takes its database with it
     return [t for g in groups for t in g]
 

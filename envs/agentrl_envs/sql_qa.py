@@ -53,7 +53,7 @@ class SqlQA(ToolEnv):
             async with opened(min(WORKERS, os.cpu_count() or 1)) as workers:
                 yield Shared(Path(folder), workers)
 
-    @tool(limit=WORKERS)
+    @tool(limit=WORKERS, timeout_s=60)
     async def sql(self, query: str) -> str:
         """Run a query on the database.
 
@@ -62,7 +62,7 @@ class SqlQA(ToolEnv):
         """
         return await self.database.query(query)
 
-    @tool(limit=WORKERS)
+    @tool(limit=WORKERS, timeout_s=60)
     async def schema(self) -> str:
         """The tables of the database."""
         return await self.database.schema()

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from agentrl_tools.passages import Passage
 APPLICATION_ID = 0x41475243  # "AGRC": what tells a corpus from any other SQLite file
 BATCH = 10_000
 MOST_WORDS = 32  # of a query
+MOST_MATCHES = 10_000  # passages to rank, at some 4 us each
+MOST_KNOWN = 100_000  # words whose frequency is kept
 COMMON = {
     "a", "an", "and", "are", "as", "at", "be", "been", "by", "did", "do", "does", "for", "from", "had", "has", "have",
     "how", "in", "is", "it", "its", "of", "on", "or", "that", "the", "their", "there", "these", "this", "to", "was",
@@ -110,6 +113,7 @@ class Corpus:
         """Raises UserError if ``path`` is no corpus."""
         self.path = path
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+        self._matches: dict[str, int] = {}
         self._closed = False
         if not path.is_file():
             raise UserError(f"no corpus {str(path)!r} (from {Path.cwd()}); make one: agentrl index FILES --out {path}")
@@ -126,11 +130,32 @@ class Corpus:
         return count
 
     def find(self, query: str, k: int) -> list[Hit]:
-        """The ``k`` best by BM25 of those that hold any of the words; common words count if there are no others."""
-        wanted = words(query)
+        """The ``k`` best by BM25 of those that hold any of the words.
+
+        Common words count if there are no others; and of a word that very many passages hold, nothing is looked for
+        beside rarer ones: it would take long, and weighs little.
+        """
+        wanted = self._telling(words(query))
         if not wanted:
             return []
         return [Hit(*row) for row in self._read(_FIND, " OR ".join(f'"{word}"' for word in wanted), k)]
+
+    def _telling(self, wanted: list[str]) -> list[str]:
+        """The rarest word, and the next ones as long as there are not too many passages to rank."""
+        rarest = sorted(wanted, key=self._matching)
+        totals = accumulate(self._matching(word) for word in rarest)
+        return [
+            word for n, (word, total) in enumerate(zip(rarest, totals, strict=True)) if n == 0 or total <= MOST_MATCHES
+        ]
+
+    def _matching(self, word: str) -> int:
+        """How many passages hold it; no more than one over what may be ranked are counted."""
+        if (count := self._matches.get(word)) is None:
+            if len(self._matches) >= MOST_KNOWN:
+                self._matches.clear()
+            counted = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
+            self._matches[word] = count = int(self._read(counted, f'"{word}"', MOST_MATCHES + 1)[0][0])
+        return count
 
     def page(self, name: str) -> list[Passage]:
         """The passage of that id; or those of that title, upper or lower case, in their order; or none."""

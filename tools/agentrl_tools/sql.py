@@ -36,9 +36,9 @@ class Sql(Toolset):
         timeout_s: float = 5.0,
         workers: int | None = None,
     ) -> None:
-        if max_rows < 1 or max_chars < 1 or not 0 < timeout_s <= 25 or (workers is not None and workers < 1):
+        if max_rows < 1 or max_chars < 1 or not 0 < timeout_s <= 30 or (workers is not None and workers < 1):
             raise ContractError(
-                "tool 'sql': max_rows, max_chars and workers are 1 or more, timeout_s is over 0 and at most 25; not "
+                "tool 'sql': max_rows, max_chars and workers are 1 or more, timeout_s is over 0 and at most 30; not "
                 f"{max_rows}, {max_chars}, {workers} and {timeout_s:g}"
             )
         self.database, self.max_rows, self.max_chars, self.timeout_s = Path(database), max_rows, max_chars, timeout_s
@@ -63,7 +63,7 @@ class Sql(Toolset):
         """No more calls at once than there are workers: waiting for one is not part of a call's time."""
         return [replace(t, limit=self.workers) for t in super().tool_list]
 
-    @tool
+    @tool(timeout_s=60)
     async def sql(self, query: str) -> str:
         """Run a query on the database.
 
@@ -73,7 +73,7 @@ class Sql(Toolset):
         found: str = await self.shared.query(query)
         return found
 
-    @tool
+    @tool(timeout_s=60)
     async def schema(self) -> str:
         """The tables of the database."""
         found: str = await self.shared.schema()

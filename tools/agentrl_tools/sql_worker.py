@@ -7,6 +7,7 @@ to it is there for the next.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sqlite3
 import sys
@@ -44,6 +45,19 @@ class Refused(Exception):
     """In words for the model."""
 
 
+class Clock:
+    """The time of a query, which begins when the database is open."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.end = seconds, math.inf
+
+    def begin(self) -> None:
+        self.end = time.monotonic() + self.seconds
+
+    def over(self) -> bool:
+        return time.monotonic() >= self.end
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -57,23 +71,24 @@ def main() -> None:
 def answer(request: Request) -> Answer:
     path = Path(request["database"])
     run = _duckdb if path.suffix in (".duckdb", ".ddb") else _sqlite
-    end = time.monotonic() + request["timeout_s"]
+    clock = Clock(request["timeout_s"])
     try:
-        return run(path, request, end)
+        return run(path, request, clock)
     except Exception as error:  # whatever a query may bring about is the query's
-        if time.monotonic() >= end:
+        if clock.over():
             return {"error": "", "late": True}
         return {"error": "out of memory" if isinstance(error, MemoryError) else str(error) or type(error).__name__}
 
 
-def _sqlite(path: Path, request: Request, end: float) -> Answer:
+def _sqlite(path: Path, request: Request, clock: Clock) -> Answer:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE)
         db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         db.execute("PRAGMA query_only = ON")
         db.execute("PRAGMA trusted_schema = OFF")
         db.set_authorizer(_authorized)
-        db.set_progress_handler(lambda: time.monotonic() >= end, 10_000)
+        db.set_progress_handler(clock.over, 10_000)
+        clock.begin()
         db.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
             cursor = db.execute(request["query"])
@@ -96,7 +111,7 @@ def _authorized(action: int, first: str | None, second: str | None, *_: str | No
 _opened: dict[Path, Any] = {}
 
 
-def _duckdb(path: Path, request: Request, end: float) -> Answer:
+def _duckdb(path: Path, request: Request, clock: Clock) -> Answer:
     """The file stays open, which takes DuckDB long; a query has a cursor, which is a connection."""
     import duckdb
 
@@ -108,7 +123,8 @@ def _duckdb(path: Path, request: Request, end: float) -> Answer:
             raise Refused(f"one statement at a time, not {len(statements)}")
         if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
             raise Refused(f"not authorized: {statements[0].type.name}; the database can only be read")
-        timer = threading.Timer(end - time.monotonic(), db.interrupt)
+        clock.begin()
+        timer = threading.Timer(clock.seconds, db.interrupt)
         timer.start()
         try:
             db.execute(statements[0])

@@ -14,10 +14,11 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from agentrl import ToolError
+from agentrl import ToolError, WorldFault
 
 WORKER = Path(__file__).with_name("sql_worker.py")
 GRACE_S = 1.0  # for a worker to end a query by itself
+START_S = 20.0  # for a new one to open the database; DuckDB has to be imported
 LONGEST_LINE = 64 << 20
 
 
@@ -28,6 +29,7 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         self.process, self._to = process, process.stdin
+        self.warm = False
         self._from = BufferedByteReceiveStream(process.stdout)
 
     @classmethod
@@ -38,6 +40,14 @@ class Worker:
         await self._to.send(json.dumps(request).encode() + b"\n")
         answer: dict[str, Any] = json.loads(await self._from.receive_until(b"\n", LONGEST_LINE))
         return answer
+
+    async def warm_up(self, request: dict[str, Any]) -> None:
+        """So that opening the database is not part of the first query's time."""
+        with anyio.move_on_after(START_S):
+            await self.ask({**request, "query": "SELECT 1"})
+            self.warm = True
+        if not self.warm:
+            raise WorldFault("sql_start", f"the database {request['database']!r} took over {START_S:g} s to open")
 
     async def kill(self) -> None:
         if self.process.returncode is None:
@@ -58,11 +68,13 @@ class Workers:
 
         Raises:
             ToolError: the query took too long, or more memory than there is for it.
+            WorldFault: a worker could not be started.
         """
         async with self._places:
-            worker = self._idle.pop() if self._idle else await Worker.start()
-            whole = False
+            worker, whole = self._idle.pop() if self._idle else await Worker.start(), False
             try:
+                if not worker.warm:
+                    await worker.warm_up(request)
                 with anyio.move_on_after(request["timeout_s"] + GRACE_S) as scope:
                     answer = await worker.ask(request)
                     whole = True
