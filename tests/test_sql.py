@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -214,4 +215,15 @@ async def test_mistakes_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database, but long enough to be looked at " * 50)
     with pytest.raises(UserError, match=r"cannot read the database .*: file is not a database"):
         async with opened(tmp_path / "text.db"):
+            pass
+
+
+async def test_duckdb_is_asked_for_only_where_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [made(tmp_path, kind) for kind in ("db", "duckdb")]
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    async with opened(paths[0]) as ask:
+        assert await ask("SELECT 1 AS n") == "n\n1"
+    with pytest.raises(UserError, match=r"needs the package duckdb: pip install 'agentrl-gym\[duckdb\]'"):
+        async with opened(paths[1]):
             pass

@@ -18,7 +18,7 @@ from agentrl_tools.passages import Passage
 APPLICATION_ID = 0x41475243  # "AGRC": what tells a corpus from any other SQLite file
 BATCH = 10_000
 MOST_WORDS = 32  # of a query
-MOST_MATCHES = 10_000  # passages to rank, at some 4 us each
+MOST_MATCHES = 50_000  # passages to rank, at 2 us each and more
 MOST_KNOWN = 100_000  # words whose frequency is kept
 COMMON = {
     "a", "an", "and", "are", "as", "at", "be", "been", "by", "did", "do", "does", "for", "from", "had", "has", "have",
