@@ -1,4 +1,4 @@
-"""Names: environments, tools and models by entry point, or by ``module:attribute`` without any registration."""
+"""Names: environments, tools, models and commands by entry point, or by ``module:attribute`` unregistered."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from agentrl.errors import UserError, nearest
 
-Kind = Literal["env", "tool", "model"]
+Kind = Literal["env", "tool", "model", "command"]
 
 
 def available(kind: Kind) -> dict[str, EntryPoint]:
-    """The registered names of the entry-point group ``agentrl.envs``, ``agentrl.tools`` or ``agentrl.models``."""
+    """The registered names of the entry-point group ``agentrl.envs``, ``.tools``, ``.models`` or ``.commands``."""
     return {e.name: e for e in entry_points(group=f"agentrl.{kind}s")}
 
 

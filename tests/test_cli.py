@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,21 @@ def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]
     assert main([]) == 0
     said = capsys.readouterr().out
     assert all(verb in said for verb in ("train", "eval", "list"))
+
+
+def test_packages_may_add_verbs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "greeting.py").write_text("def main(words):\n    print('hello', *words)\n    return 3\n")
+    added = {n: EntryPoint(n, f"{n}ing:main", "agentrl.commands") for n in ("greet", "break", "train")}
+    monkeypatch.setattr("agentrl.registry.available", lambda kind: added if kind == "command" else {})
+    assert main([]) == 0
+    assert "greet   from greeting:main" in capsys.readouterr().out
+    assert main(["greet", "you"]) == 3
+    assert capsys.readouterr().out == "hello you\n"
+    assert "did you mean 'greet'?" in refused(capsys, "greed")
+    assert "command 'break': cannot import 'breaking'" in refused(capsys, "break")
+    assert "usage: agentrl train" in (main(["train", "--help"]), capsys.readouterr().out)[1]  # ours stays ours
 
 
 def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from agentrl import registry
 from agentrl.errors import UserError, nearest
 
 VERBS = {  # the verb: its module, and what it does
@@ -18,9 +19,6 @@ VERBS = {  # the verb: its module, and what it does
     "export": ("export", "write a trained model as a plain one, adapters merged"),
     "check": ("check", "whether a model's chat template can be followed"),
 }
-USAGE = "usage: agentrl {train,eval,serve,serve-tools,list,export,check} ...\n\n" + "\n".join(
-    f"  {v:<11} {does}" for v, (_, does) in VERBS.items()
-)
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"
 
 
@@ -28,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, 2 for a user's mistake, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(USAGE + FOOTER)
+        print(_usage() + FOOTER)
         return 0
     if words[0] in ("--version", "-V"):
         from agentrl import __version__
@@ -37,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     _quiet_threads()
     try:
-        if words[0] not in VERBS:
-            raise UserError(f"no command {words[0]!r}{nearest(words[0], VERBS)}")
-        status: int = importlib.import_module(f"agentrl.cli.{VERBS[words[0]][0]}").main(words[1:])
+        status: int = _main_of(words[0])(words[1:])
         return status
     except UserError as error:
         print(f"agentrl: {error}", file=sys.stderr)
@@ -47,6 +43,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("agentrl: interrupted", file=sys.stderr)
         return 130
+
+
+def _usage() -> str:
+    """The verbs here, and those that packages add under the entry-point group ``agentrl.commands``."""
+    added = {name: f"from {e.dist.name if e.dist else e.value}" for name, e in registry.available("command").items()}
+    verbs = {name: does for name, (_, does) in VERBS.items()} | {n: d for n, d in added.items() if n not in VERBS}
+    lines = "\n".join(f"  {name:<7} {does}" for name, does in verbs.items())
+    return f"usage: agentrl {{{','.join(verbs)}}} ...\n\n{lines}"
+
+
+def _main_of(verb: str) -> Callable[[Sequence[str]], int]:
+    """What runs a verb, given the words after it. Raises UserError for a word that is none."""
+    if verb in VERBS:
+        main_of_verb: Callable[[Sequence[str]], int] = importlib.import_module(f"agentrl.cli.{VERBS[verb][0]}").main
+        return main_of_verb
+    added = registry.available("command")
+    if verb not in added:
+        raise UserError(f"no command {verb!r}{nearest(verb, [*VERBS, *added])}")
+    found: Callable[[Sequence[str]], int] = registry.load("command", verb)
+    return found
 
 
 def _quiet_threads() -> None:
