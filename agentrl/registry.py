@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from agentrl.errors import UserError, nearest
 
-Kind = Literal["env", "tool", "model", "command"]
+Kind = Literal["env", "tool", "model", "reward", "command"]
 
 
 def available(kind: Kind) -> dict[str, EntryPoint]:

@@ -11,10 +11,10 @@ import pytest
 from agentrl_envs.prompts import Prompts
 from agentrl_envs.rewards import Code, Judge, Length, Regex, Repetition, exact, gated, math
 from agentrl_envs.rewards.mathematics import equal
-from agentrl_envs.rewards.named import functions
 from endpoints import said, serving
 
 from agentrl import ContractError, EnvSpec, UserError, WorldFault
+from agentrl.rewards import functions
 from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 

@@ -49,7 +49,7 @@ def _usage() -> str:
     """The verbs here, and those that packages add under the entry-point group ``agentrl.commands``."""
     added = {name: f"from {e.dist.name if e.dist else e.value}" for name, e in registry.available("command").items()}
     verbs = {name: does for name, (_, does) in VERBS.items()} | {n: d for n, d in added.items() if n not in VERBS}
-    lines = "\n".join(f"  {name:<7} {does}" for name, does in verbs.items())
+    lines = "\n".join(f"  {name:<11} {does}" for name, does in verbs.items())
     return f"usage: agentrl {{{','.join(verbs)}}} ...\n\n{lines}"
 
 

@@ -18,7 +18,7 @@ HELP = """usage: agentrl list [NAME]
 
 Without a name: the environments, tools and models. With one: what it is, and its settings.
 """
-KINDS: tuple[Kind, ...] = ("env", "tool", "model")
+KINDS: tuple[Kind, ...] = ("env", "tool", "reward", "model")
 
 
 def main(words: Sequence[str]) -> int:

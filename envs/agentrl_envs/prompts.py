@@ -10,10 +10,10 @@ from anyio import to_thread
 
 from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError
 from agentrl.errors import nearest
+from agentrl.rewards import Reward, called, functions
 from agentrl.types import Message, Observation
 from agentrl_envs import dataset
-from agentrl_envs.rewards import Reward, gated, soft_overlong_punishment
-from agentrl_envs.rewards.named import called, functions
+from agentrl_envs.rewards import gated, soft_overlong_punishment
 
 
 class Prompts(Env):

@@ -1,20 +1,22 @@
-"""Rewards by name, with their settings; and how they are called."""
+"""Rewards in TRL's form, by name, with their settings; and how they are called."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import pydantic
 
-from agentrl import ContractError, RewardModel, UserError, registry
+from agentrl import registry
 from agentrl.aside import in_thread
-from agentrl.errors import nearest
+from agentrl.errors import ContractError, UserError, nearest
+from agentrl.reward_model import RewardModel
 from agentrl.signature import arguments_model, checked, problems
-from agentrl_envs.rewards import REWARDS, Reward
+
+Reward = Callable[..., Any]
 
 
 def functions(
@@ -78,9 +80,10 @@ def _function(reward: Any, settings: Mapping[str, Any]) -> Any:
     kind, _, name = reward.partition(":")
     if kind == "reward-model":
         return _reward_model(name)
-    if not name and reward not in REWARDS:
-        raise UserError(f"no reward {reward!r}{nearest(reward, REWARDS)} (or say module:function, reward-model:NAME)")
-    found = REWARDS.get(reward) or registry.imported(f"reward {reward!r}", reward)
+    known = registry.available("reward")
+    if not name and reward not in known:
+        raise UserError(f"no reward {reward!r}{nearest(reward, known)} (or say module:function, reward-model:NAME)")
+    found = registry.load("reward", reward)
     if isinstance(found, type):
         return _made(reward, found, json.dumps(dict(settings), sort_keys=True))
     if settings:
