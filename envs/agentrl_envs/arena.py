@@ -55,9 +55,8 @@ class TextArena(Env):
         over = self._play(lambda: bool(self.game.step(action=move)[0]))
         if not over:
             return Step(_told(self.game), 0.0, False, False, {})
-        rewards, info = self.game.close()
-        reason = {k: info[0][k] for k in ("reason", "invalid_move") if k in info[0]}
-        return Step(_told(self.game), float((rewards or {}).get(0, 0.0)), True, False, reason)
+        reward, reason = _outcome(*self.game.close())
+        return Step(reason or _told(self.game), reward, True, False, {"reason": reason})
 
     def _play(self, move: Callable[[], T]) -> T:
         """With this game's own dice in the place of the global ones; nothing is awaited meanwhile."""
@@ -87,19 +86,20 @@ def begun(name: str, seed: str) -> tuple[Any, Any]:
         ContractError: it is for more players, or lacks something: a key, a word list, a package.
     """
     import textarena
+    from textarena.envs.registration import ENV_REGISTRY
     from textarena.state import SinglePlayerState
 
     random.seed(seed)
     first = random.randrange(2**31)
     try:
-        game = textarena.make(f"{name}-raw")  # bare: the wrappers tell the whole game again each turn
+        bare = f"{name}-raw"  # the wrappers tell the whole game again each turn
+        game = textarena.make(bare if bare in ENV_REGISTRY else name)
         game.reset(num_players=1, seed=first)
     except (AssertionError, ValueError) as error:
-        alone = "player" not in str(error)
-        raise ContractError(
-            f"textarena:{name} cannot be played here: {error}" if alone else _for_more(name, str(error))
-        ) from None
-    except (LookupError, OSError, ImportError, SyntaxError) as error:
+        if "player" in str(error).lower():
+            raise ContractError(_for_more(name, str(error))) from None
+        raise ContractError(f"textarena:{name} cannot be played here: {error}") from None
+    except (LookupError, OSError, ImportError, SyntaxError) as error:  # a word list, a file, a package, a newer Python
         what = " ".join(str(error).replace("*", "").split())
         raise ContractError(f"textarena:{name} cannot be played here: {type(error).__name__}: {what:.200}") from None
     if not isinstance(game.state, SinglePlayerState):
@@ -116,5 +116,13 @@ def _told(game: Any) -> str:
     from textarena import ObservationType
 
     _, said = game.get_observation()
-    kept = [text.strip() for _, text, kind in said if kind != ObservationType.PLAYER_ACTION]
+    kept = [text.strip() for _, text, kind in said if kind != ObservationType.PLAYER_ACTION and isinstance(text, str)]
     return "\n\n".join(text for text in kept if text) or "(the game says nothing)"
+
+
+def _outcome(rewards: Mapping[int, Any] | None, info: Mapping[int, Mapping[str, Any]]) -> tuple[float, str]:
+    """The player's reward, and why the game is over."""
+    reward, reason = (rewards or {}).get(0, 0.0), str(info[0].get("reason") or "")
+    if isinstance(reward, str):  # Countdown, Cryptarithm, Slitherlink, ThreeCardMonte give the two in the wrong order
+        reward, reason = reason.removeprefix("Invalid Move: "), f"Invalid Move: {reward}"
+    return float(reward), reason
