@@ -30,7 +30,7 @@ Entry = dict[str, Any]  # question, answer, metadata
 
 
 class ReasoningGym(Env):
-    r"""A task of reasoning-gym: ``--env reasoning-gym:chain_sum``. The answer goes in ``<answer>`` tags, or ``\boxed{}``.
+    r"""A task of reasoning-gym: ``--env reasoning-gym:chain_sum``. The answer goes in ``<answer>`` tags or ``\boxed{}``.
 
     Args:
         name: of the 106 tasks.
