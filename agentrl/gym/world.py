@@ -71,8 +71,8 @@ class Gym(Env):
         world.close()
         if not ansi and not words.tellable(world.observation_space):
             raise ContractError(
-                f"gym:{pattern.name} observes {world.observation_space!s:.80}: not text, nor {words.LARGEST} numbers at "
-                "the most; wrap it so that it is, or let it render 'ansi'"
+                f"gym:{pattern.name} observes {world.observation_space!s:.80}: neither text nor up to "
+                f"{words.LARGEST} numbers; wrap it so that it is, or let it render 'ansi'"
             )
         words.check_action(world.action_space, str(pattern.name), pattern.actions)
         yield ansi

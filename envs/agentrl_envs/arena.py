@@ -22,7 +22,7 @@ class TextArena(Env):
 
     Args:
         name: the game's id.
-        system_prompt: put before the game's own rules.
+        system_prompt: put before the game's own rules, in the same message.
         max_turns: replies of an episode; a game that counts its turns ends by itself, one invalid move more.
     """
 
@@ -46,8 +46,7 @@ class TextArena(Env):
         self.game, self.dice = await to_process.run_sync(
             begun, self.name, f"textarena/{self.name}/{seed}/{split}", cancellable=True
         )
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return [*system, {"role": "user", "content": _told(self.game)}], {}
+        return f"{self.system_prompt}\n\n{_told(self.game)}".strip(), {}
 
     async def step(self, action: Reply) -> Step:
         move = without_thoughts(action.content).strip()

@@ -115,7 +115,7 @@ class BFCL(ToolEnv):
 
 def rows(name: str) -> dict[str, list[Row]]:
     """The tasks of a category by split, each with its ``ground_truth``."""
-    found = []
+    found: list[Row] = []
     for category in CATEGORIES if name == "multi_turn" else (name,):
         file = f"BFCL_v4_{category}.json"
         answers = {a["id"]: a["ground_truth"] for a in bfcl_world.json_lines(folder() / "possible_answer" / file)}

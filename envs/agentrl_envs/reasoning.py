@@ -18,7 +18,7 @@ from anyio import to_process
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
 from agentrl.errors import nearest
-from agentrl.types import Observation
+from agentrl.types import Message, Observation
 from agentrl_envs.rewards import boxed
 from agentrl_envs.splits import Split, split_of
 
@@ -30,7 +30,7 @@ Entry = dict[str, Any]  # question, answer, metadata
 
 
 class ReasoningGym(Env):
-    r"""A task of reasoning-gym: ``--env reasoning-gym:chain_sum``. The answer goes in ``<answer>`` tags or ``\boxed{}``.
+    r"""A task of reasoning-gym: ``--env reasoning-gym:chain_sum``. The answer goes in ``<answer>``, or in ``\boxed{}``.
 
     Args:
         name: of the 106 tasks.
@@ -64,10 +64,8 @@ class ReasoningGym(Env):
         split = (options or {}).get("split", "train")
         # In a process of its own: some tasks take a second to make, and some use the global random module.
         self.entry = await to_process.run_sync(draw, self.name, repr(self.config), seed, split, cancellable=True)
-        return [
-            {"role": "system", "content": self.system_prompt},
-            {"role": "user", "content": self.entry["question"]},
-        ], {}
+        system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": self.entry["question"]}], {}
 
     async def step(self, action: Reply) -> Step:
         return Step([], 0.0, True, False, {})
