@@ -14,7 +14,7 @@ from typing import Any
 
 import pydantic
 
-from agentrl import ContractError, Tool
+from agentrl import ContractError, Tool, ToolError
 from agentrl.types import JsonSchema
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # theirs -> JSON's
@@ -78,6 +78,8 @@ class ApiTool(Tool):
     """Arguments go to the function as they are: what is wrong with them, it says itself."""
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if "self" in arguments:
+            raise ToolError(f"bad arguments for {self.name}: self: no such argument")
         return dict(arguments)
 
 
