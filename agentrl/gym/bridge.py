@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -37,7 +38,8 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
         with ExitStack() as held:
             self._portal = held.enter_context(start_blocking_portal(name="agentrl gymnasium"))
             held.enter_context(self._portal.wrap_async_context_manager(spec.open()))
-            self._held = held.pop_all()
+            # Also where close() is forgotten, and before the process ends: the thread would be waited for in vain.
+            self._let_go = weakref.finalize(self, held.pop_all().close)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -99,11 +101,10 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
 
     def close(self) -> None:
         """Close the episode's environment, what they share, and the thread; a second time does nothing."""
-        if hasattr(self, "_held"):
-            held = self._held
-            del self._held
-            with held:
-                self._end()
+        try:
+            self._end()
+        finally:
+            self._let_go()
 
 
 def as_gymnasium(

@@ -91,7 +91,9 @@ def meant(space: spaces.Space[Any], reply: str, actions: Sequence[str]) -> Any:
             action = np.int64(numbers[0]) if len(numbers) == 1 else None
         case spaces.MultiDiscrete():
             numbers = _numbers(text)
-            action = np.array(numbers, space.dtype).reshape(space.shape) if len(numbers) == space.nvec.size else None
+            wide = np.array(numbers, np.int64)
+            whole = wide.size == space.nvec.size and bool((wide == wide.astype(space.dtype)).all())
+            action = wide.astype(space.dtype).reshape(space.shape) if whole else None
     if action is None or not space.contains(action):
         raise ToolError(f"{text!r:.80} is no action. {asked(space, actions)}")
     return action

@@ -69,12 +69,13 @@ class Gym(Env):
         world = made(pattern.name, pattern.make)
         ansi = "ansi" in world.metadata.get("render_modes", ())
         world.close()
+        label = pattern.name if isinstance(pattern.name, str) else pattern.name.__name__
         if not ansi and not words.tellable(world.observation_space):
             raise ContractError(
-                f"gym:{pattern.name} observes {world.observation_space!s:.80}: neither text nor up to "
+                f"gym:{label} observes {world.observation_space!s:.80}: neither text nor up to "
                 f"{words.LARGEST} numbers; wrap it so that it is, or let it render 'ansi'"
             )
-        words.check_action(world.action_space, str(pattern.name), pattern.actions)
+        words.check_action(world.action_space, label, pattern.actions)
         yield ansi
 
     async def _call(self, function: Callable[[], T]) -> T:
