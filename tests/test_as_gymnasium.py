@@ -140,7 +140,7 @@ def test_the_worlds_fault_is_raised_and_the_next_episode_can_begin() -> None:
 
 def test_what_cannot_be_opened_leaves_no_thread() -> None:
     before = threading.active_count()
-    with pytest.raises(UserError, match="env 'prompts' needs a value for --env.data|needs a dataset"):
+    with pytest.raises(UserError, match=r"env 'prompts' needs a (value|dataset)"):
         agentrl.as_gymnasium("prompts")
     with pytest.raises(ContractError, match="an EnvSpec has its settings; latency_s"):
         agentrl.as_gymnasium(EnvSpec("shop"), latency_s=1.0)

@@ -28,7 +28,7 @@ def test_worlds_are_equal_until_something_is_done() -> None:
     assert one != other
     other.call("touch", ["b.txt"], {})
     assert one == other
-    assert FILES["root"]["home"]["contents"] == {"a.txt": {"type": "file", "content": "one"}}  # type: ignore[index]
+    assert FILES["root"]["home"]["contents"] == {"a.txt": {"type": "file", "content": "one"}}
 
 
 def test_what_is_no_function_cannot_be_called() -> None:

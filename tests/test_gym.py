@@ -39,7 +39,7 @@ async def play(*said: str, env: str | type[Env] = Gym, **settings: Any) -> Traje
         return await Rollout(spec, ScriptedEngine(said), ByteRenderer()).episode(3)
 
 
-FROZEN = {"name": "FrozenLake-v1", "make": {"is_slippery": False}}
+FROZEN: dict[str, Any] = {"name": "FrozenLake-v1", "make": {"is_slippery": False}}
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -175,7 +175,7 @@ def test_what_replies_mean(space: spaces.Space[Any], reply: str, action: Any) ->
     ],
 )
 def test_what_means_nothing(space: spaces.Space[Any], reply: str) -> None:
-    with pytest.raises(ToolError, match="is no action. Act by replying with"):
+    with pytest.raises(ToolError, match=r"is no action\. Act by replying with"):
         words.meant(space, reply, [])
 
 

@@ -29,6 +29,7 @@ class Guessing:
     def __init__(self) -> None:
         self.seeds: list[int] = []
         self.open = 0
+        self.left = anyio.Event()
 
     async def __call__(self, socket: Any) -> None:
         self.open += 1
@@ -37,14 +38,16 @@ class Guessing:
                 await socket.send(json.dumps(self.answer(socket, **json.loads(text))))
         finally:
             self.open -= 1
+            if self.open == 0 and self.seeds:
+                self.left.set()
 
     def answer(self, socket: Any, type: str, data: dict[str, Any]) -> dict[str, Any]:  # noqa: A002
         if type == "reset":
             self.seeds.append(data["seed"])
             socket.number = data["seed"] % 10
             return self.observed({"prompt": "Guess from 0 to 9.", "metadata": {}}, None, False)
-        guess = data.get("guess", data.get("message"))
-        if not str(guess).isdecimal():
+        guess = str(data.get("guess", data.get("message")))
+        if not guess.isdecimal():
             errors = [{"loc": ["guess"], "msg": "not a number"}]
             return {"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "no", "errors": errors}}
         right = int(guess) == socket.number
@@ -72,8 +75,7 @@ async def test_an_episode_over_the_wire() -> None:
     said = ["Play.", "Guess from 0 to 9.", "1", "wrong", "<think>hm</think> 6", "right"]
     assert [m["content"] for m in t.messages] == said
     with anyio.fail_after(2):
-        while server.open:
-            await anyio.sleep(0.01)  # every session is closed
+        await server.left.wait()  # every session is closed
 
 
 async def test_who_does_nothing_gets_nothing() -> None:
@@ -120,7 +122,7 @@ def failing(step: Callable[[Any], Awaitable[None]]) -> Handler:
 
 
 def saying(text: str) -> Callable[[Any], Awaitable[None]]:
-    return lambda socket: socket.send(text)  # type: ignore[no-any-return]
+    return lambda socket: socket.send(text)
 
 
 async def dying(socket: Any) -> None:
@@ -163,7 +165,9 @@ async def test_a_server_that_hangs_is_given_up_at_the_turns_deadline() -> None:
 async def test_no_server_is_a_sentence_before_the_first_episode() -> None:
     async with serving(Guessing()) as url:
         pass
-    with pytest.raises(UserError, match="env 'openenv': no OpenEnv server at ws://127.0.0.1.*start the server first"):
+    with pytest.raises(
+        UserError, match=r"env 'openenv': no OpenEnv server at ws://127\.0\.0\.1.*start the server first"
+    ):
         async with EnvSpec(OpenEnv, url=url).open():
             pass
 

@@ -15,7 +15,7 @@ from agentrl.testing import ByteRenderer, ScriptedEngine
 
 factory = pytest.importorskip("reasoning_gym.factory")
 
-TWO = {"datasets": [{"name": n, "weight": 1.0, "config": {}} for n in ("chain_sum", "gcd")]}
+TWO: dict[str, Any] = {"datasets": [{"name": n, "weight": 1.0, "config": {}} for n in ("chain_sum", "gcd")]}
 QUICK = ["chain_sum", "gcd", "leg_counting", "spell_backward", "basic_arithmetic", "list_functions", "word_sorting"]
 NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # theirs is None
 PAYS_ANYTHING = {"game_of_life_halting"}  # whatever is no "True" is taken for "False"
