@@ -1,24 +1,47 @@
-"""A Gymnasium environment, trained on: a small frozen lake. And the other way round: ours as Gymnasium's.
+"""Gymnasium, both ways: its frozen lake as one of our environments, and one of ours as its.
 
 Run it: python examples/frozen_lake.py
+A model is trained on the same lake by: train(env=Lake, model="Qwen/Qwen3-0.6B"), or on the command line by
+agentrl train --env gym:FrozenLake-v1 --env.make.is_slippery false --model Qwen/Qwen3-0.6B
 """
 
-from agentrl import as_gymnasium, from_gymnasium, train
+import random
 
-# The model is told where it is, and answers with a direction, 0 to 3, in \boxed{}.
-Lake = from_gymnasium("FrozenLake-v1", make={"is_slippery": False, "desc": ["SFH", "HFG"]}, max_turns=6)
+import anyio
+
+from agentrl import EnvSpec, as_gymnasium, from_gymnasium
+from agentrl.rollout import Rollout
+from agentrl.testing import ByteRenderer, ScriptedEngine
+
+Lake = from_gymnasium("FrozenLake-v1", make={"is_slippery": False}, max_turns=20)
+WAY = ("down", "down", "right", "down", "right", "right")
 
 
-def main(steps: int = 20) -> None:
-    env = as_gymnasium(Lake)  # a gymnasium.Env: text in, messages out
-    env.reset(seed=0)
-    for action in ("right", "down", "right"):
-        messages, reward, *_ = env.step(action)
-    print(f"{messages[-1]['content']}\nreward of the way that is known: {reward}")
+async def rewards(said: ScriptedEngine, episodes: int) -> list[float]:
+    """Play: the engine stands where a model would."""
+    async with EnvSpec(Lake).open() as spec:
+        groups = await Rollout(spec, said, ByteRenderer()).batch(range(episodes), 1)
+    return [t.reward or 0.0 for group in groups for t in group]
+
+
+def main(episodes: int = 50) -> None:
+    rng = random.Random(0)
+    for name, engine in {
+        "at random": ScriptedEngine(lambda *_: rng.choice(["left", "down", "right", "up"])),
+        "who knows the way": ScriptedEngine([f"I go \\boxed{{{move}}}." for move in WAY]),
+        "who says nothing": ScriptedEngine([""]),
+    }.items():
+        found = anyio.run(rewards, engine, episodes)
+        print(f"{name:>18}: mean reward {sum(found) / len(found):.2f} of {len(found)} episodes")
+
+    env = as_gymnasium("math-tools")  # a gymnasium.Env: text in, messages out
+    messages, _ = env.reset(seed=3)
+    print(messages[-1]["content"])
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "25*370-552-6+3230"}}</tool_call>'
+    messages, *_ = env.step(call)
+    _, reward, *_ = env.step(f"\\boxed{{{messages[0]['content']}}}")
+    print(f"reward {reward:g}")
     env.close()
-
-    summary = train(env=Lake, steps=steps, eval={"every": 0, "final_tasks": 64})
-    print(f"held-out reward: {summary['reward_before']:.2f} before, {summary['reward_after']:.2f} after {steps} steps")
 
 
 if __name__ == "__main__":

@@ -121,9 +121,10 @@ async def test_no_task_nor_variant_of_it_is_in_both_splits(spec: EnvSpec) -> Non
         assert one.make().count("all") == 200
 
 
-def test_what_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ContractError, match=r"bfcl has no category 'multi_turn_bas'; did you mean 'multi_turn_base'\?"):
-        EnvSpec(BFCL, name="multi_turn_bas").make()
+        async with EnvSpec(BFCL, name="multi_turn_bas").open():
+            pass
     monkeypatch.setattr("agentrl_envs.bfcl.find_spec", lambda _: None)
     with pytest.raises(Exception, match="pip install --no-deps bfcl-eval, then pip install 'agentrl-gym"):
         folder()

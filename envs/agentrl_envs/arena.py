@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from anyio import to_process
-
 from agentrl import ContractError, Env, Reply, Step, UserError
 from agentrl.errors import nearest
 from agentrl.types import Observation, without_thoughts
+from agentrl_envs.workers import in_worker
 
 T = TypeVar("T")
 
@@ -37,15 +36,13 @@ class TextArena(Env):
         """Whether there is such a game, for one player, and whether it can be played here."""
         if find_spec("textarena") is None:
             raise UserError("env 'textarena' needs the package textarena: pip install 'agentrl-gym[textarena]'")
-        await to_process.run_sync(check, settings["name"])
+        await in_worker(check, settings["name"])
         yield
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
         # In a process of its own: making a puzzle takes some games seconds, and all of them throw the global dice.
-        self.game, self.dice = await to_process.run_sync(
-            begun, self.name, f"textarena/{self.name}/{seed}/{split}", cancellable=True
-        )
+        self.game, self.dice = await in_worker(begun, self.name, f"textarena/{self.name}/{seed}/{split}")
         return f"{self.system_prompt}\n\n{_told(self.game)}".strip(), {}
 
     async def step(self, action: Reply) -> Step:

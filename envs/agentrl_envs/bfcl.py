@@ -47,7 +47,7 @@ class BFCL(ToolEnv):
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[Mapping[str, Sequence[Row]]]:
         """The rows by split."""
-        yield await to_thread.run_sync(rows, settings.get("name", "multi_turn"))
+        yield await to_thread.run_sync(rows, cls(**settings).name)
 
     def count(self, split: str) -> int | None:
         return len(self.shared[split])
