@@ -24,7 +24,7 @@ def main():
 
 def ran(script: Path) -> str:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout or done.stderr.splitlines()[-1]
+    return done.stdout + done.stderr
 
 
 async def test_another_process_which_ends_with_its_caller() -> None:
