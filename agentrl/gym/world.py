@@ -21,7 +21,6 @@ _NAMES = {
     "CliffWalking": ("up", "right", "down", "left"),
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
     "Blackjack": ("stick", "hit"),
-    "CartPole": ("left", "right"),
 }
 
 
@@ -147,5 +146,4 @@ def from_gymnasium(env: Make, **settings: Any) -> type[Env]:
             super().__init__(env, **settings)
 
     Made.__name__ = Made.__qualname__ = name
-    Made.__doc__ = f"{name}, of Gymnasium."
     return Made
