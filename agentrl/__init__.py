@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from agentrl.env import Env, EnvSpec, ToolEnv
@@ -13,6 +14,8 @@ from agentrl.types import Message, Reply, Step, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.evaluation import evaluate
+    from agentrl.gym.bridge import as_gymnasium, register_gymnasium
+    from agentrl.gym.world import from_gymnasium
     from agentrl.training import train
 
 __version__ = "0.1.0"
@@ -31,20 +34,31 @@ __all__ = [
     "Trajectory",
     "UserError",
     "WorldFault",
+    "as_gymnasium",
     "evaluate",
+    "from_gymnasium",
+    "register_gymnasium",
     "tool",
     "train",
 ]
 
 
+_LAZY = {  # they bring torch with them, or gymnasium
+    "train": "agentrl.training",
+    "evaluate": "agentrl.evaluation",
+    "as_gymnasium": "agentrl.gym.bridge",
+    "register_gymnasium": "agentrl.gym.bridge",
+    "from_gymnasium": "agentrl.gym.world",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """``train`` and ``evaluate`` come when asked for: they bring torch with them."""
-    if name == "train":
-        from agentrl.training import train
-
-        return train
-    if name == "evaluate":
-        from agentrl.evaluation import evaluate
-
-        return evaluate
-    raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    """What comes when it is asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "gymnasium":
+            raise
+        raise UserError(f"agentrl.{name} needs the package gymnasium: pip install 'agentrl-gym[gym]'") from None

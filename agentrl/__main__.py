@@ -4,4 +4,5 @@ import sys
 
 from agentrl.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a worker's process imports this module too
+    sys.exit(main())

@@ -9,7 +9,7 @@ from agentrl.env import Env
 from agentrl.errors import ContractError
 from agentrl.types import Message, Observation, Step, utf8
 
-_ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 def as_messages(observation: Observation) -> list[Message]:
@@ -23,12 +23,12 @@ def _check_observation(observation: Any, env: Env, method: str) -> None:
     if isinstance(observation, str):
         return
     good = isinstance(observation, Sequence) and all(
-        isinstance(m, dict) and m.get("role") in _ROLES and isinstance(m.get("content"), str) for m in observation
+        isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in observation
     )
     if not good:
         raise ContractError(
             f"{type(env).__name__}.{method} returned the observation {observation!r:.120}; it must be a str, or a list "
-            f"of messages such as {{'role': 'user', 'content': '...'}}, the role one of {', '.join(_ROLES)}"
+            f"of messages such as {{'role': 'user', 'content': '...'}}, the role one of {', '.join(ROLES)}"
         )
 
 

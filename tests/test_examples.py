@@ -33,6 +33,14 @@ def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "held-out reward" in capsys.readouterr().out
 
 
+def test_gymnasium_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "frozen_lake.py"))["main"](episodes=8)
+    out = capsys.readouterr().out
+    assert "who knows the way: mean reward 1.00 of 8 episodes" in out
+    assert "who says nothing: mean reward 0.00 of 8 episodes" in out
+    assert out.endswith("reward 1\n")
+
+
 @pytest.mark.parametrize("env", ["my_env.py:Ledger", "my_tool.py:Convert"])
 def test_environments(env: str) -> None:
     assert main(["train", "--env", f"{EXAMPLES}/{env}", *SMALL]) == 0

@@ -61,7 +61,7 @@ def _one(name: str) -> str:
 
 
 def _described(kind: Kind, name: str) -> str:
-    found = registry.load(kind, name)
+    found, _ = registry.member(kind, name)
     if kind == "env":
         return settings.env_help(name)
     if isinstance(found, Tool):

@@ -1,0 +1,1 @@
+"""Gymnasium, both ways: its environments as ours, and ours as its."""

@@ -1,0 +1,139 @@
+"""One of our environments as a Gymnasium one: sync, an event loop in a thread of its own; text in, messages out."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+from anyio.from_thread import start_blocking_portal
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+
+from agentrl import registry
+from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
+from agentrl.env import Env, EnvSpec
+from agentrl.errors import ContractError
+from agentrl.gym.spaces import Conversation, Said
+from agentrl.renderer import hermes
+from agentrl.types import Message, Segment, Stop, Trajectory
+
+_ENTRY = "agentrl.gym.bridge:as_gymnasium"
+
+
+class AsGymnasium(gymnasium.Env[list[Message], str]):
+    """See `as_gymnasium`."""
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, spec: EnvSpec, split: str, max_turns: int | None) -> None:
+        self.observation_space, self.action_space = Conversation(), Said()
+        self.split, self.max_turns, self.agent_spec = split, max_turns, spec
+        kwargs = {"env": spec.name if spec.name in registry.available("env") else spec.cls, **spec.settings}
+        self.spec = GymnasiumSpec(_id(spec.name), entry_point=_ENTRY, kwargs={**kwargs, "split": split})
+        self.env: Env | None = None  # of the episode that is being played
+        with ExitStack() as held:
+            self._portal = held.enter_context(start_blocking_portal(name="agentrl gymnasium"))
+            held.enter_context(self._portal.wrap_async_context_manager(spec.open()))
+            # Also where close() is forgotten, and before the process ends: the thread would be waited for in vain.
+            self._let_go = weakref.finalize(self, held.pop_all().close)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """Begin task ``seed``; without one, a task drawn by the generator that the last seed began."""
+        super().reset(seed=seed)
+        self._end()
+        self.env = env = self.agent_spec.make()
+        count = env.count(self.split)
+        self.task = int(self.np_random.integers(count or 2**31)) if seed is None else seed
+        given = {"split": self.split, **(options or {})}
+        observation, info = checked_reset(self._portal.call(lambda: env.reset(seed=self.task, options=given)), env)
+        self.messages = as_messages(observation)
+        self.step_rewards: list[float] = []
+        told = {**info, "task": self.task, "tools": [t.schema for t in env.tool_list]}
+        return copy.deepcopy(self.messages), copy.deepcopy(told)
+
+    def step(self, action: str) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+        """One turn. The score is part of the last one's reward, and by its parts in ``info["rewards"]``.
+
+        Raises:
+            WorldFault: the world failed: the episode is of no worth.
+        """
+        if (env := self.env) is None:
+            raise gymnasium.error.ResetNeeded("the episode is over, or has not begun: call reset()")
+        reply = hermes.parse(action)
+        step = checked_step(self._portal.call(env.step, reply), env)
+        said = as_messages(step.observation)
+        self.messages += [reply.message(), *said]
+        self.step_rewards.append(float(step.reward))
+        terminated, reward, info = bool(step.terminated), float(step.reward), dict(step.info)
+        late = len(self.step_rewards) >= (self.max_turns or env.max_turns)
+        truncated = not terminated and (bool(step.truncated) or late)
+        if terminated or truncated:
+            info["rewards"], worth = self._scored(env, Stop.TERMINATED if terminated else Stop.TRUNCATED)
+            reward += worth if type(env).score is not Env.score else 0.0  # that is the sum of the steps'
+            self._end()
+        return copy.deepcopy(said), reward, terminated, truncated, copy.deepcopy(info)
+
+    def _scored(self, env: Env, stop: Stop) -> tuple[Mapping[str, float | None], float]:
+        turns = (Segment("prompt", ()), *(Segment("model", (), (), ()) for _ in self.step_rewards))
+        played = Trajectory(
+            task=self.task,
+            segments=turns,
+            messages=tuple(self.messages),
+            stop=stop,
+            weights=env.reward_weights,
+            step_rewards=tuple(self.step_rewards),
+            calls=tuple(env.call_records),
+        )
+        rewards = checked_rewards(self._portal.call(env.score, played), env)
+        return rewards, replace(played, rewards=rewards).reward or 0.0
+
+    def _end(self) -> None:
+        env, self.env = self.env, None
+        if env is not None:
+            self._portal.call(env.close)
+            self._portal.call(env.close_tools)
+
+    def close(self) -> None:
+        """Close the episode's environment, what they share, and the thread; a second time does nothing."""
+        try:
+            self._end()
+        finally:
+            self._let_go()
+
+
+def as_gymnasium(
+    env: str | type[Env] | EnvSpec, *, split: str = "train", max_turns: int | None = None, **settings: Any
+) -> AsGymnasium:
+    """An environment of ours as a ``gymnasium.Env``: an action is a turn's text, an observation the messages since.
+
+    Args:
+        env: a registered name, ``module:Class``, an ``Env`` subclass, or an ``EnvSpec``.
+        split: ``train`` or ``test``.
+        max_turns: of an episode, which is truncated then; the environment's own by default.
+        settings: the environment's.
+    """
+    if isinstance(env, EnvSpec) and settings:
+        raise ContractError(f"an EnvSpec has its settings; {', '.join(settings)} cannot be given beside it")
+    return AsGymnasium(env if isinstance(env, EnvSpec) else EnvSpec(env, **settings), split, max_turns)
+
+
+def register_gymnasium() -> list[str]:
+    """Register each available environment with Gymnasium, and return the ids: ``agentrl/math-tools-v0``.
+
+    Settings go to ``gymnasium.make``; for a family, its member is one: ``make("agentrl/gym-v0", name="Taxi-v3")``.
+    """
+    names = {_id(name): name for name in registry.available("env")}
+    for wanted, name in names.items():
+        if wanted not in gymnasium.registry:
+            gymnasium.register(wanted, entry_point=_ENTRY, kwargs={"env": name})
+    return list(names)
+
+
+def _id(name: str) -> str:
+    return f"agentrl/{''.join(c if c.isalnum() or c in '-_.' else '.' for c in name)}-v0"

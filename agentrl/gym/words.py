@@ -1,0 +1,111 @@
+"""Gymnasium's spaces in words: what a model is told of an observation, and what its reply means as an action."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from agentrl.errors import ContractError, ToolError
+from agentrl.types import without_thoughts
+
+LARGEST = 64  # numbers in an observation
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_MARKED = re.compile(r"\x1b\[[1-9][\d;]*m(.*?)\x1b\[0m")
+_BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+
+
+def told(space: spaces.Space[Any], value: Any) -> str:
+    """An observation in words."""
+    match space:
+        case spaces.Dict():
+            return "\n".join(f"{name}: {told(part, value[name])}" for name, part in space.items())
+        case spaces.Tuple():
+            return ", ".join(told(part, v) for part, v in zip(space.spaces, value, strict=True))
+        case spaces.Box():
+            return "[" + ", ".join(f"{x:.4g}" for x in np.asarray(value).ravel()) + "]"
+        case spaces.MultiDiscrete() | spaces.MultiBinary():
+            return "[" + ", ".join(str(x) for x in np.asarray(value).ravel()) + "]"
+    return str(value)
+
+
+def tellable(space: spaces.Space[Any]) -> bool:
+    """Whether it is text, or some numbers."""
+    match space:
+        case spaces.Dict():
+            return all(tellable(part) for part in space.values())
+        case spaces.Tuple():
+            return all(tellable(part) for part in space.spaces)
+        case spaces.Text() | spaces.Discrete():
+            return True
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return int(np.prod(space.shape)) <= LARGEST
+    return False
+
+
+def check_action(space: spaces.Space[Any], name: str, actions: Sequence[str]) -> None:
+    """Raises ContractError for actions that a reply cannot mean."""
+    match space:
+        case spaces.Discrete():
+            if actions and len(actions) != space.n:
+                raise ContractError(f"env.actions names {len(actions)} actions; gym:{name} has {space.n}")
+        case spaces.Text() | spaces.MultiDiscrete():
+            pass
+        case _:
+            raise ContractError(f"gym:{name} takes {space!s:.80}; a reply can mean a Discrete, MultiDiscrete or Text")
+
+
+def asked(space: spaces.Space[Any], actions: Sequence[str]) -> str:
+    """What a model is told of how to act."""
+    match space:
+        case spaces.Discrete() if actions:
+            listed = ", ".join(f"{space.start + i} ({name})" for i, name in enumerate(actions))
+            what = f"one of the actions {listed}"
+        case spaces.Discrete():
+            what = f"an action, a number from {space.start} to {space.start + space.n - 1}"
+        case spaces.MultiDiscrete():
+            what = (
+                f"{space.nvec.size} numbers, commas between them, each below its own of {space.nvec.ravel().tolist()}"
+            )
+        case _:
+            what = "your text"
+    return f"Act by replying with {what}, in \\boxed{{}}."
+
+
+def meant(space: spaces.Space[Any], reply: str, actions: Sequence[str]) -> Any:
+    r"""The action that a reply means: what is in its last ``\boxed{}``, or all of it.
+
+    Raises:
+        ToolError: none, in words for the model.
+    """
+    text = without_thoughts(reply)
+    text = (_BOX.findall(text) or [text])[-1].strip()
+    action: Any = text
+    match space:
+        case spaces.Discrete():
+            names = [name.casefold() for name in actions]
+            numbers = [space.start + names.index(text.casefold())] if text.casefold() in names else _numbers(text)
+            action = np.int64(numbers[0]) if len(numbers) == 1 else None
+        case spaces.MultiDiscrete():
+            numbers = _numbers(text)
+            wide = np.array(numbers, np.int64)
+            whole = wide.size == space.nvec.size and bool((wide == wide.astype(space.dtype)).all())
+            action = wide.astype(space.dtype).reshape(space.shape) if whole else None
+    if action is None or not space.contains(action):
+        raise ToolError(f"{text!r:.80} is no action. {asked(space, actions)}")
+    return action
+
+
+def plain(rendered: Any) -> str:
+    """What an environment rendered, without a terminal's colours: what they mark is in brackets."""
+    text = rendered if isinstance(rendered, str) else "\n".join(map(str, rendered or ()))
+    return _COLOUR.sub("", _MARKED.sub(r"[\1]", text)).rstrip()
+
+
+def _numbers(text: str) -> list[int]:
+    """``[1, 0, 2]``, with or without brackets; none where anything else is there."""
+    parts = text.strip("[]() ").replace(",", " ").split()
+    return [int(p) for p in parts] if all(re.fullmatch(r"-?\d{1,18}", p) for p in parts) else []

@@ -1,0 +1,124 @@
+"""textarena: the single-player games of the package of that name, a turn each reply."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from agentrl import ContractError, Env, Reply, Step, UserError
+from agentrl.errors import nearest
+from agentrl.types import Observation, without_thoughts
+from agentrl_envs.workers import in_worker
+
+T = TypeVar("T")
+
+
+class TextArena(Env):
+    """A game of TextArena for one player: ``--env textarena:GuessTheNumber-v0``. The reply is the move.
+
+    Args:
+        name: the game's id.
+        system_prompt: put before the game's own rules, in the same message.
+        max_turns: replies of an episode; a game that counts its turns ends by itself, one invalid move more.
+    """
+
+    named_by = "name"
+
+    def __init__(self, name: str, system_prompt: str = "", max_turns: int = 40) -> None:
+        self.name, self.system_prompt, self.max_turns = name, system_prompt, max_turns
+
+    @classmethod
+    @asynccontextmanager
+    async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
+        """Whether there is such a game, for one player, and whether it can be played here."""
+        if find_spec("textarena") is None:
+            raise UserError("env 'textarena' needs the package textarena: pip install 'agentrl-gym[textarena]'")
+        await in_worker(check, settings["name"])
+        yield
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        split = (options or {}).get("split", "train")
+        # In a process of its own: making a puzzle takes some games seconds, and all of them throw the global dice.
+        self.game, self.dice = await in_worker(begun, self.name, f"textarena/{self.name}/{seed}/{split}")
+        return f"{self.system_prompt}\n\n{_told(self.game)}".strip(), {}
+
+    async def step(self, action: Reply) -> Step:
+        move = without_thoughts(action.content).strip()
+        move = move if "[" in move or "]" in move else f"[{move}]"
+        over = self._play(lambda: bool(self.game.step(action=move)[0]))
+        if not over:
+            return Step(_told(self.game), 0.0, False, False, {})
+        reward, reason = _outcome(*self.game.close())
+        return Step(reason or _told(self.game), reward, True, False, {"reason": reason})
+
+    def _play(self, move: Callable[[], T]) -> T:
+        """With this game's own dice in the place of the global ones; nothing is awaited meanwhile."""
+        outside = random.getstate()
+        random.setstate(self.dice)
+        try:
+            return move()
+        finally:
+            self.dice = random.getstate()
+            random.setstate(outside)
+
+
+def check(name: str) -> None:
+    """Raises ContractError: there is no such game, or it cannot be played alone, or not here."""
+    from textarena.envs.registration import ENV_REGISTRY
+
+    games = [k for k in ENV_REGISTRY if not k.endswith(("-raw", "-train"))]
+    if name not in games:
+        raise ContractError(f"textarena has no game {name!r}{nearest(name, games)}")
+    begun(name, "check")
+
+
+def begun(name: str, seed: str) -> tuple[Any, Any]:
+    """A game that waits for its first move, and the state of its dice.
+
+    Raises:
+        ContractError: it is for more players, or lacks something: a key, a word list, a package.
+    """
+    import textarena
+    from textarena.envs.registration import ENV_REGISTRY
+    from textarena.state import SinglePlayerState
+
+    random.seed(seed)
+    first = random.randrange(2**31)
+    try:
+        bare = f"{name}-raw"  # the wrappers tell the whole game again each turn
+        game = textarena.make(bare if bare in ENV_REGISTRY else name)
+        game.reset(num_players=1, seed=first)
+    except (AssertionError, ValueError) as error:
+        if "player" in str(error).lower():
+            raise ContractError(_for_more(name, str(error))) from None
+        raise ContractError(f"textarena:{name} cannot be played here: {error}") from None
+    except (LookupError, OSError, ImportError, SyntaxError) as error:  # a word list, a file, a package, a newer Python
+        what = " ".join(str(error).replace("*", "").split())
+        raise ContractError(f"textarena:{name} cannot be played here: {type(error).__name__}: {what:.200}") from None
+    if not isinstance(game.state, SinglePlayerState):
+        raise ContractError(_for_more(name, f"it begins with a {type(game.state).__name__}"))
+    return game, random.getstate()
+
+
+def _for_more(name: str, why: str) -> str:
+    return f"textarena:{name} is for more than one player, and only games for one can be trained on ({why})"
+
+
+def _told(game: Any) -> str:
+    """What the game has said since it was last asked; the player's own moves are in the conversation already."""
+    from textarena import ObservationType
+
+    _, said = game.get_observation()
+    kept = [text.strip() for _, text, kind in said if kind != ObservationType.PLAYER_ACTION and isinstance(text, str)]
+    return "\n\n".join(text for text in kept if text) or "(the game says nothing)"
+
+
+def _outcome(rewards: Mapping[int, Any] | None, info: Mapping[int, Mapping[str, Any]]) -> tuple[float, str]:
+    """The player's reward, and why the game is over."""
+    reward, reason = (rewards or {}).get(0, 0.0), str(info[0].get("reason") or "")
+    if isinstance(reward, str):  # Countdown, Cryptarithm, Slitherlink, ThreeCardMonte give the two in the wrong order
+        reward, reason = reason.removeprefix("Invalid Move: "), f"Invalid Move: {reward}"
+    return float(reward), reason
