@@ -28,7 +28,9 @@ async def courses(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     for task, one, *others in zip(tasks, alone, beside, backwards, strict=True):
         for where, other in zip(("beside others", "after others"), others, strict=True):
             if (apart := difference(one, other)) is not None:
-                return [fail(name, f"task {task}, alone and {where}, differs in {apart}; keep an episode's own on self")]
+                return [
+                    fail(name, f"task {task}, alone and {where}, differs in {apart}; keep an episode's own on self")
+                ]
     return [ok(name, f"{len(tasks)} episodes came to the same alone, again, beside and after others")]
 
 

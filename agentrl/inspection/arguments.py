@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,8 @@ def wrong(schema: JsonSchema, rng: random.Random) -> Iterator[dict[str, Any]]:
     for _ in range(40):
         nested = [nested]
     for name in schema.get("properties", {}):
-        for value in (None, True, -1, 10**30, 1e308, "", "\ud800", "x" * HUGE, [], {"a": [1]}, nested):
+        values: tuple[Any, ...] = (None, True, -1, 10**30, 1e308, "", "\ud800", "x" * HUGE, [], {"a": [1]}, nested)
+        for value in values:
             yield {**good, name: value}
 
 
@@ -81,7 +83,9 @@ class _Draw:
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         required = schema.get("required", ())
-        chosen = [n for n in schema.get("properties", {}) if n in required or (depth < DEEP and self.rng.random() < 0.5)]
+        chosen = [
+            n for n in schema.get("properties", {}) if n in required or (depth < DEEP and self.rng.random() < 0.5)
+        ]
         found = {n: self.value(schema["properties"][n], depth + 1) for n in chosen}
         if isinstance(schema.get("additionalProperties"), dict) and depth < DEEP:
             found[self._string({})] = self.value(schema["additionalProperties"], depth + 1)
@@ -113,8 +117,24 @@ class _Draw:
         return low, high if high is not None else low + 2 * wide
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        letters = string.ascii_letters + string.digits + " +-*/()=.,'\"{}<>_%\n"
-        nonsense = "".join(self.rng.choices(letters, k=self.rng.randint(0, 12)))
-        text = self.rng.choice([*self.words, nonsense]) if self.rng.random() < 0.8 else nonsense
+        text: str = self.rng.choice(self._choices(schema))
         text += "x" * (schema.get("minLength", 0) - len(text))
-        return text[: schema.get("maxLength", len(text))]
+        most: int = schema.get("maxLength", len(text))
+        return text[:most]
+
+    def _choices(self, schema: Mapping[str, Any]) -> Sequence[str]:
+        """Nonsense, or what the argument's own description gives for examples, or the words."""
+        letters = string.ascii_letters + string.digits + " +-*/()=.,'\"{}<>_%\n"
+        nonsense = ["".join(self.rng.choices(letters, k=self.rng.randint(0, 12)))]
+        described = str(schema.get("description", ""))
+        examples = [*map(str, schema.get("examples", ())), *_QUOTED.findall(described)]
+        kinds = [k for k in (examples, words_of(described), self.words) if k]
+        return self.rng.choice(kinds) if kinds and self.rng.random() < 0.8 else nonsense
+
+
+_QUOTED = re.compile(r'"([^"]{1,80})"')
+
+
+def words_of(text: str) -> list[str]:
+    """What stands in quotation marks, words and numbers."""
+    return [*_QUOTED.findall(text), *re.findall(r"[\w.]*\w", text)][:200]

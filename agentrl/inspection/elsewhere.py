@@ -1,6 +1,6 @@
 """The same resets in another process, where strings hash to other numbers: what hangs on the order of a set shows.
 
-    python -m agentrl.inspection.elsewhere ASKED.json SAID.json
+python -m agentrl.inspection.elsewhere ASKED.json SAID.json
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -33,7 +31,7 @@ def importable(spec: EnvSpec) -> str | None:
 
 def question(spec: EnvSpec, tasks: Sequence[int]) -> str | None:
     """What to ask the other process; ``None`` where it cannot be written down."""
-    asked = {"path": sys.path, "env": importable(spec), "settings": spec.settings, "tasks": list(tasks)}
+    asked: dict[str, Any] = {"path": sys.path, "env": importable(spec), "settings": spec.settings, "tasks": list(tasks)}
     asked |= {"tools": list(spec.kit.more), "tool": spec.kit.settings}
     try:
         return json.dumps(asked) if asked["env"] is not None else None
@@ -55,23 +53,23 @@ async def openings(asked: str) -> list[list[str]] | str:
 
 
 async def _openings(asked: str, hash_seed: str) -> list[str] | str:
-    with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder, "asked.json"), Path(folder, "said.json")
-        question.write_text(asked, encoding="utf-8")
-        command = [sys.executable, "-m", "agentrl.inspection.elsewhere", str(question), str(answer)]
-        paths = os.pathsep.join(p for p in sys.path if p)
-        surroundings = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": paths}
-        with anyio.move_on_after(TIMEOUT_S):
-            process = await anyio.run_process(command, check=False, env=surroundings)
-            if process.returncode == 0 and answer.is_file():
-                found: list[str] = json.loads(answer.read_text(encoding="utf-8"))
-                return found
-            return (process.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    command = [sys.executable, "-m", "agentrl.inspection.elsewhere"]
+    paths = os.pathsep.join(p for p in sys.path if p)
+    surroundings = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": paths}
+    with anyio.move_on_after(TIMEOUT_S):
+        process = await anyio.run_process(command, input=asked.encode(), check=False, env=surroundings)
+        if process.returncode == 0:
+            found: list[str] = json.loads(process.stdout)
+            return found
+        return (process.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     return f"it took over {TIMEOUT_S:g} s"
 
 
-def main(asked: Path, said: Path) -> None:
-    question: dict[str, Any] = json.loads(asked.read_text(encoding="utf-8"))
+def main() -> None:
+    """In the other process. What the environment prints goes to stderr."""
+    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    question: dict[str, Any] = json.load(sys.stdin)
     sys.path[:] = question["path"]
 
     async def go() -> list[str]:
@@ -79,8 +77,9 @@ def main(asked: Path, said: Path) -> None:
         async with spec.open():
             return await Plays(spec).openings(question["tasks"])
 
-    said.write_text(json.dumps(anyio.run(go)), encoding="utf-8")
+    with said:
+        json.dump(anyio.run(go), said)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

@@ -6,8 +6,8 @@ from agentrl import aside
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
 from agentrl.inspection import apart, faults, resets, rewards, schemas
-from agentrl.inspection.finding import Finding, fail, ok, warn
-from agentrl.inspection.held import held, told
+from agentrl.inspection.finding import Finding, fail, ok
+from agentrl.inspection.held import held, left_open
 from agentrl.inspection.plays import Plays
 from agentrl.inspection.policies import first, garbage
 from agentrl.rollout import check_deadlines
@@ -28,11 +28,7 @@ def check_env(env: str | type[Env] | EnvSpec, *, tasks: int = 8) -> list[Finding
     """
     spec = env if isinstance(env, EnvSpec) else EnvSpec(env)
     before = held()
-    findings = aside.run(_inspected, spec, tasks)
-    if more := +(held() - before):
-        said = f"after all was closed there is more open than before: {told(more)}; close it where open_shared ends"
-        findings.append(warn("left-open", said))
-    return findings
+    return [*aside.run(_inspected, spec, tasks), *left_open(before)]
 
 
 async def _inspected(spec: EnvSpec, tasks: int) -> list[Finding]:
@@ -41,7 +37,9 @@ async def _inspected(spec: EnvSpec, tasks: int) -> list[Finding]:
 
 
 async def _opened(spec: EnvSpec, tasks: int) -> list[Finding]:
-    train, wide, test = (_tasks(spec, *asked) for asked in (("train", tasks), ("train", WIDE * tasks), ("test", WIDE * tasks)))
+    train, wide, test = (
+        _tasks(spec, *asked) for asked in (("train", tasks), ("train", WIDE * tasks), ("test", WIDE * tasks))
+    )
     plays = Plays(spec)
     found = await resets.repeats(plays, train)
     if plays.refused:  # nothing that follows would say more
@@ -61,8 +59,10 @@ async def _opened(spec: EnvSpec, tasks: int) -> list[Finding]:
     odd = [first(text) for text in garbage(plays.tools)]
     await plays.play(odd, [train[place % len(train)] for place in range(len(odd))], together=True)
     found += apart.kept(before, shot())
-    found += faults.contract(plays) + faults.survived(plays.played) + faults.blocking(plays) + faults.plain(plays.played)
-    return found + rewards.names(plays.played) + schemas.told(tools) + _deadlines(spec)
+    found += (
+        faults.contract(plays) + faults.survived(plays.played) + faults.blocking(plays) + faults.plain(plays.played)
+    )
+    return found + rewards.names(plays.played) + schemas.told(tools) + deadlines(spec)
 
 
 def _tasks(spec: EnvSpec, split: str, wanted: int) -> list[int]:
@@ -81,7 +81,8 @@ async def _tools(spec: EnvSpec, task: int) -> list[Tool]:
         await apart.tried(env.close_tools)
 
 
-def _deadlines(spec: EnvSpec) -> list[Finding]:
+def deadlines(spec: EnvSpec) -> list[Finding]:
+    """A tool's deadline is within that of the turn that waits for it."""
     try:
         check_deadlines(spec, 120.0)
     except UserError as error:

@@ -25,7 +25,9 @@ def contract(plays: Plays) -> list[Finding]:
 
 def survived(played: Sequence[Trajectory], what: str = "survives") -> list[Finding]:
     """No episode ended in a fault."""
-    first = {_last_line(t.fault): t.fault for t in reversed(played) if t.fault is not None and t.fault.kind != "tool_open"}
+    first = {
+        _last_line(t.fault): t.fault for t in reversed(played) if t.fault is not None and t.fault.kind != "tool_open"
+    }
     found = [fail(what, f"{line}: {_way_out(fault)}") for line, fault in list(first.items())[:SHOWN] if fault]
     faults = sum(t.fault is not None for t in played)
     said = "none ended in a fault, whatever was said and called"

@@ -6,9 +6,12 @@ import asyncio
 import os
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
+
+from agentrl.inspection.finding import Finding, warn
 
 _POOLED = ("AnyIO worker thread", "agentrl loop watch", "asyncio_")  # kept for later use
 SETTLE_S = 2.0  # for what ends by itself
@@ -21,10 +24,8 @@ def held() -> Counter[str]:
     if descriptors.is_dir():
         found["file descriptor"] = len(os.listdir(descriptors))
     found["child process"] = sum(len(_read(p).split()) for p in Path("/proc/self/task").glob("*/children"))
-    try:
+    with suppress(RuntimeError):  # outside of a loop
         found["asyncio task"] = len(asyncio.all_tasks())
-    except RuntimeError:  # outside of a loop
-        pass
     return found
 
 
@@ -45,6 +46,14 @@ async def grown(since: Counter[str], least: int) -> Counter[str]:
             break
         await anyio.sleep(SETTLE_S / 20)
     return more
+
+
+def left_open(before: Counter[str]) -> list[Finding]:
+    """Of the run as a whole, after its loop has ended."""
+    if more := +(held() - before):
+        said = f"after all was closed there is more open than before: {told(more)}"
+        return [warn("left-open", f"{said}; close it where open_shared, or a toolset's open, ends")]
+    return []
 
 
 def told(more: Counter[str]) -> str:

@@ -71,7 +71,7 @@ class Plays:
                         episodes.start_soon(one, place)
                     else:
                         await one(place)
-            await anyio.sleep(LIMIT_S)  # for the watch to tell of the last
+            await anyio.sleep(LIMIT_S / 3)  # a beat of the watch, which tells of the last
         self.rounds.update(self._of_round)
         self._of_round.clear()
         self.played += [t for t in found if t is not None]
@@ -80,7 +80,7 @@ class Plays:
     async def openings(
         self, tasks: Sequence[int], *, dice: int = 0, together: bool = False, split: str = "train"
     ) -> list[str]:
-        """What each task begins with, as text that can be compared; ``dice``: of Python's and numpy's own generators."""
+        """What each task begins with, as text to compare; ``dice``: of Python's and numpy's own generators."""
         with global_dice(dice):
             played = await self.play(nothing, tasks, together=together, split=split)
         return [opening(t) for t in played]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.inspection.arguments import conforming, wrong
+from agentrl.inspection.arguments import conforming, words_of, wrong
 from agentrl.testing import ROLES, STOP, ScriptedEngine, call, text_of
 from agentrl.types import Completion, JsonSchema, SamplingParams
 
@@ -25,7 +24,7 @@ class Seen:
     @property
     def words(self) -> list[str]:
         """What the question is made of: words, numbers, and what stands in quotation marks."""
-        return _words(self.question)
+        return words_of(self.question)
 
 
 Policy = Callable[[Seen], str]
@@ -54,10 +53,6 @@ def _question(token_ids: Sequence[int]) -> str:
     return text_of(token_ids[start : list(token_ids).index(STOP, start)])
 
 
-def _words(text: str) -> list[str]:
-    return [*re.findall(r'"([^"]{1,80})"', text), *re.findall(r"[\w.]*\w", text)][:200]
-
-
 def nothing(_: Seen) -> str:
     """An empty answer."""
     return ""
@@ -78,8 +73,7 @@ def calls(seen: Seen) -> str:
 
 def random_call(seen: Seen) -> str:
     function = seen.rng.choice(seen.tools)["function"]
-    words = [*seen.words, *_words(json.dumps(function, ensure_ascii=False).replace('\\"', '"'))]
-    return call(function["name"], **conforming(function["parameters"], seen.rng, words))
+    return call(function["name"], **conforming(function["parameters"], seen.rng, seen.words))
 
 
 def echo(seen: Seen) -> str:
@@ -105,9 +99,33 @@ IDLE: dict[str, Policy] = {
 def garbage(tools: Sequence[JsonSchema]) -> Iterator[str]:
     """Turns as a model at its worst writes them: odd texts, calls that cannot be read, calls that cannot be made."""
     yield from ("", " \n", "\x00\x1b[2J\u202e", "x" * 20_000, "<think>", "</think>", "<think></think>" * 50)
-    yield from (r"\boxed{", r"\boxed{}", r"\boxed" * 200, r"\boxed{" * 200, r"\boxed{nan}", r"\boxed{1/0}", r"\boxed{None}")
-    yield from (rf"\boxed{{{'9' * 5000}}}", r"\boxed{9^{9^{9^9}}}", r"\boxed{1e999999}", r"\boxed{½}", r"\boxed{[1, 2]}")
-    for inner in ("", "{", "[]", "null", '"price"', "{}", '{"name": 3}', '{"name": "x", "arguments": [1]}', '{"name": "x"'):
+    yield from (
+        r"\boxed{",
+        r"\boxed{}",
+        r"\boxed" * 200,
+        r"\boxed{" * 200,
+        r"\boxed{nan}",
+        r"\boxed{1/0}",
+        r"\boxed{None}",
+    )
+    yield from (
+        rf"\boxed{{{'9' * 5000}}}",
+        r"\boxed{9^{9^{9^9}}}",
+        r"\boxed{1e999999}",
+        r"\boxed{½}",
+        r"\boxed{[1, 2]}",
+    )
+    for inner in (
+        "",
+        "{",
+        "[]",
+        "null",
+        '"price"',
+        "{}",
+        '{"name": 3}',
+        '{"name": "x", "arguments": [1]}',
+        '{"name": "x"',
+    ):
         yield f"<tool_call>{inner}</tool_call>"
     yield "<tool_call>"
     yield call("no_such_tool", a=1)

@@ -9,15 +9,21 @@ from collections.abc import Sequence
 from agentrl.inspection import elsewhere
 from agentrl.inspection.finding import Finding, fail, ok, warn
 from agentrl.inspection.plays import Plays, course, global_dice
-from agentrl.inspection.policies import calls
+from agentrl.inspection.policies import IDLE, calls
 
 SEED = "same-seed"
 AGAIN = (
     "a second time",
     "nothing of a task may come from time, uuid or os.urandom, or from what earlier episodes left behind",
 )
-DICE = ("while Python's or numpy's own generator stood elsewhere", "draw from random.Random(seed), not from random itself")
-BESIDE = ("beside other episodes", "keep what belongs to an episode on self, and nothing of it on the class or the module")
+DICE = (
+    "while Python's or numpy's own generator stood elsewhere",
+    "draw from random.Random(seed), not from random itself",
+)
+BESIDE = (
+    "beside other episodes",
+    "keep what belongs to an episode on self, and nothing of it on the class or the module",
+)
 AFTER = ("after other episodes had been played", BESIDE[1])
 
 
@@ -25,20 +31,14 @@ async def repeats(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     """Fresh environments, in other orders, with other dice, beside and after others."""
     first = await plays.openings(tasks)
     back = list(reversed(tasks))
-    tries = [
-        (AGAIN, lambda: plays.openings(tasks)),
-        (DICE, lambda: plays.openings(tasks, dice=1)),
-        (BESIDE, lambda: plays.openings(tasks, together=True)),
-        (AFTER, lambda: plays.openings(back)),
-    ]
-    for at, ((when, way_out), again) in enumerate(tries):
-        if at == len(tries) - 1:
+    for when, dice, together in ((AGAIN, 0, False), (DICE, 1, False), (BESIDE, 0, True), (AFTER, 0, False)):
+        if when is AFTER:
             await plays.play(calls, tasks)
-        found = await again()
-        found = found[::-1] if at == len(tries) - 1 else found
-        for task, one, other in zip(tasks, first, found, strict=True):
+        found = await plays.openings(back, dice=dice, together=together)
+        for task, one, other in zip(back, reversed(first), found, strict=True):
             if one != other:
-                return [fail(SEED, f"reset(seed={task}) began with {_apart(one, other)} {when}; {way_out}")]
+                said = f"reset(seed={task}) began with {_apart(one, other)} {when[0]}; {when[1]}"
+                return [fail(SEED, said)]
     return [ok(SEED, f"{len(tasks)} seeds gave the same task each time: again, in any order, beside and after others")]
 
 
@@ -75,10 +75,12 @@ async def seeds_used(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     starts = set(await plays.openings(tasks))
     if len(starts) > 1:
         return [ok(name, f"{len(tasks)} seeds gave {len(starts)} different tasks")]
-    said = {str(course(t)) for t in await plays.play(calls, tasks, alike=True)}
-    if len(said) == 1:
+    courses = [await plays.play(policy, tasks, alike=True) for policy in IDLE.values()]
+    if all(len({str(course(t)) for t in played}) == 1 for played in courses):
         return [fail(name, "every seed gave the same task and the same end; take the task from `seed` in reset")]
-    return [warn(name, "every task begins with the same words; good where the seed decides what is hidden, and only there")]
+    return [
+        warn(name, "every task begins with the same words; good where the seed decides what is hidden, and only there")
+    ]
 
 
 async def splits_apart(plays: Plays, train: Sequence[int], test: Sequence[int]) -> list[Finding]:

@@ -18,7 +18,9 @@ _OWN = ("builtins", "abc", "typing", "agentrl")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
 
 
-def snapshot(classes: Iterable[type], tools: Iterable[Tool] = (), more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def snapshot(
+    classes: Iterable[type], tools: Iterable[Tool] = (), more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """By name, such as ``Shop.seen`` or ``shop_module._cache``: a value that is equal while nothing changed.
 
     Args:
@@ -50,7 +52,7 @@ def _plain_function(tool: Tool) -> Any:
 
 
 def _of_class(cls: type) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in vars(cls).items():
         function = value.function if isinstance(value, Tool) else getattr(value, "__func__", value)
         if isinstance(function, FunctionType):
@@ -61,7 +63,7 @@ def _of_class(cls: type) -> dict[str, Any]:
 
 
 def _of_module(module: ModuleType) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in list(vars(module).items()):
         if isinstance(value, type) and value.__module__ == module.__name__:
             found |= _of_class(value)
@@ -110,7 +112,12 @@ class _Freeze:
             return value.getstate()
         if hasattr(value, "tobytes") and hasattr(value, "dtype"):  # an array
             return str(value.dtype), value.tobytes()
-        slots = {n: getattr(value, n, None) for c in type(value).__mro__ for n in getattr(c, "__slots__", ()) if n != "__dict__"}
+        slots = {
+            n: getattr(value, n, None)
+            for c in type(value).__mro__
+            for n in getattr(c, "__slots__", ())
+            if n != "__dict__"
+        }
         attributes = {**getattr(value, "__dict__", {}), **slots}
         if attributes or hasattr(value, "__dict__"):
             return self.of(attributes)
