@@ -27,12 +27,12 @@ _OTHERS = tuple(
 
 
 @contextmanager
-def blocking_told(tell: Callable[[str], None], limit_s: float = LIMIT_S) -> Iterator[None]:
+def blocking_told(tell: Callable[[str], None], limit_s: float = LIMIT_S, *, ours: bool = True) -> Iterator[None]:
     """Inside, ``tell`` is called, in the loop, for each function that held it up that long, once a function.
 
-    To be entered where the loop runs.
+    To be entered where the loop runs. ``ours``: also where no function of a user's was being called.
     """
-    watch = _Watch(asyncio.get_running_loop(), tell, limit_s)
+    watch = _Watch(asyncio.get_running_loop(), tell, limit_s, ours)
     watch.beat()
     thread = threading.Thread(target=watch.look, name="agentrl loop watch", daemon=True)
     thread.start()
@@ -44,8 +44,10 @@ def blocking_told(tell: Callable[[str], None], limit_s: float = LIMIT_S) -> Iter
 
 
 class _Watch:
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None], limit_s: float) -> None:
-        self.loop, self.tell, self.limit_s = loop, tell, limit_s
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None], limit_s: float, ours: bool
+    ) -> None:
+        self.loop, self.tell, self.limit_s, self.ours = loop, tell, limit_s, ours
         self.ident = threading.get_ident()
         self.over = threading.Event()
         self.beaten = perf_counter()
@@ -70,13 +72,15 @@ class _Watch:
         while not self.over.wait(self.limit_s / 4):
             if perf_counter() - self.beaten > self.limit_s and self.culprit is None:
                 frame = sys._current_frames().get(self.ident)
-                self.culprit = _named(frame) if frame is not None else None
+                self.culprit = _named(frame, self.ours) if frame is not None else None
 
 
-def _named(frame: FrameType) -> str:
-    """The innermost function of a user's; the innermost of all where there is none."""
-    inner, at = frame, frame
+def _named(frame: FrameType, ours: bool) -> str | None:
+    """The innermost function of a user's; where there is none, the innermost of all, or nobody."""
+    inner, at = frame if ours else None, frame
     while at is not None and at.f_code.co_filename.startswith(_OTHERS):
         at = at.f_back  # type: ignore[assignment]
     found = at or inner
+    if found is None:
+        return None
     return f"{found.f_code.co_qualname} ({Path(found.f_code.co_filename).name}:{found.f_lineno})"

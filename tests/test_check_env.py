@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import re
@@ -101,7 +100,7 @@ def test_a_task_that_changes_each_time() -> None:
             return await super().reset(seed=time.monotonic_ns(), options=options)
 
     said = found(Mine)["same-seed"][0].why
-    assert "reset(seed=3) began with" in said
+    assert "reset(seed=0) began with" in said
     assert "a second time; nothing of a task may come from time" in said
 
 
@@ -233,7 +232,7 @@ def test_a_message_that_is_no_json() -> None:
     class Mine(Sound):
         async def reset(self, *, seed: int, options: Options = None) -> Start:
             messages, info = await super().reset(seed=seed, options=options)
-            messages[-1]["name"] = b"somebody"  # type: ignore[index,typeddict-item,call-overload]
+            messages[-1]["name"] = b"somebody"  # type: ignore[index,arg-type]
             return messages, info
 
     assert "a message of the user cannot be written as JSON" in only(Mine, "json")
@@ -415,7 +414,7 @@ def test_a_failure_is_status_1_and_a_wrong_name_a_sentence(capsys: pytest.Captur
 
 
 def test_an_environment_that_cannot_be_opened_is_a_sentence() -> None:
-    with pytest.raises(UserError, match="needs a value for --env.data"):
+    with pytest.raises(UserError, match=r"needs a value for --env\.data"):
         check_env("prompts")
 
     class Mine(Sound):
@@ -427,6 +426,4 @@ def test_an_environment_that_cannot_be_opened_is_a_sentence() -> None:
 
 
 async def test_in_a_notebook() -> None:
-    findings = await anyio.to_thread.run_sync(functools.partial(check_env, Sound, tasks=2))
-    assert not failures(findings)
-    assert not failures(check_env(Sound, tasks=2))
+    assert not failures(check_env(Sound, tasks=1))

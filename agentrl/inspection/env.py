@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl import aside
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.inspection import apart, faults, resets, rewards, schemas
+from agentrl.inspection import alone, apart, faults, resets, rewards, schemas
 from agentrl.inspection.finding import Finding, fail, ok
 from agentrl.inspection.held import held, left_open
 from agentrl.inspection.plays import Plays
@@ -28,7 +27,7 @@ def check_env(env: str | type[Env] | EnvSpec, *, tasks: int = 8) -> list[Finding
     """
     spec = env if isinstance(env, EnvSpec) else EnvSpec(env)
     before = held()
-    return [*aside.run(_inspected, spec, tasks), *left_open(before)]
+    return [*alone.run(_inspected, spec, tasks), *left_open(before)]
 
 
 async def _inspected(spec: EnvSpec, tasks: int) -> list[Finding]:

@@ -13,7 +13,7 @@ import anyio
 
 from agentrl.inspection.finding import Finding, warn
 
-_POOLED = ("AnyIO worker thread", "agentrl loop watch", "asyncio_")  # kept for later use
+_POOLED = ("AnyIO worker thread", "agentrl loop watch", "asyncio_", "agentrl inspection")  # kept for later use
 SETTLE_S = 2.0  # for what ends by itself
 
 

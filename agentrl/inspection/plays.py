@@ -32,7 +32,7 @@ class Plays:
         self.spec, self.tools = spec, tools
         self.played: list[Trajectory] = []
         self.refused: dict[str, None] = {}  # sentences on broken contracts, in the order they came up
-        self.blocking: dict[str, str] = {}  # a function, and the sentence on it
+        self.blocking: dict[str, tuple[str, float]] = {}  # a function, the sentence on it, and for how many seconds
         self.rounds: Counter[str] = Counter()  # how many rounds each function did it in
         self._of_round: set[str] = set()
         turns = min(spec.make().max_turns, MAX_TURNS)
@@ -43,7 +43,7 @@ class Plays:
         policy: Policy | Sequence[Policy],
         tasks: Sequence[int],
         *,
-        alike: bool = False,
+        dice: int | None = None,
         together: bool = False,
         split: str = "train",
     ) -> list[Trajectory | None]:
@@ -51,7 +51,7 @@ class Plays:
 
         Args:
             policy: of all, or one for each.
-            alike: every task is played with the same dice.
+            dice: of the policy, the same for every task; each task's own by default.
         """
         policies = [policy] * len(tasks) if callable(policy) else policy
         found: list[Trajectory | None] = [None] * len(tasks)
@@ -60,11 +60,11 @@ class Plays:
             player = Player(policies[place], self.tools)
             rollout = Rollout(self.spec, player, ByteRenderer(), self.limits, split=split)
             try:
-                found[place] = await rollout.episode(tasks[place], seed=0 if alike else tasks[place])
+                found[place] = await rollout.episode(tasks[place], seed=tasks[place] if dice is None else dice)
             except UserError as error:
                 self.refused[str(error)] = None
 
-        with blocking_told(self._blocked, LIMIT_S):
+        with blocking_told(self._blocked, LIMIT_S, ours=False):
             async with anyio.create_task_group() as episodes:
                 for place in range(len(tasks)):
                     if together:
@@ -87,7 +87,9 @@ class Plays:
 
     def _blocked(self, sentence: str) -> None:
         function = sentence.partition(" by ")[2].partition(":")[0]
-        self.blocking.setdefault(function, sentence)
+        seconds = float(sentence.partition(" for ")[2].partition(" s ")[0])
+        if seconds > self.blocking.get(function, ("", 0.0))[1]:
+            self.blocking[function] = sentence, seconds
         self._of_round.add(function)
 
 

@@ -99,34 +99,21 @@ IDLE: dict[str, Policy] = {
 def garbage(tools: Sequence[JsonSchema]) -> Iterator[str]:
     """Turns as a model at its worst writes them: odd texts, calls that cannot be read, calls that cannot be made."""
     yield from ("", " \n", "\x00\x1b[2J\u202e", "x" * 20_000, "<think>", "</think>", "<think></think>" * 50)
-    yield from (
-        r"\boxed{",
-        r"\boxed{}",
-        r"\boxed" * 200,
-        r"\boxed{" * 200,
-        r"\boxed{nan}",
-        r"\boxed{1/0}",
-        r"\boxed{None}",
-    )
-    yield from (
-        rf"\boxed{{{'9' * 5000}}}",
-        r"\boxed{9^{9^{9^9}}}",
-        r"\boxed{1e999999}",
-        r"\boxed{½}",
-        r"\boxed{[1, 2]}",
-    )
-    for inner in (
+    yield from (r"\boxed{", r"\boxed" * 200, r"\boxed{" * 200)
+    for inside in ("", "nan", "1/0", "None", "9" * 5000, "9^{9^{9^9}}", "1e999999", "\u00bd", "[1, 2]"):
+        yield rf"\boxed{{{inside}}}"
+    for inside in (
         "",
         "{",
         "[]",
         "null",
-        '"price"',
+        '"x"',
         "{}",
         '{"name": 3}',
         '{"name": "x", "arguments": [1]}',
         '{"name": "x"',
     ):
-        yield f"<tool_call>{inner}</tool_call>"
+        yield f"<tool_call>{inside}</tool_call>"
     yield "<tool_call>"
     yield call("no_such_tool", a=1)
     yield "<tool_call>" + "[" * 3000

@@ -30,15 +30,14 @@ AFTER = ("after other episodes had been played", BESIDE[1])
 async def repeats(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     """Fresh environments, in other orders, with other dice, beside and after others."""
     first = await plays.openings(tasks)
-    back = list(reversed(tasks))
     for when, dice, together in ((AGAIN, 0, False), (DICE, 1, False), (BESIDE, 0, True), (AFTER, 0, False)):
         if when is AFTER:
             await plays.play(calls, tasks)
-        found = await plays.openings(back, dice=dice, together=together)
-        for task, one, other in zip(back, reversed(first), found, strict=True):
+        order = -1 if when is AFTER else 1
+        found = await plays.openings(tasks[::order], dice=dice, together=together)
+        for task, one, other in zip(tasks, first, found[::order], strict=True):
             if one != other:
-                said = f"reset(seed={task}) began with {_apart(one, other)} {when[0]}; {when[1]}"
-                return [fail(SEED, said)]
+                return [fail(SEED, f"reset(seed={task}) began with {_apart(one, other)} {when[0]}; {when[1]}")]
     return [ok(SEED, f"{len(tasks)} seeds gave the same task each time: again, in any order, beside and after others")]
 
 
@@ -75,7 +74,8 @@ async def seeds_used(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     starts = set(await plays.openings(tasks))
     if len(starts) > 1:
         return [ok(name, f"{len(tasks)} seeds gave {len(starts)} different tasks")]
-    courses = [await plays.play(policy, tasks, alike=True) for policy in IDLE.values()]
+    tries = [*((policy, 0) for policy in IDLE.values()), *((calls, dice) for dice in range(1, 13))]
+    courses = [await plays.play(policy, tasks, dice=dice) for policy, dice in tries]
     if all(len({str(course(t)) for t in played}) == 1 for played in courses):
         return [fail(name, "every seed gave the same task and the same end; take the task from `seed` in reset")]
     return [

@@ -10,10 +10,9 @@ from typing import Any
 
 import anyio
 
-from agentrl import aside
 from agentrl.env import EnvSpec, ToolEnv
 from agentrl.errors import ToolError, UserError, WorldFault
-from agentrl.inspection import apart, cancelling, faults, schemas
+from agentrl.inspection import alone, apart, cancelling, faults, schemas
 from agentrl.inspection.arguments import conforming, wrong
 from agentrl.inspection.env import deadlines
 from agentrl.inspection.finding import Finding, fail, ok
@@ -24,7 +23,7 @@ from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
 from agentrl.types import Observation
 
-CALLS = 24  # of each tool
+CALLS = 16  # of each tool
 SHOWN = 3
 DEADLINE_S = 10.0  # of a call here, where the tool's own is longer
 
@@ -45,7 +44,7 @@ def check_tool(
     found = named(tool, settings) if isinstance(tool, str) else tool
     bench = type("Bench", (_Bench,), {"tools": (found,)})
     before = held()
-    return [*aside.run(_inspected, EnvSpec(bench), tasks), *left_open(before)]
+    return [*alone.run(_inspected, EnvSpec(bench), tasks), *left_open(before)]
 
 
 class _Bench(ToolEnv):
