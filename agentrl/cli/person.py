@@ -122,11 +122,10 @@ class Script(Person):
         raise UserError(f"{self.path}, line {self._number}: {sentence}")
 
     async def _line(self, calls: list[Call]) -> str:
-        self._number += 1
         line = next(self._lines, None)
-        if line is None:
-            if not calls:
-                raise Left(f"{self.path} ended after {self._number - 1} lines, before the episode did", status=1)
-            line = ""  # the calls are sent
+        self._number += line is not None
+        if line is None and not calls:
+            raise Left(f"{self.path} ended after {self._number} lines, before the episode did", status=1)
+        line = line or ""  # at the end: the calls are sent
         self.table.echo(line)
         return line

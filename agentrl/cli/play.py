@@ -89,9 +89,8 @@ async def _play(own: dict[str, Any], config: TrainConfig, spec: EnvSpec, table: 
     async with spec.open(), _engine(own, config, table) as engine:
         count = spec.make().count(own["split"])
         if count is not None and own["task"] >= count:
-            raise UserError(
-                f"split {own['split']!r} of env {spec.name!r} has {count} tasks, from 0 on; not {own['task']}"
-            )
+            have = f"split {own['split']!r} of env {spec.name!r} has {count} tasks"
+            raise UserError(f"{have}, 0 to {count - 1}; not {own['task']}")
         rollout = Rollout.configured(config.rollout, spec, engine, ChatRenderer(), own["split"])
         if own["endpoint"] is None:  # a person takes their time
             rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
