@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pexpect
 import pytest
 from agentrl_envs.rewards import boxed, same
 
@@ -427,3 +430,17 @@ def test_an_environment_that_cannot_be_opened_is_a_sentence() -> None:
 
 async def test_in_a_notebook() -> None:
     assert not failures(check_env(Sound, tasks=1))
+
+
+def test_on_a_terminal_it_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-m", "agentrl", "check", "env", f"{__name__}:Unsorted", "--tasks", "2"]
+    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    terminal = pexpect.spawn(
+        sys.executable, words, encoding="utf-8", timeout=60, dimensions=(60, 100), env=surroundings
+    )  # type: ignore[arg-type]
+    terminal.expect("what was found")
+    terminal.expect("fail.*same-seed-elsewhere.*reset")
+    terminal.expect("1 failed")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 1
