@@ -36,7 +36,7 @@ async def courses(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
 
 def roots(spec: EnvSpec, tools: Sequence[Tool]) -> Callable[[], dict[str, object]]:
     """What takes the snapshots of all that outlives an episode."""
-    plain = spec.shared if isinstance(spec.shared, dict | list | set | tuple) else None
+    plain = spec.shared if type(spec.shared) in (dict, list, set) else None  # a pool may change
     more = {"a value of the settings": spec.settings, "self.shared": plain}
     return lambda: snapshot([spec.cls], tools, more)
 

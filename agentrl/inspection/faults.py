@@ -52,7 +52,7 @@ def _way_out(fault: Fault) -> str:
 
 
 def blocking(plays: Plays) -> list[Finding]:
-    """Functions that held up the event loop again and again, or once for long. A busy machine does it now and then."""
+    """Functions that held up the event loop again and again, or once for long; not while the machine was busy."""
     found = [
         fail("blocking", sentence)
         for function, (sentence, seconds) in plays.blocking.items()

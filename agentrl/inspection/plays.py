@@ -15,9 +15,11 @@ from agentrl.blocking import blocking_told
 from agentrl.env import EnvSpec
 from agentrl.episode import Limits
 from agentrl.errors import UserError
+from agentrl.inspection.lateness import measured
 from agentrl.inspection.policies import Player, Policy, nothing
 from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer
+from agentrl.tool import Tool
 from agentrl.types import JsonSchema, Message, Stop, Trajectory
 
 LIMIT_S = 0.1  # for which a function may hold up the event loop
@@ -35,6 +37,7 @@ class Plays:
         self.blocking: dict[str, tuple[str, float]] = {}  # a function, the sentence on it, and for how many seconds
         self.rounds: Counter[str] = Counter()  # how many rounds each function did it in
         self._of_round: set[str] = set()
+        self._whose = _files([m for c in spec.cls.__mro__ for m in (c.__module__, *_modules_of_tools(c))])
         turns = min(spec.make().max_turns, MAX_TURNS)
         self.limits = Limits(turns, LIMITS.max_turn_tokens, LIMITS.turn_timeout_s, LIMITS.episode_timeout_s)
 
@@ -64,7 +67,7 @@ class Plays:
             except UserError as error:
                 self.refused[str(error)] = None
 
-        with blocking_told(self._blocked, LIMIT_S, ours=False):
+        with measured() as lateness, blocking_told(self._blocked, LIMIT_S, whose=self._whose):
             async with anyio.create_task_group() as episodes:
                 for place in range(len(tasks)):
                     if together:
@@ -72,7 +75,8 @@ class Plays:
                     else:
                         await one(place)
             await anyio.sleep(LIMIT_S / 3)  # a beat of the watch, which tells of the last
-        self.rounds.update(self._of_round)
+        if lateness.worst_s < LIMIT_S / 2:  # otherwise the machine is busy, and nobody here is to blame
+            self.rounds.update(self._of_round)
         self._of_round.clear()
         self.played += [t for t in found if t is not None]
         return found
@@ -91,6 +95,20 @@ class Plays:
         if seconds > self.blocking.get(function, ("", 0.0))[1]:
             self.blocking[function] = sentence, seconds
         self._of_round.add(function)
+
+
+def _modules_of_tools(cls: type) -> list[str]:
+    """Where what an environment lists as ``tools`` was written."""
+    listed = [t for t in vars(cls).get("tools", ()) if not isinstance(t, str)]
+    whose = (t.function if isinstance(t, Tool) else t if isinstance(t, type) else type(t) for t in listed)
+    return [w.__module__ for w in whose]
+
+
+def _files(modules: Sequence[str]) -> tuple[str, ...]:
+    """The files of the modules, or the folders of the packages they are in, but agentrl's own."""
+    tops = {m.partition(".")[0] for m in modules} - {"agentrl", "builtins", "abc"}
+    files = (getattr(sys.modules.get(top), "__file__", None) for top in tops)
+    return tuple(f.removesuffix("__init__.py") for f in files if f)
 
 
 def opening(trajectory: Trajectory | None) -> str:
