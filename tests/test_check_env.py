@@ -434,10 +434,8 @@ async def test_in_a_notebook() -> None:
 
 def test_on_a_terminal_it_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-m", "agentrl", "check", "env", f"{__name__}:Unsorted", "--tasks", "2"]
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    terminal = pexpect.spawn(
-        sys.executable, words, encoding="utf-8", timeout=60, dimensions=(60, 100), env=surroundings
-    )  # type: ignore[arg-type]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+    terminal = pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=60, dimensions=(60, 100))
     terminal.expect("what was found")
     terminal.expect("fail.*same-seed-elsewhere.*reset")
     terminal.expect("1 failed")

@@ -44,7 +44,7 @@ async def _opened(spec: EnvSpec, tasks: int) -> list[Finding]:
     if plays.refused:  # nothing that follows would say more
         return faults.contract(plays)
     tools = await _tools(spec, train[0])
-    plays.tools = [t.schema for t in tools]
+    plays.know(tools)
     shot = apart.roots(spec, tools)
     before = shot()
     found += await resets.repeats_elsewhere(plays, train)

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -30,16 +31,22 @@ LIMITS = Limits(max_turn_tokens=1 << 30, turn_timeout_s=30.0, episode_timeout_s=
 class Plays:
     """An open spec's episodes; each list of tasks that is played is a round."""
 
-    def __init__(self, spec: EnvSpec, tools: Sequence[JsonSchema] = ()) -> None:
-        self.spec, self.tools = spec, tools
+    def __init__(self, spec: EnvSpec, tools: Sequence[Tool] = ()) -> None:
+        self.spec = spec
+        self.know(tools)
         self.played: list[Trajectory] = []
         self.refused: dict[str, None] = {}  # sentences on broken contracts, in the order they came up
         self.blocking: dict[str, tuple[str, float]] = {}  # a function, the sentence on it, and for how many seconds
         self.rounds: Counter[str] = Counter()  # how many rounds each function did it in
         self._of_round: set[str] = set()
-        self._whose = _files([m for c in spec.cls.__mro__ for m in (c.__module__, *_modules_of_tools(c))])
         turns = min(spec.make().max_turns, MAX_TURNS)
         self.limits = Limits(turns, LIMITS.max_turn_tokens, LIMITS.turn_timeout_s, LIMITS.episode_timeout_s)
+
+    def know(self, tools: Sequence[Tool]) -> None:
+        """These are the tools: policies may call them, and their functions be named."""
+        self.tools: list[JsonSchema] = [t.schema for t in tools]
+        functions = (t.function.func if isinstance(t.function, partial) else t.function for t in tools)
+        self._whose = _files([*(c.__module__ for c in self.spec.cls.__mro__), *(f.__module__ for f in functions)])
 
     async def play(
         self,
@@ -95,13 +102,6 @@ class Plays:
         if seconds > self.blocking.get(function, ("", 0.0))[1]:
             self.blocking[function] = sentence, seconds
         self._of_round.add(function)
-
-
-def _modules_of_tools(cls: type) -> list[str]:
-    """Where what an environment lists as ``tools`` was written."""
-    listed = [t for t in vars(cls).get("tools", ()) if not isinstance(t, str)]
-    whose = (t.function if isinstance(t, Tool) else t if isinstance(t, type) else type(t) for t in listed)
-    return [w.__module__ for w in whose]
 
 
 def _files(modules: Sequence[str]) -> tuple[str, ...]:

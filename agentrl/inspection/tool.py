@@ -71,7 +71,7 @@ async def _inspected(spec: EnvSpec, tasks: int) -> list[Finding]:
 
 async def _played(spec: EnvSpec, tools: Sequence[Tool], tasks: Sequence[int]) -> list[Finding]:
     """Episodes that share the tool keep to themselves."""
-    plays = Plays(spec, [t.schema for t in tools])
+    plays = Plays(spec, tools)
     shot = apart.roots(spec, tools)
     await plays.play(calls, tasks)
     before = shot()
