@@ -7,6 +7,7 @@ innermost one that belongs neither to Python, nor to a library, nor to agentrl.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import sysconfig
 import threading
@@ -17,22 +18,26 @@ from time import perf_counter
 from types import FrameType
 
 LIMIT_S = 0.25
+_OWN = str(Path(__file__).parent) + os.sep
 _OTHERS = tuple(
     {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).parent),
+        _OWN,
         "<",  # frozen modules
     }
 )
 
 
 @contextmanager
-def blocking_told(tell: Callable[[str], None], limit_s: float = LIMIT_S) -> Iterator[None]:
+def blocking_told(
+    tell: Callable[[str], None], limit_s: float = LIMIT_S, *, whose: tuple[str, ...] | None = None
+) -> Iterator[None]:
     """Inside, ``tell`` is called, in the loop, for each function that held it up that long, once a function.
 
-    To be entered where the loop runs.
+    To be entered where the loop runs. ``whose``: the beginnings of file names; only functions
+    from there are told of, and not while they call agentrl's.
     """
-    watch = _Watch(asyncio.get_running_loop(), tell, limit_s)
+    watch = _Watch(asyncio.get_running_loop(), tell, limit_s, whose)
     watch.beat()
     thread = threading.Thread(target=watch.look, name="agentrl loop watch", daemon=True)
     thread.start()
@@ -44,8 +49,14 @@ def blocking_told(tell: Callable[[str], None], limit_s: float = LIMIT_S) -> Iter
 
 
 class _Watch:
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[str], None], limit_s: float) -> None:
-        self.loop, self.tell, self.limit_s = loop, tell, limit_s
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tell: Callable[[str], None],
+        limit_s: float,
+        whose: tuple[str, ...] | None,
+    ) -> None:
+        self.loop, self.tell, self.limit_s, self.whose = loop, tell, limit_s, whose
         self.ident = threading.get_ident()
         self.over = threading.Event()
         self.beaten = perf_counter()
@@ -70,13 +81,24 @@ class _Watch:
         while not self.over.wait(self.limit_s / 4):
             if perf_counter() - self.beaten > self.limit_s and self.culprit is None:
                 frame = sys._current_frames().get(self.ident)
-                self.culprit = _named(frame) if frame is not None else None
+                self.culprit = _named(frame, self.whose) if frame is not None else None
 
 
-def _named(frame: FrameType) -> str:
-    """The innermost function of a user's; the innermost of all where there is none."""
-    inner, at = frame, frame
-    while at is not None and at.f_code.co_filename.startswith(_OTHERS):
-        at = at.f_back  # type: ignore[assignment]
-    found = at or inner
+def _named(frame: FrameType, whose: tuple[str, ...] | None) -> str | None:
+    """The innermost function of a user's; where there is none, the innermost of all, or nobody."""
+    found = _innermost(frame, whose) or (frame if whose is None else None)
+    if found is None:
+        return None
     return f"{found.f_code.co_qualname} ({Path(found.f_code.co_filename).name}:{found.f_lineno})"
+
+
+def _innermost(frame: FrameType, whose: tuple[str, ...] | None) -> FrameType | None:
+    at: FrameType | None = frame
+    while at is not None:
+        file = at.f_code.co_filename
+        if file.startswith(whose) if whose is not None else not file.startswith(_OTHERS):
+            return at
+        if whose is not None and file.startswith(_OWN):
+            return None
+        at = at.f_back
+    return None

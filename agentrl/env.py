@@ -28,6 +28,7 @@ class Env:
 
     max_turns: int = 8
     reward_weights: Mapping[str, float] = {}
+    best_reward: float = 1.0  # of a perfect episode; `agentrl check env` measures by it
     shared: Any = None
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
     running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id

@@ -22,11 +22,12 @@ class Ledger(ToolEnv):
     reward_weights = {"correct": 1.0, "looked_up": 0.0}  # a weight of 0 is logged, and teaches nothing
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        # The split is part of the task: no number is in both.
-        rng = random.Random(f"{seed}/{(options or {}).get('split', 'train')}")
+        split = (options or {}).get("split", "train")
+        rng = random.Random(f"{seed}/{split}")
         one, other = rng.sample(["hat", "lamp", "pen", "cup", "book", "map"], 2)
         self.balances = {one: rng.randint(2, 999), other: rng.randint(2, 999)}
-        counts = rng.randint(2, 9), rng.randint(2, 9)
+        # No question is in both splits: they ask for other numbers of pieces.
+        counts = rng.randint(2, 9), rng.randint(10, 19) if split == "test" else rng.randint(2, 9)
         self.answer = counts[0] * self.balances[one] + counts[1] * self.balances[other]
         return self.ask(f"What do {counts[0]} {one}s and {counts[1]} {other}s cost?"), {}
 

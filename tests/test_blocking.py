@@ -36,3 +36,13 @@ async def test_who_awaits_is_not() -> None:
             crunch(0.01)
             await anyio.sleep(0.01)
     assert not said
+
+
+async def test_only_those_of_some_files() -> None:
+    said: list[str] = []
+    for whose in ((__file__,), ("/nowhere/",)):
+        with blocking_told(said.append, limit_s=0.05, whose=whose):
+            crunch(0.3)
+            await anyio.sleep(0.1)
+    assert len(said) == 1
+    assert "by crunch (test_blocking.py:" in said[0]

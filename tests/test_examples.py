@@ -42,6 +42,11 @@ def test_gymnasium_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("env", ["my_env.py:Ledger", "my_tool.py:Convert"])
+def test_environments_are_sound(env: str) -> None:
+    assert main(["check", "env", f"{EXAMPLES}/{env}", "--tasks", "4"]) == 0
+
+
+@pytest.mark.parametrize("env", ["my_env.py:Ledger", "my_tool.py:Convert"])
 def test_environments(env: str) -> None:
     assert main(["train", "--env", f"{EXAMPLES}/{env}", *SMALL]) == 0
 
@@ -63,9 +68,11 @@ def test_the_plugin_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: py
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
     groups = ((g, "".join(f"{n} = {v}\n" for n, v in e.items())) for g, e in project["entry-points"].items())
     (info / "entry_points.txt").write_text("".join(f"[{g}]\n{entries}" for g, entries in groups))
-    monkeypatch.syspath_prepend(str(EXAMPLES / "third_party"))
+    monkeypatch.syspath_prepend(str(EXAMPLES / "third_party/src"))
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["train", "--env", "dice", *SMALL]) == 0
+    assert main(["check", "env", "dice"]) == 0
+    assert main(["check", "tool", "roll"]) == 0
 
 
 @pytest.mark.slow
@@ -81,5 +88,6 @@ def test_the_plugin_installs_and_registers(tmp_path: Path) -> None:
     listed = subprocess.check_output([python, "-m", "agentrl", "list"], text=True)
     assert "dice" in listed
     assert "roll" in listed
+    subprocess.run([python, "-m", "pytest", "-q", str(EXAMPLES / "third_party")], check=True, cwd=tmp_path)
     command: list[str | Path] = [python, "-m", "agentrl", "train", "--env", "dice", *SMALL]
     subprocess.run(command, check=True, cwd=tmp_path)

@@ -17,7 +17,9 @@ VERBS = {  # the verb: its module, and what it does
     "serve-tools": ("serve_tools", "serve tools to any MCP client"),
     "list": ("catalog", "the environments, tools and models there are"),
     "export": ("export", "write a trained model as a plain one, adapters merged"),
-    "check": ("check", "whether a model's chat template can be followed"),
+    "check": ("check", "whether an environment, a tool or a model's chat template is sound"),
+    "new": ("new", "write a package with an environment or a tool of your own"),
+    "play": ("play", "sit in the model's chair, or watch one play"),
 }
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"
 

@@ -1,0 +1,86 @@
+"""What is on the table when somebody plays: the conversation, the tools, the rewards. Others' text is shown inertly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.chair import Turn, Wire
+from agentrl.cli.inert import inert
+from agentrl.cli.summary import STYLES
+from agentrl.typed import signature
+from agentrl.types import JsonSchema, Trajectory
+
+PROMPT = "> "
+
+
+class Table:
+    """Shows each message once."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.tools: Sequence[JsonSchema] = ()
+
+    def show(self, turn: Turn) -> None:
+        """What is new; first of all the tools too."""
+        first = len(turn.messages) == len(turn.new)
+        for message in turn.new:
+            self._message(message)
+        if first and turn.tools:
+            self.show_tools(turn.tools)
+        self.tools = turn.tools
+
+    def show_tools(self, tools: Sequence[JsonSchema]) -> None:
+        for tool in tools:
+            about = tool["function"].get("description", "").partition("\n")[0]
+            self._line("tool", f"{signature(tool)}    {about}", "dim")
+
+    def _message(self, message: Wire) -> None:
+        if message.get("content") or not message.get("tool_calls"):
+            name = f" {message['name']}" if message.get("name") else ""
+            self._line(f"{message['role']}{name}", message.get("content") or "", STYLES.get(message["role"], ""))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            self._line("call", f"{function.get('name')}({function.get('arguments')})", "cyan")
+
+    def _line(self, who: str, text: str, style: str = "") -> None:
+        label = Text(f"{inert(who):<10} ", style="bold dim")
+        self.console.print(label.append(Text(inert(text, lines=True).replace("\n", "\n" + " " * 11), style=style)))
+
+    def hint(self, text: str) -> None:
+        if text:
+            self.console.print(Text(inert(text, lines=True), style="yellow"))
+
+    def ask(self) -> None:
+        self.console.print(Text(PROMPT, style="bold"), end="")
+
+    def echo(self, line: str) -> None:
+        """A line that nobody typed."""
+        self.console.print(Text(inert(line)))
+
+    def end(self, trajectory: Trajectory) -> None:
+        """What the world said last, and what a model would have been given."""
+        for message in _after_the_last_turn(trajectory.messages):
+            self._message(dict(message))
+        self.console.print()
+        if trajectory.fault is not None:
+            self._line("fault", f"{trajectory.fault.kind}: {trajectory.fault.message}", "bold red")
+            self._line("", "the world failed: such an episode is counted, and teaches nothing")
+            return
+        for name, value in trajectory.rewards.items():
+            weight = trajectory.weights.get(name, 1.0)
+            counts = "" if weight == 1.0 else f"   (weight {weight:g})"
+            self._line("reward", f"{name} {'does not apply' if value is None else f'{value:g}'}{counts}")
+        if any(trajectory.step_rewards):
+            self._line("steps", " ".join(f"{r:g}" for r in trajectory.step_rewards))
+        total = "none: it would be in no mean" if trajectory.reward is None else f"{trajectory.reward:g}"
+        turns = f"{trajectory.turns} turn{'s' * (trajectory.turns != 1)}, {trajectory.stop.value}"
+        self._line("total", f"{total}, which is what a model would have got   ({turns})", "bold green")
+
+
+def _after_the_last_turn(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=len(messages))
+    return messages[last + 1 :]

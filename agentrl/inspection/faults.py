@@ -1,0 +1,84 @@
+"""What went wrong in the episodes that were played: faults, broken contracts, held-up loops, infos that are no JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.inspection.finding import Finding, fail, ok, warn
+from agentrl.inspection.plays import LIMIT_S, Plays
+from agentrl.types import Fault, Trajectory
+
+SHOWN = 3  # of a kind
+ROUNDS = 3  # in which a function held up the event loop
+LONG_S = 1.0  # in one
+OUT = {
+    "tool": "what the model did wrong is a ToolError, which it may read; anything else ends the episode",
+    "env": "what a model writes may be anything; answer it, or end the episode, and raise nothing",
+}
+
+
+def contract(plays: Plays) -> list[Finding]:
+    """Sentences on what the environment returned."""
+    sentences = list(plays.refused)[:SHOWN]
+    return [fail("contract", s) for s in sentences] or [ok("contract", "what it returns is what its contract allows")]
+
+
+def survived(played: Sequence[Trajectory], what: str = "survives") -> list[Finding]:
+    """No episode ended in a fault."""
+    first = {
+        _last_line(t.fault): t.fault for t in reversed(played) if t.fault is not None and t.fault.kind != "tool_open"
+    }
+    found = [fail(what, f"{line}: {_way_out(fault)}") for line, fault in list(first.items())[:SHOWN] if fault]
+    faults = sum(t.fault is not None for t in played)
+    said = "none ended in a fault, whatever was said and called"
+    return found or [ok(what, f"{len(played)} episodes: {said}" if not faults else f"{faults} faults")]
+
+
+def _last_line(fault: Fault) -> str:
+    """Where, and what was raised: of a traceback the last line."""
+    first, *_, last = fault.message.strip().splitlines() * 2
+    where = first.partition(": Traceback")[0]
+    return where[:300] if where == last or len(fault.message.splitlines()) == 1 else f"{where} raised {last:.200}"
+
+
+def _way_out(fault: Fault) -> str:
+    if fault.kind.endswith("_timeout"):
+        return "the deadline passed; answer sooner, or give the tool a shorter one of its own"
+    if fault.kind == "env_close":
+        return "close must work whatever happened before, also after a reset that failed"
+    return OUT["tool" if fault.kind.startswith("tool") else "env"]
+
+
+def blocking(plays: Plays) -> list[Finding]:
+    """Functions that held up the event loop again and again, or once for long; not while the machine was busy."""
+    found = [
+        fail("blocking", sentence)
+        for function, (sentence, seconds) in plays.blocking.items()
+        if plays.rounds[function] >= ROUNDS or seconds >= LONG_S
+    ]
+    return found[:SHOWN] or [ok("blocking", f"nothing held up the event loop for {LIMIT_S:g} s, again and again")]
+
+
+def plain(played: Sequence[Trajectory]) -> list[Finding]:
+    """Messages and infos can be written as JSON."""
+    found: dict[str, Finding] = {}
+    for t in played:
+        for message in t.messages:
+            if (why := _no_json(message)) is not None:
+                said = f"a message of the {message['role']} cannot be written as JSON ({why}); use text, numbers, lists"
+                found.setdefault("message", fail("json", said))
+        for key, value in t.info.items():
+            if (why := _no_json(value)) is not None:
+                said = f"info[{key!r}] is {value!r:.60}, which is no JSON ({why}): it is not in the run's trajectories"
+                found.setdefault(key, warn("json", said))
+    return list(found.values()) or [ok("json", "messages and infos can be written as JSON")]
+
+
+def _no_json(value: Any) -> str | None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,34 @@
+"""What an inspection says: a verdict, the check's name, and a sentence with the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``what`` is the check's name, the same each time; ``why`` a sentence: what was seen, and the way out."""
+
+    verdict: Verdict
+    what: str
+    why: str
+
+
+def ok(what: str, why: str) -> Finding:
+    return Finding("ok", what, why)
+
+
+def warn(what: str, why: str) -> Finding:
+    return Finding("warn", what, why)
+
+
+def fail(what: str, why: str) -> Finding:
+    return Finding("fail", what, why)
+
+
+def failures(findings: list[Finding]) -> list[Finding]:
+    """Those that must not be there."""
+    return [f for f in findings if f.verdict == "fail"]

@@ -1,0 +1,444 @@
+"""`agentrl check env`: each defect is found by its name, and what is right is clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pexpect
+import pytest
+from agentrl_envs.rewards import boxed, same
+
+from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, ToolError, Trajectory, UserError, tool
+from agentrl.cli import main
+from agentrl.inspection import Finding, check_env, failures
+from agentrl.types import Observation
+
+Start = tuple[Observation, dict[str, Any]]
+Options = Mapping[str, Any] | None
+_seen: list[int] = []
+
+
+def drawn(seed: int, options: Options) -> random.Random:
+    return random.Random(f"{seed}/{(options or {}).get('split', 'train')}")
+
+
+class Sound(ToolEnv):
+    """What a word is worth, which only a tool knows: an environment without a fault."""
+
+    system_prompt = r"Answer with \boxed{}."
+    max_turns = 4
+
+    async def reset(self, *, seed: int, options: Options = None) -> Start:
+        rng = drawn(seed, options)
+        letters = "abcdefgh" if (options or {}).get("split") != "test" else "stuvwxyz"
+        self.worth = {"".join(rng.choices(letters, k=6)): rng.randint(1000, 9999) for _ in range(2)}
+        return self.ask(f"What are {' and '.join(self.worth)} worth together?"), {}
+
+    @tool
+    async def worth_of(self, word: str) -> int:
+        """What a word is worth.
+
+        Args:
+            word: one of the words.
+        """
+        if word not in self.worth:
+            raise ToolError(f"no word {word!r}")
+        return self.worth[word]
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        answer = boxed(trajectory.answer)
+        return {"correct": float(answer is not None and same(answer, str(sum(self.worth.values()))))}
+
+
+def found(cls: type[Env], *, tasks: int = 4, **settings: Any) -> dict[str, list[Finding]]:
+    """Everything but what is fine, by its name."""
+    by_name: dict[str, list[Finding]] = {}
+    for finding in check_env(EnvSpec(cls, **settings), tasks=tasks):
+        if finding.verdict != "ok":
+            by_name.setdefault(finding.what, []).append(finding)
+    return by_name
+
+
+def only(cls: type[Env], name: str, verdict: str = "fail", **settings: Any) -> str:
+    """The sentence on the one thing that is wrong."""
+    everything = found(cls, **settings)
+    assert list(everything) == [name], everything
+    assert {f.verdict for f in everything[name]} == {verdict}
+    return everything[name][0].why
+
+
+def test_what_is_right_is_clean() -> None:
+    findings = check_env(Sound, tasks=4)
+    assert [f for f in findings if f.verdict != "ok"] == []
+    assert len({f.what for f in findings}) >= 16
+
+
+@pytest.mark.parametrize("name", ["math-tools", "shop"])
+def test_the_built_in_environments_are_clean(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "env", name]) == 0
+    said = capsys.readouterr().out
+    assert f"{name}: 17 ok, 0 to look at, 0 failed" in said
+
+
+def test_prompts_are_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ({"prompt": f"What is {i} + {i * 7}?", "solution": str(1000 + i * 8)} for i in range(100))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["check", "env", "prompts", "--env.data", str(tmp_path / "rows.jsonl"), "--tasks", "4"]) == 0
+    assert "0 to look at, 0 failed" in capsys.readouterr().out
+
+
+def test_a_task_that_changes_each_time() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return await super().reset(seed=time.monotonic_ns(), options=options)
+
+    said = found(Mine)["same-seed"][0].why
+    assert "reset(seed=0) began with" in said
+    assert "a second time; nothing of a task may come from time" in said
+
+
+def test_a_task_of_pythons_own_dice() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return await super().reset(seed=seed + random.randint(0, 10**9), options=options)
+
+    everything = found(Mine)
+    assert "draw from random.Random(seed), not from random itself" in everything["same-seed"][0].why
+    assert "drew from, or seeded, the module random;" in everything["global-dice"][0].why
+
+
+def test_a_task_that_two_episodes_share() -> None:
+    class Mine(Sound):
+        at = 0
+
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            Mine.at = seed
+            await anyio.sleep(0.01)
+            return await super().reset(seed=Mine.at, options=options)
+
+    everything = found(Mine)
+    assert "beside other episodes; keep what belongs to an episode on self" in everything["same-seed"][0].why
+    assert "Mine.at was changed by an episode" in everything["state-kept"][0].why
+
+
+def test_a_task_that_hangs_on_the_order_of_a_set() -> None:
+    findings = check_env(Unsorted, tasks=4)
+    (said,) = failures(findings)
+    assert said.what == "same-seed-elsewhere"
+    assert "in another process; nothing may hang on the order of a set" in said.why
+
+
+class Unsorted(Sound):
+    async def reset(self, *, seed: int, options: Options = None) -> Start:
+        await super().reset(seed=seed, options=options)
+        return self.ask(" ".join({*"abcdefghij", *self.worth})), {}
+
+
+def test_a_seed_that_is_not_used() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return await super().reset(seed=0, options=options)
+
+    assert "every seed gave the same task and the same end" in only(Mine, "seed-used")
+
+
+def test_a_seed_that_only_hides_something() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            self.worth = {"this": drawn(seed, options).randint(1000, 9999)}
+            return self.ask("What is this worth?"), {}
+
+    assert "good where the seed decides what is hidden" in only(Mine, "seed-used", "warn")
+
+
+def test_splits_that_overlap() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return await super().reset(seed=seed)
+
+    assert "16 of 16 test tasks are train tasks too (test 0 is train 0)" in only(Mine, "splits-apart")
+
+
+def test_an_attribute_of_the_class() -> None:
+    class Mine(Sound):
+        asked: list[str] = []
+
+        @tool
+        async def worth_of(self, word: str) -> str:
+            """What a word is worth.
+
+            Args:
+                word: one of the words.
+            """
+            self.asked.append(word)
+            return f"{word} was question {len(self.asked)}"
+
+    everything = found(Mine)
+    assert {"state-kept", "episodes-apart"} <= everything.keys()
+    assert "Mine.asked was changed by an episode, and every later one sees it" in everything["state-kept"][0].why
+    assert "played twice with the same calls, differs in message" in everything["episodes-apart"][0].why
+
+
+def test_a_default_argument() -> None:
+    class Mine(Sound):
+        def __init__(self, seeds: list[int] = []) -> None:  # noqa: B006 - what a user does
+            self.seeds = seeds
+
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            self.seeds.append(seed)
+            return await super().reset(seed=seed, options=options)
+
+    assert "the defaults of Mine.__init__ was changed" in only(Mine, "state-kept")
+    assert "a value of the settings was changed" in found(Mine, seeds=[1])["state-kept"][0].why
+
+
+def test_a_global_of_the_module_may_be_a_cache() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            _seen.append(seed)
+            return await super().reset(seed=seed, options=options)
+
+    assert f"{__name__}._seen was changed by episodes" in only(Mine, "state-kept", "warn")
+
+
+def test_a_blocking_call_is_named() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            if seed == 1:
+                time.sleep(0.15)  # noqa: ASYNC251 - what a user does
+            return await super().reset(seed=seed, options=options)
+
+    said = only(Mine, "blocking", tasks=2)
+    assert "Mine.reset (test_check_env.py:" in said
+    assert "make it await" in said
+
+
+def test_an_info_that_is_no_json() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return (await super().reset(seed=seed, options=options))[0], {"when": {seed}}
+
+    assert "info['when'] is {3}, which is no JSON" in only(Mine, "json", "warn").replace("{0}", "{3}")
+
+
+def test_a_message_that_is_no_json() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            messages, info = await super().reset(seed=seed, options=options)
+            messages[-1]["name"] = b"somebody"  # type: ignore[index,arg-type]
+            return messages, info
+
+    assert "a message of the user cannot be written as JSON" in only(Mine, "json")
+
+
+def test_a_broken_contract() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return "a question"  # type: ignore[return-value]
+
+    assert "Mine.reset must return (observation, info)" in only(Mine, "contract")
+
+
+def test_a_step_reward_that_is_no_number() -> None:
+    class Mine(Env):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return f"{(options or {})['split']} task {seed}", {}
+
+        async def step(self, action: Reply) -> Step:
+            return Step([], float("nan") if "4" in action.content else 0.0, True, False, {})
+
+    assert "returned the reward nan, which is no finite number" in found(Mine)["contract"][0].why
+
+
+def test_a_score_that_cannot_bear_odd_texts() -> None:
+    class Mine(Sound):
+        async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+            answer = boxed(trajectory.answer) or "0"
+            return {"correct": float(int(answer) == sum(self.worth.values()))}
+
+    said = only(Mine, "survives")
+    assert re.match(r"Mine.score of task \d raised ValueError: ", said)
+    assert "what a model writes may be anything" in said
+
+
+def test_a_tool_that_raises() -> None:
+    class Mine(Sound):
+        @tool
+        async def worth_of(self, word: str) -> int:
+            """What a word is worth.
+
+            Args:
+                word: one of the words.
+            """
+            return self.worth[word]
+
+    assert "tool 'worth_of' raised KeyError" in only(Mine, "survives")
+
+
+@pytest.mark.parametrize(
+    ("score", "verdict", "who"),
+    [
+        (lambda text, worth: float(str(worth) not in text) / 2, "fail", "an empty answer is given 0.50 of 1"),
+        (lambda text, worth: float("and" in text), "fail", "the question, repeated is given 1.00 of 1"),
+        (
+            lambda text, worth: float(r"\boxed{42}" in text),
+            "fail",
+            "every number of the question in a box is given 1.00",
+        ),
+        (lambda text, worth: 0.1, "warn", "an empty answer is given 0.10 of 1"),
+    ],
+)
+def test_a_reward_for_nothing(score: Callable[[str, int], float], verdict: str, who: str) -> None:
+    class Mine(Sound):
+        async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+            return {"reward": score(trajectory.answer, sum(self.worth.values()))}
+
+    everything = found(Mine)
+    assert list(everything) == ["free-reward"]
+    assert any(who in f.why and f.verdict == verdict for f in everything["free-reward"])
+
+
+def test_the_best_reward_is_what_an_environment_says() -> None:
+    class Mine(Sound):
+        best_reward = 10.0
+
+        async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+            return {"reward": 0.4}
+
+    assert found(Mine) == {}
+
+
+def test_rewards_under_other_names() -> None:
+    class Mine(Sound):
+        async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+            return {"correct": 0.0} if trajectory.calls else {"correct": 0.0, "lazy": 0.0}
+
+    said = only(Mine, "reward-names")
+    assert "named 'correct' in one episode and 'correct', 'lazy' in another: name all of them always" in said
+
+
+def test_a_weight_of_no_reward() -> None:
+    class Mine(Sound):
+        reward_weights: Mapping[str, float] = {"corect": 2.0}
+
+    assert "reward_weights weighs 'corect', which score never names" in only(Mine, "reward-names")
+
+
+def test_close_without_reset() -> None:
+    class Mine(Sound):
+        async def close(self) -> None:
+            self.worth.clear()
+
+    assert "close() of an environment that was never reset raised AttributeError" in only(Mine, "closes")
+
+
+def test_close_twice() -> None:
+    class Mine(Sound):
+        open = True
+
+        async def close(self) -> None:
+            if not self.open:
+                raise OSError("it is closed")
+            self.open = False
+
+    assert "raised OSError: it is closed the second time" in only(Mine, "closes")
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_threads_left_open(released: threading.Event) -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            threading.Thread(target=released.wait, daemon=True).start()
+            return await super().reset(seed=seed, options=options)
+
+    said = found(Mine)["left-open"]
+    assert "4 episodes left 4 threads open: close them in close()" in said[0].why
+    assert "after all was closed there is more open than before" in said[1].why
+
+
+def test_files_and_tasks_left_open() -> None:
+    kept: list[Any] = []
+
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            import asyncio
+
+            kept.append(open("/dev/null"))  # noqa: SIM115, ASYNC230 - what a user does
+            kept.append(asyncio.create_task(asyncio.sleep(100)))
+            return await super().reset(seed=seed, options=options)
+
+    said = found(Mine)["left-open"][0].why
+    assert "left 4 asyncio tasks, 4 file descriptors open" in said
+    [k.close() for k in kept if hasattr(k, "fileno")]
+
+
+def test_tools_that_tell_nothing() -> None:
+    class Mine(Sound):
+        @tool(timeout_s=200)
+        async def worth_of(self, word: str) -> int:
+            return 1
+
+    everything = found(Mine)
+    assert [f.why.partition(":")[0] for f in everything["tools"]] == [
+        "tool 'worth_of' has no description, and the model knows its name only",
+        "argument 'word' of tool 'worth_of' has no description; write `word",
+    ]
+    assert "turn_timeout_s 120 is under the 200 s that tool 'worth_of' may take" in everything["deadlines"][0].why
+
+
+def test_a_failure_is_status_1_and_a_wrong_name_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "env", f"{__name__}:Unsorted", "--tasks", "2"]) == 1
+    assert "fail same-seed-elsewhere" in capsys.readouterr().out
+    for words, sentence in (
+        (["env", "shp"], "no env 'shp'; did you mean 'shop'"),
+        (["env", "shop", "--env.latecy", "1"], "did you mean 'latency_s'"),
+        (["env", "shop", "--learner.lr", "1"], "learner: agentrl check takes no such setting"),
+        (["env", "shop", "--tasks", "0"], "--tasks is a whole number from 1 on, not 0"),
+        (["envs", "shop"], "did you mean 'env'"),
+    ):
+        assert main(["check", *words]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_an_environment_that_cannot_be_opened_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"needs a value for --env\.data"):
+        check_env("prompts")
+
+    class Mine(Sound):
+        def __init__(self) -> None:
+            raise ContractError("not here")
+
+    with pytest.raises(ContractError, match="not here"):
+        check_env(Mine)
+
+
+async def test_in_a_notebook() -> None:
+    assert not failures(check_env(Sound, tasks=1))
+
+
+def test_on_a_terminal_it_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["-m", "agentrl", "check", "env", f"{__name__}:Unsorted", "--tasks", "2"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+    terminal = pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=60, dimensions=(60, 100))
+    terminal.expect("what was found")
+    terminal.expect("fail.*same-seed-elsewhere.*reset")
+    terminal.expect("1 failed")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 1

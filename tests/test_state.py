@@ -1,0 +1,68 @@
+"""Snapshots of what outlives an episode."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.inspection.state import changed, frozen, snapshot
+
+
+class Box:
+    """Holds something."""
+
+    inside: Any = None
+    items: list[int] = []
+    _counted: Any = Counter()
+
+    def put(self, value: int, into: list[int] = []) -> None:  # noqa: B006 - what a user does
+        into.append(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: [1, [2]], lambda v: v[1].append(3)),
+        (lambda: {"a": {"b": 1}}, lambda v: v["a"].update(b=2)),
+        (lambda: {1, 2}, lambda v: v.add(3)),
+        (lambda: deque([1]), lambda v: v.append(2)),
+        (lambda: Counter("a"), lambda v: v.update("a")),
+        (lambda: random.Random(1), lambda v: v.random()),
+        (lambda: np.zeros(3), lambda v: v.fill(1)),
+        (lambda: itertools.count(), lambda v: next(v)),
+        (Box, lambda v: setattr(v, "inside", 1)),
+    ],
+)
+def test_a_change_is_seen(make: Callable[[], Any], change: Callable[[Any], Any]) -> None:
+    value = make()
+    before = frozen(value)
+    assert frozen(value) == before == frozen(make())
+    change(value)
+    assert frozen(value) != before
+
+
+def test_what_refers_to_itself_ends() -> None:
+    value: list[Any] = [float("nan")]
+    value.append(value)
+    assert frozen(value) == frozen(value)
+
+
+def test_what_is_large_is_not_looked_through() -> None:
+    frozen([[i] for i in range(200_000)])
+
+
+def test_names_tell_where_it_is() -> None:
+    before = snapshot([Box])
+    Box().put(1)
+    Box.items.append(1)
+    Box.new = 1  # type: ignore[attr-defined]
+    after = snapshot([Box])
+    del Box.new  # type: ignore[attr-defined]
+    Box.items.clear()
+    assert changed(before, after) == ["Box.items", "Box.new", "the defaults of Box.put"]
