@@ -15,6 +15,8 @@ VERBS = {  # the verb: its module, and what it does
     "eval": ("evaluation", "measure a model on an environment's held-out tasks"),
     "serve": ("serve", "start a vLLM server for --engine server"),
     "serve-tools": ("serve_tools", "serve tools to any MCP client"),
+    "rescore": ("rescore", "score a run's stored episodes anew, offline"),
+    "replay": ("replay", "play a stored episode again, from its record"),
     "list": ("catalog", "the environments, tools and models there are"),
     "export": ("export", "write a trained model as a plain one, adapters merged"),
     "check": ("check", "whether an environment, a tool or a model's chat template is sound"),

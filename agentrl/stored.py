@@ -1,0 +1,95 @@
+"""Episodes as a run folder keeps them, read back: rows, and trajectories as they were."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import UserError
+from agentrl.types import CallRecord, Fault, Segment, Stop, Trajectory
+
+_FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
+_NAME = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
+Row = Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """Where an episode stands: ``train-3:17`` is row 17 of ``train-000003.parquet``; ``3:17`` is the same."""
+
+    split: str
+    step: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.split}-{self.step}:{self.row}"
+
+
+def place(name: str) -> Place:
+    """Raises UserError: it is no name of an episode."""
+    found = _NAME.match(name)
+    if found is None or ".." in name:
+        raise UserError(f"an episode is SPLIT-STEP:ROW, such as train-3:17 or 3:17, not {name!r}")
+    return Place(found[1] or "train", int(found[2]), int(found[3]))
+
+
+def files(run: Path, splits: Sequence[str] = ()) -> list[tuple[str, int, Path]]:
+    """Split, step and path, in order. Raises UserError where there are none."""
+    found = [(m[1], int(m[2]), p) for p in (run / "trajectories").glob("*.parquet") if (m := _FILE.match(p.name))]
+    wanted = sorted((f for f in found if not splits or f[0] in splits), key=lambda f: (f[0] != "train", f[0], f[1]))
+    if not wanted:
+        raise UserError(f"{str(run)!r} holds no episodes{' of split ' + ', '.join(splits) if splits else ''}")
+    return wanted
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """One at a time. Raises UserError where the file cannot be read."""
+    try:
+        file = pq.ParquetFile(path)
+        for batch in file.iter_batches(64):
+            yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def row(run: Path, where: Place) -> Row:
+    """Raises UserError: there is no such file, or no such row in it."""
+    path = run / "trajectories" / f"{where.split}-{where.step:06d}.parquet"
+    if not path.is_file():
+        raise UserError(f"the run {str(run)!r} has no {path.name}")
+    count = 0
+    for found in rows(path):
+        if count == where.row:
+            return found
+        count += 1
+    raise UserError(f"{path.name} has the episodes 0 to {count - 1}, not {where.row}")
+
+
+def trajectory(row: Row) -> Trajectory:
+    """The episode as it was; what its reset told in ``info`` is not kept."""
+    return Trajectory(
+        task=row["task"],
+        segments=tuple(_segment(s) for s in row["segments"]),
+        messages=tuple(json.loads(row["messages"])),
+        stop=Stop(row["stop"]),
+        rewards={r["name"]: r["value"] for r in row["rewards"]},
+        step_rewards=tuple(row["step_rewards"]),
+        timings={t["name"]: t["value"] for t in row["timings"]},
+        calls=tuple(CallRecord(**c) for c in row["calls"]),
+        fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
+    )
+
+
+def _segment(s: Row) -> Segment:
+    own = s["author"] == "model"
+    return Segment(
+        s["author"],
+        tuple(s["token_ids"]),
+        tuple(s["logprobs"]) if own else None,
+        tuple(s["versions"]) if own else None,
+    )
