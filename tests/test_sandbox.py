@@ -227,3 +227,11 @@ def test_where_there_is_no_sandbox_it_refuses_with_a_sentence(monkeypatch: pytes
 def test_an_interpreter_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match=r"tool.python.interpreter '/bin/false' is no Python that runs"):
         launch.chosen("auto", launch.Limits(), (), "/bin/false")
+
+
+@pytest.mark.parametrize("given", [b"", b"{"])
+def test_a_server_to_which_nobody_speaks_ends(given: bytes) -> None:
+    """Its parent may die before it has said anything."""
+    program = str(launch.INSIDE / "server.py")
+    done = subprocess.run([sys.executable, "-I", program], input=given, capture_output=True, timeout=20, check=False)
+    assert done.returncode == 1

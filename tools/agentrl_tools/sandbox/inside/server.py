@@ -73,6 +73,8 @@ class Server:
                 if key.data is None:
                     if not self._read_requests():
                         return
+                elif key.data is self.spare:
+                    sys.exit("a session ended before it began")
                 elif key.data.name in self.sessions:
                     self._heard(key.data, key.fd)
             now = time.monotonic()
@@ -302,7 +304,9 @@ def _line() -> bytes:
     """Unbuffered: what comes after it is the server's."""
     found = b""
     while not found.endswith(b"\n"):
-        found += os.read(0, 1)
+        if not (byte := os.read(0, 1)):
+            sys.exit("nobody is there")
+        found += byte
     return found
 
 
