@@ -16,7 +16,7 @@ from agentrl.errors import ContractError, ToolError, nearest
 from agentrl.signature import arguments_model, checked, listed, problems
 from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
-from agentrl.types import CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory
+from agentrl.types import CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory, utf8_within
 
 
 class Env:
@@ -161,7 +161,7 @@ class ToolEnv(Env):
 
 async def called(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """The result of a tool, its arguments checked, within its limit and if its breaker is closed. Raises as it does."""
-    checked_arguments = tool.check(arguments)
+    checked_arguments = tool.check(utf8_within(arguments))  # JSON lets a model write half a character
     async with AsyncExitStack() as held:
         if (limiter := _limiter(tool)) is not None:
             await held.enter_async_context(limiter)

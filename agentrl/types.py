@@ -228,6 +228,15 @@ def utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def utf8_within(value: Any) -> Any:
+    """`utf8` of every text in a JSON value."""
+    if isinstance(value, str):
+        return utf8(value)
+    if isinstance(value, Mapping):
+        return {utf8(str(k)): utf8_within(v) for k, v in value.items()}
+    return [utf8_within(v) for v in value] if isinstance(value, list) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """G episodes of one task."""

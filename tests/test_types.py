@@ -141,6 +141,11 @@ def test_utf8_keeps_text_and_drops_half_characters(text: str) -> None:
     assert [a for a, b in zip(text, clean, strict=True) if a != b] == [c for c in text if 0xD800 <= ord(c) < 0xE000]
 
 
+def test_text_in_json_is_cleaned_wherever_it_stands() -> None:
+    given = {"a\ud800": ["b\udfff", {"c": "\ud83d\ude00"}, 1, None, True], "d": "e"}
+    assert utf8_within(given) == {"a?": ["b?", {"c": "??"}, 1, None, True], "d": "e"}
+
+
 def test_importing_agentrl_brings_neither_torch_nor_transformers() -> None:
     code = "import sys, agentrl, agentrl.rollout, agentrl.testing; print({'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
