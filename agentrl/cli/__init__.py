@@ -13,11 +13,14 @@ VERBS = {  # the verb: its module, and what it does
     "train": ("training", "train a model on an environment"),
     "eval": ("evaluation", "measure a model on an environment's held-out tasks"),
     "serve": ("serve", "start a vLLM server for --engine server"),
+    "view": ("view", "look at runs in a browser, also while they go on"),
+    "report": ("report", "write a run as one HTML file to share"),
+    "explain": ("explain", "why an episode or a token was trained as it was"),
     "list": ("catalog", "the environments, tools and models there are"),
     "export": ("export", "write a trained model as a plain one, adapters merged"),
     "check": ("check", "whether a model's chat template can be followed"),
 }
-USAGE = "usage: agentrl {train,eval,serve,list,export,check} ...\n\n" + "\n".join(
+USAGE = "usage: agentrl {" + ",".join(VERBS) + "} ...\n\n" + "\n".join(
     f"  {v:<7} {does}" for v, (_, does) in VERBS.items()
 )
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"

@@ -31,7 +31,7 @@ NUMBERS = {  # the word: the column of the index
     "slowest": "slowest",
 }
 WORDS = {"split": "split", "stop": "stop", "fault": "fault"}
-OF_CALLS = {"tool": "name", "status": "status"}  # of any call of the episode
+OF_CALLS = {"tool": "name", "status": "status", "refused_by": "name"}  # of any call of the episode
 FLAGS = ("failed", "solved", "faulted", "refusals")
 OPERATORS: dict[str, Callable[[Column, float], Column]] = {
     "<=": lambda a, b: a <= b,
@@ -124,17 +124,26 @@ def _holds(table: Any, term: Term) -> Column:
 
 
 def _called(table: Any, term: Term) -> Column:
-    calls = one(table["calls"])
-    values = pc.struct_field(calls.flatten(), OF_CALLS[term.field])
-    _check_value(term, values)
-    hit = pc.fill_null(pc.equal(values, term.value), False).to_numpy(zero_copy_only=False).astype(bool)
-    found = np.zeros(table.num_rows, dtype=bool)
-    found[pc.list_parent_indices(calls).to_numpy(zero_copy_only=False)[hit]] = True
+    _check_value(term, pc.struct_field(one(table["calls"]).flatten(), OF_CALLS[term.field]))
+    found = with_call(table, OF_CALLS[term.field], term.value, refused=term.field == "refused_by")
     return found == (term.operator == "=")
 
 
+def with_call(table: Any, field: str, value: str, *, refused: bool = False) -> Column:
+    """The episodes with a call whose field is so; and which was refused."""
+    calls = one(table["calls"])
+    flat = calls.flatten()
+    hit = pc.equal(pc.struct_field(flat, field), value)
+    if refused:
+        hit = pc.and_(hit, pc.equal(pc.struct_field(flat, "status"), "refused"))
+    found = np.zeros(table.num_rows, dtype=bool)
+    mask = pc.fill_null(hit, False).to_numpy(zero_copy_only=False).astype(bool)
+    found[pc.list_parent_indices(calls).to_numpy(zero_copy_only=False)[mask]] = True
+    return found
+
+
 def _check_value(term: Term, column: Any) -> None:
-    values = [v for v in pc.unique(column).to_pylist() if v]
+    values = [v for v in pc.unique(column).to_pylist() if v is not None]
     values += [*Stop] if term.field == "stop" else []
     if len(column) and term.value not in values:
         raise UserError(f"no episode here has {term.field}={term.value}{nearest(term.value, values)}")
