@@ -146,7 +146,7 @@ def token_told(store: Store, texts: Texts, row: Row, group: Sequence[Row], numbe
     version, logprob = segment["versions"][at], segment["logprobs"][at]
     said[1] += f", in turn {part['turn'] + 1}, by version {version} of the policy{_age(store, row, version)}"
     if logprob is not None:
-        said.append(f"logprob {logprob:.4f}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
+        said.append(f"logprob {logprob:.4g}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
     if why := why_not_trained(store, row, group):
         return [*said, why]
     return [*said, _turn_trained(part), where_from(store, row, group)]

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from agentrl.view import episode
 from agentrl.view.episode import Place, Row
-from agentrl.view.findings import findings, recent_from
+from agentrl.view.findings import Finding, findings, recent_from
 from agentrl.view.refusals import Refusals, conversations, refusals
 from agentrl.view.search import Search
 from agentrl.view.store import Store
@@ -61,14 +61,13 @@ class Look:
             return self._rows[key]
 
     def findings(self) -> list[dict[str, str]]:
-        return self._once("findings", self._findings)
+        return [f._asdict() for f in self._once("findings", self.found)]
 
-    def _findings(self) -> list[dict[str, str]]:
-        found = findings(self.store.curves, self.store.now.table, self._refusals())
-        return [f._asdict() for f in found]
+    def found(self) -> list[Finding]:
+        return findings(self.store.curves, self.store.now.table, self._refusals())
 
     def trouble(self) -> dict[str, Any]:
-        return self._once("trouble", lambda: trouble(self.store.now.table, self._refusals()))
+        return self._once("trouble", lambda: trouble(self.store.curves, self.store.now.table, self._refusals()))
 
     def _refusals(self) -> Mapping[str, Refusals]:
         return self._once("refusals", self._read_refusals)

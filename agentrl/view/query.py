@@ -81,7 +81,7 @@ def _checked(term: Term, word: str) -> Term:
     known = [*NUMBERS, *WORDS, *OF_CALLS]
     if term.field not in known:
         hint = nearest(term.field, [*known, *FLAGS])
-        raise UserError(f"{word!r}: no field {term.field!r}{hint}; text with such a sign stands in quotes")
+        raise UserError(f"{word!r}: no field {term.field!r} (in quotes it would be text){hint}")
     if term.field in NUMBERS and term.value != "none":
         try:
             float(term.value)

@@ -147,7 +147,7 @@ def _read(folder: Path, names: Sequence[str], problems: dict[str, str]) -> Itera
 
 def _order(name: str) -> tuple[int, str]:
     found = _FILE.match(name)
-    return (int(found[2]), found[1]) if found else (0, name)
+    return (int(found[2]), "" if found[1] == "train" else found[1]) if found else (0, name)
 
 
 def is_run(folder: Path) -> bool:

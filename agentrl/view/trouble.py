@@ -10,17 +10,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.view.arrays import Column
+from agentrl.view.curves import Curves
 from agentrl.view.findings import tools
 from agentrl.view.index import numbers, one
 from agentrl.view.query import faulted
 from agentrl.view.refusals import Refusals
 from agentrl.view.search import page
 
-SLOWEST = 20  # episodes
+SLOWEST = 20  # episodes, or steps
+FEWEST = 5  # steps, before one is called slow
 
 
-def trouble(table: Any, refused: Mapping[str, Refusals]) -> dict[str, Any]:
-    return {"faults": faults(table), "tools": tool_rows(table, refused), "waits": waits(table), "stops": stops(table)}
+def trouble(curves: Curves, table: Any, refused: Mapping[str, Refusals]) -> dict[str, Any]:
+    return {
+        "faults": faults(table),
+        "tools": tool_rows(table, refused),
+        "stops": stops(table),
+        "waits": waits(table),
+        "slow_steps": slow_steps(curves),
+    }
+
+
+def slow_steps(curves: Curves) -> list[dict[str, Any]]:
+    """Steps that took twice as long as the middle one, and where the time went."""
+    times = [line for line in curves.lines if line.get("step_time")]
+    if len(times) < FEWEST:
+        return []
+    usual = float(np.median([line["step_time"] for line in times]))
+    slow = sorted((line for line in times if line["step_time"] > 2 * usual), key=lambda line: -line["step_time"])
+    parts = ("generate", "tools", "wait", "learn", "sync")
+    return [
+        {"step": line["step"], "seconds": line["step_time"], "usual": usual}
+        | {part: line.get(f"time/{part}") for part in parts}
+        for line in slow[:SLOWEST]
+    ]
 
 
 def stops(table: Any) -> list[dict[str, Any]]:
@@ -49,28 +72,38 @@ def faults(table: Any) -> list[dict[str, Any]]:
 
 
 def tool_rows(table: Any, refused: Mapping[str, Refusals]) -> list[dict[str, Any]]:
-    """Each tool's calls, and how long they took, in seconds."""
+    """Each tool's calls, and how long they took, in seconds; names that were only ever refused are no tools, one row."""
     flat = one(table["calls"]).flatten()
     names, statuses = pc.struct_field(flat, "name"), pc.struct_field(flat, "status")
-    seconds = numbers(pc.struct_field(flat, "seconds"))
-    found = []
-    for name in tools(table, 40):
+    seconds, bad, good = numbers(pc.struct_field(flat, "seconds")), _mask(pc.equal(statuses, "refused")), _mask(pc.equal(statuses, "ok"))
+    found, invented, of_invented = [], [], np.zeros(len(flat), dtype=bool)
+    for name in tools(table, 200):
         own = _mask(pc.equal(names, name))
-        took, said = seconds[own], refused.get(name)
-        found.append(
-            {
-                "tool": name,
-                "calls": int(own.sum()),
-                "refused": int((own & _mask(pc.equal(statuses, "refused"))).sum()),
-                "faults": int((own & _mask(pc.not_equal(statuses, "refused")) & _mask(pc.not_equal(statuses, "ok"))).sum()),
-                "p50": float(np.median(took)),
-                "p95": float(np.quantile(took, 0.95)),
-                "most": float(took.max()),
-                "says": said.example if said else "",
-                "says_share": said.alike / said.total if said else None,
-            }
-        )
+        if name and bad[own].all():
+            invented.append(name)
+            of_invented |= own
+        else:
+            found.append({"tool": name, **_of_calls(own, bad, good, seconds), **_says(refused.get(name))})
+    if invented:
+        said = next((refused[name] for name in invented if name in refused), None)
+        found.append({"tool": None, "names": invented[:20], **_of_calls(of_invented, bad, good, seconds), **_says(said)})
     return found
+
+
+def _of_calls(own: Column, bad: Column, good: Column, seconds: Column) -> dict[str, Any]:
+    took = seconds[own]
+    return {
+        "calls": int(own.sum()),
+        "refused": int((own & bad).sum()),
+        "faults": int((own & ~bad & ~good).sum()),
+        "p50": float(np.median(took)),
+        "p95": float(np.quantile(took, 0.95)),
+        "most": float(took.max()),
+    }
+
+
+def _says(said: Refusals | None) -> dict[str, Any]:
+    return {"says": said.example if said else "", "says_share": said.alike / said.total if said else None}
 
 
 def _mask(column: Any) -> Column:

@@ -48,12 +48,13 @@ function bounds(lines) {
   return { x0, x1, y0, y1: y1 + (y1 - y0) * 0.04 };
 }
 
-// `lines`: [{label, xs, ys, color: 0.., dash: 0.., dots}]; `pick(step)` is called at a click.
-export function chart(title, lines, { smooth = 0, pick = null } = {}) {
+// `lines`: [{label, xs, ys, color: 0.., dash: 0.., dots}]; `keys`: [{label, color, dash}], the lines' own by default;
+// `pick(step)` is called at a click.
+export function chart(title, lines, { smooth = 0, pick = null, keys = null } = {}) {
   const shown = lines.filter((l) => l.xs.length);
   const frame = el("figure", { class: "chart", "data-panel": title });
   const legend = el("span", { class: "legend" });
-  for (const l of shown) if (l.label) legend.append(el("span", { class: `key c${l.color % 8} d${l.dash}` }, l.label));
+  for (const k of keys || shown) if (k.label) legend.append(el("span", { class: `key ${k.color === null ? "" : "c" + (k.color % 8)} d${k.dash}` }, k.label));
   frame.append(el("figcaption", {}, el("b", {}, title), legend));
   if (!shown.length) return frame;
   const box = bounds(shown);

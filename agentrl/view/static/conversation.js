@@ -2,8 +2,8 @@
 
 import { ask } from "./api.js";
 import { clear, count, el, num, seconds, visible } from "./dom.js";
-import { tiles } from "./groups.js";
 import { go, state } from "./state.js";
+import { tiles } from "./tiles.js";
 import { Tokens, COLORS } from "./tokens.js";
 
 const ALL_MS = 8; // between pieces of a very long text, so that the page stays alive
@@ -60,7 +60,7 @@ export class Conversation {
     return el("dl", { class: "facts" },
       el("dt", {}, "reward"), el("dd", {}, el("b", {}, num(e.reward)), parts ? [" of ", visible(parts)] : null),
       el("dt", {}, "ended"), el("dd", { class: e.fault ? "bad" : null }, el("bdi", {}, visible(e.fault ? `${e.fault}: ${(e.fault_message || "").slice(0, 1000)}` : e.stop))),
-      el("dt", {}, e.not_trained ? "training" : "advantage"), el("dd", {}, e.not_trained || e.advantage_told),
+      el("dt", {}, e.not_trained ? "training" : "advantage"), el("dd", {}, e.not_trained || e.advantage_told.replace(/^advantage /, "")),
       times ? [el("dt", {}, "time"), el("dd", { class: "dim" }, times)] : null);
   }
 

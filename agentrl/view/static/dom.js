@@ -4,9 +4,9 @@ const SVG = "http://www.w3.org/2000/svg";
 
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props || {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else node.setAttribute(name, value === true ? "" : value);
+    else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : value);
   }
   node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
   return node;

@@ -21,6 +21,8 @@ const PANELS = [
   ["gradient norm", ["grad_norm"]],
 ];
 
+const short = (name) => name.replace(/^(stops|faults|time)\//, "").replace(/^rewards\/(.*)\/mean$/, "$1").replace(/^eval\/greedy_(.*)$/, "held out, greedy").replace(/^eval\/reward$/, "held out");
+
 export class Overview {
   constructor(root, runs) {
     this.runs = runs;
@@ -122,18 +124,27 @@ export class Overview {
   }
 
   panel(title, names) {
-    const hidden = this.hidden(), many = this.runs.length - hidden.size > 1, lines = [];
+    const hidden = this.hidden(), many = this.runs.length > 1, lines = [], keys = [];
+    const present = names.filter((n) => this.curves.some((c, i) => !hidden.has(i) && c.series[n]?.[0].length));
     this.runs.forEach((run, i) => {
       if (hidden.has(i)) return;
-      names.forEach((name, j) => {
-        const [xs, ys] = this.curves[i].series[name] || [[], []];
-        const short = name.replace(/^(stops|faults|time)\//, "").replace(/^rewards\/(.*)\/mean$/, "$1");
-        const label = many ? (names.length > 1 ? `${run.name} ${short}` : run.name) : short;
-        lines.push({ label, xs, ys, color: many || this.runs.length > 1 ? i : j, dash: many || name.startsWith("eval/") ? j % 4 : 0, dots: name.startsWith("eval/") });
+      if (many) keys.push({ label: run.name, color: i, dash: 0 });
+      present.forEach((name, j) => {
+        const [xs, ys] = this.series(i, name);
+        lines.push({ label: many ? `${run.name} ${short(name)}` : short(name), xs, ys, color: many ? i : j, dash: many || name.startsWith("eval/") ? j % 4 : 0, dots: name.startsWith("eval/") });
       });
     });
     if (!lines.some((l) => l.xs.length)) return null;
-    return chart(title, lines, { smooth: Number(state.smooth), pick: (step) => go({ view: "episodes", q: `step=${step}`, sort: "", id: "" }) });
+    if (many && present.length > 1) keys.push(...present.map((name, j) => ({ label: short(name), color: null, dash: j % 4 })));
+    return chart(title, lines, { smooth: Number(state.smooth), pick: (step) => go({ view: "episodes", q: `step=${step}`, sort: "", id: "" }), keys: many ? keys : null });
+  }
+
+  // Counts and shares of what did not happen in a step are not written: they are 0.
+  series(run, name) {
+    const { series } = this.curves[run], [xs, ys] = series[name] || [[], []];
+    if (!/^(stops|faults)\//.test(name) || !series.policy_version) return [xs, ys];
+    const known = new Map(xs.map((x, i) => [x, ys[i]])), [steps] = series.policy_version;
+    return [steps, steps.map((x) => known.get(x) ?? 0)];
   }
 
   drawPicker() {

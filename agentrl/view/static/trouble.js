@@ -20,14 +20,16 @@ export class Trouble {
       this.table("Faults of the world", "none: no episode was lost", ["kind", "episodes", "steps", "the last one said"], t.faults.map((f) => [
         find(`fault=${quoted(f.kind)}`, visible(f.kind)), count(f.episodes), `${f.first} – ${f.last}`, el("bdi", { class: "said" }, visible(f.message.slice(0, 500)))])),
       this.table("Tools", "no call was made", ["tool", "calls", "refused", "faults", "median", "95 %", "slowest", "refuses most often with"], t.tools.map((r) => [
-        find(`tool=${quoted(r.tool)}`, r.tool ? visible(r.tool) : "(unreadable)"), count(r.calls),
-        r.refused ? find(`refused_by=${quoted(r.tool)}`, `${count(r.refused)} (${percent(r.refused / r.calls)})`) : "0",
+        r.tool === null ? el("bdi", { class: "said" }, "no such tools: ", visible(r.names.join(", "))) : find(`tool=${quoted(r.tool)}`, r.tool ? visible(r.tool) : "(calls that could not be read)"), count(r.calls),
+        r.refused ? find(r.tool === null ? '"unknown tool"' : `refused_by=${quoted(r.tool)}`, `${count(r.refused)} (${percent(r.refused / r.calls)})`) : "0",
         r.faults ? el("span", { class: "bad" }, count(r.faults)) : "0", seconds(r.p50), seconds(r.p95), seconds(r.most),
         el("bdi", { class: "said" }, r.says ? [el("span", { class: "dim" }, `${percent(r.says_share)}: `), visible(r.says.slice(0, 300))] : "")])),
       this.table("How episodes end", "nothing yet", ["stop", "episodes", "mean reward"], t.stops.map((s) => [
         find(`stop=${s.stop}`, s.stop), count(s.episodes), num(s.reward, 2)])),
       this.table("Longest waits", "no call was made", ["episode", "task", "tool", "status", "waited", "whole episode"], t.waits.map((w) => [
-        el("a", { href: address({ view: "episodes", q: "calls>0", sort: "-slowest", id: w.id }) }, w.id), w.task, visible(w.tool || ""), visible(w.status), seconds(w.waited), seconds(w.seconds)])));
+        el("a", { href: address({ view: "episodes", q: "calls>0", sort: "-slowest", id: w.id }) }, w.id), w.task, visible(w.tool || ""), visible(w.status), seconds(w.waited), seconds(w.seconds)])),
+      this.table("Slow steps", "no step took twice as long as usual", ["step", "seconds", "usual", "generation", "tools", "waiting", "learning", "weights"], t.slow_steps.map((s) => [
+        find(`step=${s.step}`, s.step), seconds(s.seconds), seconds(s.usual), seconds(s.generate), seconds(s.tools), seconds(s.wait), seconds(s.learn), seconds(s.sync)])));
   }
 
   table(title, none, head, rows) {
