@@ -94,15 +94,15 @@ class Store:
         if not self._files and marks:
             self._files = read_kept(self.folder, marks)
         known = {name: kept for name, kept in self._files.items() if marks.get(name) == kept[0]}
-        gone, self._files = len(self._files) - len(known), known
+        gone, had, self._files = len(self._files) - len(known), len(known), known
         new = sorted((name for name in marks if name not in known), key=_order, reverse=True)
         self.problems = {name: why for name, why in self.problems.items() if name in new}
         started = time.monotonic()
         shown = 0.0
         for done, batch in _read(self.folder, new, self.problems):
             self._files |= {name: (marks[name], table) for name, table in batch.items()}
-            if time.monotonic() - shown > SHOW_S and len(known) + done < len(marks):
-                self._show((len(known) + done) / len(marks))
+            if time.monotonic() - shown > SHOW_S and had + done < len(marks):
+                self._show((had + done) / len(marks))
                 shown = time.monotonic()
         if new or gone or self.now.progress < 1.0:
             self._show(1.0)

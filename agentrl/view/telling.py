@@ -55,7 +55,7 @@ def _contrasts(table: Any, there: Column) -> Iterator[tuple[str, list[int]]]:
     low = np.minimum.reduceat(np.where(np.isnan(rewards), np.inf, rewards), starts)
     spread = np.where(there[starts] & np.isfinite(high) & np.isfinite(low), high - low, 0.0)
     ends = np.append(starts[1:], table.num_rows)
-    for g in np.argsort(-spread, kind="stable")[:EACH]:
+    for g in np.lexsort((-starts, -spread))[:EACH]:  # of equals the newest
         if spread[g] > 0:
             own = rewards[starts[g] : ends[g]]
             pair = [int(starts[g] + np.nanargmax(own)), int(starts[g] + np.nanargmin(own))]

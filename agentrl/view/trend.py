@@ -35,11 +35,21 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> Trend:
     tolerance = max(SMALL * max(float(np.ptp(y)), abs(float(y.mean()))), 2.5 * noise / np.sqrt(SPAN))
     level, best, first = float(smooth[-1]), float(smooth.max()), float(smooth[0])
     flat = _flat_from(smooth, tolerance)
-    if len(smooth) - flat + SPAN - 1 >= max(LEAST, len(y) // 10) and best - level <= 3 * tolerance:
-        return Trend("flat", int(steps[flat + SPAN // 2 if flat else 0]), level, best, first)
     if best - level > 3 * tolerance:
         return Trend("falling", int(steps[int(smooth.argmax()) + SPAN // 2]), level, best, first)
-    return Trend("rising", int(steps[0]), level, best, first)
+    long_enough = len(smooth) - flat + SPAN - 1 >= max(LEAST, len(y) // 10)
+    if not long_enough or _rises(y[flat:]) or _rises(y[-max(LEAST, len(y) // 4) :]):
+        return Trend("rising", int(steps[0]), level, best, first)
+    return Trend("flat", int(steps[flat + SPAN // 2 if flat else 0]), level, best, first)
+
+
+def _rises(y: Column) -> bool:
+    """Whether a straight line through the points goes up by more than chance would have it."""
+    x = np.arange(len(y)) - (len(y) - 1) / 2
+    slope = float((x * y).sum() / (x * x).sum())
+    left = y - y.mean() - slope * x
+    error = float(np.sqrt((left * left).sum() / max(len(y) - 2, 1) / (x * x).sum()))
+    return slope > 3 * error and slope * len(y) > SMALL * abs(float(y.mean()))
 
 
 def _flat_from(smooth: Column, tolerance: float) -> int:
