@@ -57,7 +57,8 @@ def test_why_did_reward_stop_at_0_6(tmp_path: Path) -> None:
     lost = r"stopped at max_turns: 40% of the episodes; they earn 0.00, the others (1.00|0.9\d), which costs 0.(40|39) of"
     assert re.search(lost, said)
     assert "tool catalogue refused a call: 40% of the episodes" in said
-    assert "It says most often (100%): \u201cthe catalogue knows no item 'hat': items are given by number\u201d" in said
+    assert re.search(r"says most often \(100%\): .the catalogue knows no item '\w+': items are given by number.", said)
+    assert "catalogue refused" in found[1].text
     assert "in 40% all failed" in said
 
 
