@@ -5,11 +5,11 @@ import { el, svg, clear, num } from "./dom.js";
 const W = 380, H = 190, LEFT = 44, RIGHT = 8, TOP = 8, BOTTOM = 22;
 const MOST = 600; // points of a line; more are thinned out to the least and greatest of each stretch
 
-function ticks(low, high, about) {
+function ticks(low, high, about, least = 0) {
   const raw = (high - low) / about, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
+  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw && s >= least) || least;
   const found = [];
-  for (let v = Math.ceil(low / step) * step; v <= high + step * 1e-9; v += step) found.push(Math.abs(v) < step * 1e-9 ? 0 : v);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
   return found;
 }
 
@@ -65,7 +65,7 @@ export function chart(title, lines, { smooth = 0, pick = null, keys = null } = {
     picture.append(svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: py(y), y2: py(y) }));
     picture.append(svg("text", { class: "tick", x: LEFT - 5, y: py(y) + 3.5, "text-anchor": "end" }, num(y)));
   }
-  for (const x of ticks(box.x0, box.x1, 5).filter(Number.isInteger)) {
+  for (const x of ticks(box.x0, box.x1, 5, 1)) {
     picture.append(svg("text", { class: "tick", x: px(x), y: H - 7, "text-anchor": "middle" }, String(x)));
   }
   for (const l of shown) draw(picture, l, px, py, smooth);
