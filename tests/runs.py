@@ -17,7 +17,9 @@ from agentrl.metrics import of_groups
 from agentrl.run import Run
 from agentrl.types import CallRecord, Fault, Group, Message, Segment, Stop, Trajectory
 
-CONFIG = 'model = "nano"\nsteps = {steps}\nseed = 0\n\n[env]\nname = "shop"\n\n[learner]\nadvantage = "grpo"\nlr = 0.001\n'
+CONFIG = (
+    'model = "nano"\nsteps = {steps}\nseed = 0\n\n[env]\nname = "shop"\n\n[learner]\nadvantage = "grpo"\nlr = 0.001\n'
+)
 CLOSED = "error: the catalogue knows no item {item!r}: items are given by number"
 
 
@@ -55,7 +57,11 @@ def played(
         messages=tuple(said),
         stop=Stop.FAULT if fault else stop,
         rewards={"correct": reward},
-        timings={"generate": 0.5, "tools": sum(c.seconds for c in calls), "total": 0.75 + sum(c.seconds for c in calls)},
+        timings={
+            "generate": 0.5,
+            "tools": sum(c.seconds for c in calls),
+            "total": 0.75 + sum(c.seconds for c in calls),
+        },
         calls=tuple(calls),
         fault=fault,
     )
@@ -85,7 +91,9 @@ def stuck(task: int, version: int = 0) -> Trajectory:
     for turn in range(4):
         item = ["hat", "cup", "bed", "shoe"][(task + turn) % 4]
         said.append({"role": "assistant", "content": "", "tool_calls": [call("catalogue", turn, item=item)]})  # type: ignore[list-item]
-        said.append({"role": "tool", "content": CLOSED.format(item=item), "tool_call_id": f"c{turn}", "name": "catalogue"})
+        said.append(
+            {"role": "tool", "content": CLOSED.format(item=item), "tool_call_id": f"c{turn}", "name": "catalogue"}
+        )
     calls = [CallRecord(turn, "catalogue", "refused", 0.002) for turn in range(4)]
     return played(task, said, 0.0, calls=calls, stop=Stop.MAX_TURNS, version=version)
 
@@ -93,7 +101,9 @@ def stuck(task: int, version: int = 0) -> Trajectory:
 def lost(task: int, version: int = 0) -> Trajectory:
     said: list[Message] = [{"role": "user", "content": "What do hats cost?"}]
     slow = [CallRecord(0, "price", "tool_timeout", 30.0)]
-    return played(task, said, 0.0, calls=slow, fault=Fault("tool_timeout", "price took more than 30 s"), version=version)
+    return played(
+        task, said, 0.0, calls=slow, fault=Fault("tool_timeout", "price took more than 30 s"), version=version
+    )
 
 
 def write(run: Run, step: int, groups: Sequence[Group], **metrics: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from agentrl import UserError
-from agentrl.types import CallRecord, Stop, Trajectory
+from agentrl.types import CallRecord, Group, Stop, Trajectory
 from agentrl.view import calls, episode
 from agentrl.view.explain import of_episode, of_token
 from agentrl.view.store import Store
@@ -55,7 +55,7 @@ def test_each_advantage_has_its_formula(tmp_path: Path, name: str, stored: float
     run = runs.start(tmp_path / "run")
     (tmp_path / "run/config.toml").write_text(f'[learner]\nadvantage = "{name}"\n')
     members = (runs.solved(7), runs.wrong(7), runs.wrong(7), runs.wrong(7))
-    run.write_trajectories(1, [runs.Group(7, members)], [(stored, 0.0, 0.0, 0.0)])
+    run.write_trajectories(1, [Group(7, members)], [(stored, 0.0, 0.0, 0.0)])
     assert of_episode(opened(tmp_path / "run"), "1:0")[3].startswith(told)
 
 
@@ -74,21 +74,24 @@ def test_why_an_episode_was_not_trained(tmp_path: Path) -> None:
 
 def test_held_out_episodes_are_never_trained(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
-    run.write_trajectories(0, [runs.Group(7, (runs.solved(7), runs.wrong(7)))], [(0.0, 0.0)], "test")
+    run.write_trajectories(0, [Group(7, (runs.solved(7), runs.wrong(7)))], [(0.0, 0.0)], "test")
     assert "not trained: it measures held-out tasks" in of_episode(opened(tmp_path / "run"), "test-0:1")
 
 
 def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     for step in (1, 2, 3):
-        runs.write(run, step, [runs.Group(7, (runs.solved(7, version=1), runs.wrong(7)))])
+        runs.write(run, step, [Group(7, (runs.solved(7, version=1), runs.wrong(7)))])
     store = opened(tmp_path / "run")
     row = episode.read(store, episode.place("3:0"))
     prompt, _call, world, answer = episode.segments(row)
     texts = Texts(store)
     said = of_token(store, texts, "3:0", answer["start"] + 1)
     assert said[0].startswith(f"token {answer['start'] + 1} of ")
-    assert said[1] == "written by the model, in turn 2, by version 1 of the policy (learned from at version 2: staleness 1)"
+    assert (
+        said[1]
+        == "written by the model, in turn 2, by version 1 of the policy (learned from at version 2: staleness 1)"
+    )
     assert said[2] == "logprob -0.1: it was sampled with a probability of 0.905"
     assert said[3] == "trained with advantage +0.707: made more likely"
     for part, who in ((prompt, "the prompt"), (world, "the world")):
@@ -115,7 +118,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, name: str, token: int, senten
 
 
 def test_records_find_their_calls_though_they_stand_in_another_order() -> None:
-    asked = [("a", "price", {}), ("b", "", {}), ("c", "price", {}), ("d", "lost", {})]
+    asked: list[tuple[str, str, object]] = [("a", "price", {}), ("b", "", {}), ("c", "price", {}), ("d", "lost", {})]
     answers = {"a": "7", "b": "error: invalid JSON", "c": "error: no such item"}
     records = [
         {"name": "", "status": "refused", "seconds": 0},
@@ -167,7 +170,9 @@ def test_without_a_tokenizer_tokens_are_their_ids(tmp_path: Path) -> None:
 
 
 def test_a_terminal_is_not_written_to_by_a_model(tmp_path: Path) -> None:
-    bad = runs.played(7, [{"role": "user", "content": "x"}], 1.0, calls=[CallRecord(0, "\x1b[2J\u202e", "refused", 0.1)])
+    bad = runs.played(
+        7, [{"role": "user", "content": "x"}], 1.0, calls=[CallRecord(0, "\x1b[2J\u202e", "refused", 0.1)]
+    )
     said = "\n".join(of_episode(run_of(tmp_path, bad), "1:0"))
-    assert "\u241b[2J[U+202E] refused" in said
+    assert "[ESC][2J[U+202E] refused" in said
     assert "\x1b" not in said

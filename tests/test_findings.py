@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import runs
 
-from agentrl.types import CallRecord
+from agentrl.types import CallRecord, Group
 from agentrl.view.curves import Curves
 from agentrl.view.findings import Finding, costs, findings, recent
 from agentrl.view.index import numbers
@@ -54,7 +54,9 @@ def test_why_did_reward_stop_at_0_6(tmp_path: Path) -> None:
     assert found[0].kind == "bad"
     assert found[0].text.startswith("reward is 0.6")
     assert re.search(r"has been flat for [23]\d steps, since step (8|9|10|11|12|13);", found[0].text)
-    lost = r"stopped at max_turns: 40% of the episodes; they earn 0.00, the others (1.00|0.9\d), which costs 0.(40|39) of"
+    lost = (
+        r"stopped at max_turns: 40% of the episodes; they earn 0.00, the others (1.00|0.9\d), which costs 0.(40|39) of"
+    )
     assert re.search(lost, said)
     assert "tool catalogue refused a call: 40% of the episodes" in said
     assert re.search(r"says most often \(100%\): .the catalogue knows no item '\w+': items are given by number.", said)
@@ -82,9 +84,12 @@ def test_what_a_kind_of_episodes_costs_is_what_reward_would_gain(tmp_path: Path)
 def test_faults_are_told_with_what_they_said(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     for step in range(1, 11):
-        runs.write(run, step, [runs.Group(step, (runs.solved(step), runs.lost(step), runs.wrong(step)))])
+        runs.write(run, step, [Group(step, (runs.solved(step), runs.lost(step), runs.wrong(step)))])
     (found,) = [f for f in look(tmp_path / "run").found() if "the world failed" in f.text]
-    assert "in 10 episodes (33.3%), which are not trained: tool_timeout, \u201cprice took more than 30 s\u201d" in found.text
+    assert (
+        "in 10 episodes (33.3%), which are not trained: tool_timeout, \u201cprice took more than 30 s\u201d"
+        in found.text
+    )
     assert found.query.endswith("fault=tool_timeout")
 
 
@@ -92,7 +97,7 @@ def test_a_run_that_is_well_is_told_so(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     for step in range(1, 21):
         members = tuple(runs.solved(step) if i < 19 else runs.wrong(step) for i in range(20))
-        runs.write(run, step, [runs.Group(step, members)])
+        runs.write(run, step, [Group(step, members)])
     found = look(tmp_path / "run").found()
     assert found[0].kind == "good"
     assert "close to 1, the most an episode earned" in found[0].text
@@ -120,9 +125,10 @@ def test_a_gap_between_training_and_held_out_tasks_is_told(tmp_path: Path) -> No
     for step in range(1, 11):
         run.log({"step": step, "reward": 0.9})
     run.log({"step": 10, "eval/reward": 0.3})
-    assert Finding("bad", "held-out reward is 0.30 at step 10, training reward 0.90", "split=test failed") in look(
-        tmp_path / "run"
-    ).found()
+    assert (
+        Finding("bad", "held-out reward is 0.30 at step 10, training reward 0.90", "split=test failed")
+        in look(tmp_path / "run").found()
+    )
 
 
 def test_nothing_yet_is_nothing_to_say(tmp_path: Path) -> None:
@@ -136,7 +142,13 @@ def test_refusals_alike_but_for_names_and_numbers_are_counted_together() -> None
         return json.dumps([{"role": "tool", "content": text, "name": tool}])
 
     found = refusals(
-        [said("error: no 'hat' on 3 shelves"), said("error: no 'cup' on 12 shelves"), said("error: closed"), said("7"), "no"]
+        [
+            said("error: no 'hat' on 3 shelves"),
+            said("error: no 'cup' on 12 shelves"),
+            said("error: closed"),
+            said("7"),
+            "no",
+        ]
     )
     assert found == {"price": (3, 2, "no 'hat' on 3 shelves")}
 
@@ -150,7 +162,7 @@ def test_hostile_words_of_tools_are_spelled_out(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     for step in range(1, 11):
         refused = runs.played(step, said, 0.0, calls=[CallRecord(0, "price", "refused", 0.0)])  # type: ignore[arg-type]
-        runs.write(run, step, [runs.Group(step, (refused, refused, runs.solved(step), runs.solved(step)))])
+        runs.write(run, step, [Group(step, (refused, refused, runs.solved(step), runs.solved(step)))])
     told = "\n".join(f.text for f in look(tmp_path / "run").found())
-    assert "\u241b[31m[U+202E]evil" in told
+    assert "[ESC][31m[U+202E]evil" in told
     assert "\x1b" not in told

@@ -29,11 +29,17 @@ def hostile(folder: Path) -> Path:
         {"role": "user", "content": EVIL},
         {"role": "assistant", "content": EVIL, "tool_calls": [call]},
         {"role": "tool", "content": f"error: {EVIL}", "tool_call_id": "c0", "name": EVIL},
-        {"role": "assistant", "content": "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 " + "e" + "\u0301" * 400},
+        {
+            "role": "assistant",
+            "content": "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 " + "e" + "\u0301" * 400,
+        },
     ]
     bad = runs.played(7, said, 0.0, calls=[CallRecord(0, EVIL, "refused", 0.1)])
     lost = runs.played(7, said, 0.0, fault=Fault("tool_timeout", EVIL))
-    long: Any = [{"role": "user", "content": "a"}, {"role": "tool", "content": "x\x1b y\u202e" * (BIG // 5), "name": "t"}]
+    long: Any = [
+        {"role": "user", "content": "a"},
+        {"role": "tool", "content": "x\x1b y\u202e" * (BIG // 5), "name": "t"},
+    ]
     tokens = (Segment("prompt", (5,)), Segment("world", (6,) * 200_000), Segment("model", (7,), (-1.0,), (0,)))
     short = runs.played(7, [{"role": "user", "content": "a"}], 1.0)
     large = Trajectory(7, tokens, tuple(long), short.stop, {"correct": 1.0})
@@ -70,7 +76,9 @@ class Page:
         self.context = browser.new_context(viewport={"width": 1366, "height": 768}, **context)
         self.page = self.context.new_page()
         self.page.set_default_timeout(10_000)
-        self.site, self.wrong, self.elsewhere = site, [], []
+        self.site = site
+        self.wrong: list[str] = []
+        self.elsewhere: list[str] = []
         self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda e: self.wrong.append(str(e)))
         self.page.on("request", lambda r: None if r.url.startswith(site.url) else self.elsewhere.append(r.url))
@@ -254,7 +262,7 @@ def test_a_hostile_conversation_is_text(page: Page) -> None:
     assert p.evaluate("window.hurt") is None
     assert p.locator("main script, main img, .text b").count() == 0
     assert text(p, ".message >> nth=0").count("U+202E") == 1
-    assert "\u241b" in text(p, ".message >> nth=0")
+    assert "ESC" in text(p, ".message >> nth=0")
     assert p.evaluate("getComputedStyle(document.querySelector('.piece')).unicodeBidi") == "isolate"
     box = p.locator(".message").last.bounding_box()
     assert box["height"] < 200  # a letter with 400 accents does not paint over others
@@ -286,10 +294,10 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(browser: Any, tmp_path: Path) ->
     site = Site(tmp_path / "run")
     page = Page(browser, site)
     p = page.open()
-    until(p, "document.querySelector('.run').textContent.includes('step 1 / 3')")
+    until(p, "(document.querySelector('.run')?.textContent || '').includes('step 1 / 3')")
     assert "live" in text(p, ".run")
     runs.write(run, 2, [Group(8, (runs.solved(8), runs.solved(8)))])
-    until(p, "document.querySelector('.run').textContent.includes('step 2 / 3')")
+    until(p, "(document.querySelector('.run')?.textContent || '').includes('step 2 / 3')")
     until(p, "document.querySelector('[data-panel=reward] svg').textContent.includes('2')")
     p.keyboard.press("2")
     until(p, "document.querySelector('#counted').textContent === '4 episodes'")
@@ -298,7 +306,7 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(browser: Any, tmp_path: Path) ->
     assert p.locator(".row").first.get_attribute("data-id") == "train-3:0"
     run.write_summary({"steps": 3})
     p.keyboard.press("1")
-    until(p, "document.querySelector('.run').textContent.includes('ended')")
+    until(p, "(document.querySelector('.run')?.textContent || '').includes('ended')")
     site.close()
     until(p, "document.querySelector('#notice').textContent.includes('does not answer')")
     page.wrong.clear()  # the browser tells of the refused connection
@@ -312,7 +320,11 @@ def test_it_can_be_read_by_day_and_by_night(browser: Any, site: Site, scheme: st
     p.wait_for_selector(".tok.by-model")
     for selector in ("body", ".row .id", ".dim", ".tok.by-model", ".tok.by-prompt", ".tok.by-world", "nav a", ".bad"):
         assert p.evaluate(CONTRAST, selector) >= 4.5, selector
-    for name, address in (("overview", "/"), ("episode", "/#/episodes?run=0&id=train-30:2"), ("trouble", "/#/trouble?run=2")):
+    for name, address in (
+        ("overview", "/"),
+        ("episode", "/#/episodes?run=0&id=train-30:2"),
+        ("trouble", "/#/trouble?run=2"),
+    ):
         page.open(address)
         p.wait_for_timeout(300)
         assert p.evaluate("document.documentElement.scrollWidth") <= 1366
@@ -330,7 +342,10 @@ CONTRAST = """selector => {
   for (let n = node; n; n = n.parentElement) behind.push(read(getComputedStyle(n).backgroundColor));
   let back = [255, 255, 255];
   for (const [r, g, b, a = 1] of behind.reverse()) back = back.map((v, i) => v * (1 - a) + [r, g, b][i] * a);
-  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const light = c => {
+    const [r, g, b] = c.map(v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
   const [a, b] = [light(read(getComputedStyle(node).color).slice(0, 3)), light(back)].sort((x, y) => y - x);
   return (a + 0.05) / (b + 0.05);
 }"""

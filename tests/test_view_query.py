@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+import pyarrow as pa
 import pytest
 import runs
 
 from agentrl import UserError
+from agentrl.types import Group
+from agentrl.view.index import SCHEMA
 from agentrl.view.query import Term, matching, parse
 from agentrl.view.search import Search, page
 from agentrl.view.store import Store
@@ -20,8 +21,8 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Search:
     run = runs.start(folder)
     for step in (1, 2):
         members = (runs.solved(7, step - 1), runs.wrong(7), runs.stuck(7), runs.lost(7))
-        runs.write(run, step, [runs.Group(7, members)])
-    run.write_trajectories(2, [runs.Group(8, (runs.solved(8), runs.wrong(8)))], [(0.0, 0.0)], "test")
+        runs.write(run, step, [Group(7, members)])
+    run.write_trajectories(2, [Group(8, (runs.solved(8), runs.wrong(8)))], [(0.0, 0.0)], "test")
     store = Store(folder)
     store.refresh()
     return Search(store)
@@ -105,12 +106,8 @@ def test_the_newest_step_comes_first_and_any_number_can_order(search: Search) ->
 
 
 def test_failure_is_the_lower_half_of_what_there_was() -> None:
-    import pyarrow as pa
-
-    from agentrl.view.index import SCHEMA
-
     def table(rewards: list[float | None]) -> object:
-        rows = [{"reward": r, "calls": []} for r in rewards]
+        rows: list[dict[str, object]] = [{"reward": r, "calls": []} for r in rewards]
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
     def failed(rewards: list[float | None]) -> list[bool]:

@@ -136,7 +136,9 @@ def test_it_listens_on_this_machine_alone(site: Site) -> None:
 def test_the_page_never_parses_text_and_asks_nobody_else() -> None:
     for file in STATIC.iterdir():
         text = file.read_text()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), file
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            file
+        )
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text), file
         assert "style=" not in text
         assert not re.search(r"<script(?! type=\"module\" src=\"/static/)", text), file
@@ -184,9 +186,11 @@ def test_explain_prints_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_looking_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder = runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)])
     code = (
-        "import sys; from pathlib import Path; from agentrl.view.server import app; from agentrl.view.store import Store;"
+        "import sys; from pathlib import Path; from agentrl.view.server import app;"
+        "from agentrl.view.store import Store;"
         "from agentrl.view import explain, report; from agentrl.view.tokens import Texts;"
-        f"s = Store(Path({str(folder)!r})); s.refresh(); report.report(s); explain.of_token(s, Texts(s), '1:0', 0); app([s]);"
+        f"s = Store(Path({str(folder)!r})); s.refresh(); app([s]);"
+        "report.report(s); explain.of_token(s, Texts(s), '1:0', 0);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}, timeout=60)

@@ -6,12 +6,14 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
 
 from agentrl import UserError
+from agentrl.types import Group
 from agentrl.view import kept, store
 from agentrl.view.search import groups
 from agentrl.view.store import Store, open_runs
@@ -35,9 +37,9 @@ def test_the_index_says_what_an_episode_was(tmp_path: Path) -> None:
 
 def test_groups_are_told_apart_where_a_task_comes_twice(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
-    runs.write(run, 1, [runs.Group(7, (runs.solved(7), runs.wrong(7))), runs.Group(7, (runs.wrong(7),) * 3)])
+    runs.write(run, 1, [Group(7, (runs.solved(7), runs.wrong(7))), Group(7, (runs.wrong(7),) * 3)])
     table = opened(tmp_path / "run").now.table
-    count, found = groups(table, __import__("numpy").arange(5), 0, 9)
+    count, found = groups(table, np.arange(5), 0, 9)
     assert count == 2
     assert [[m["reward"] for m in g["members"]] for g in found] == [[1.0, 0.0], [0.0, 0.0, 0.0]]
 
@@ -46,7 +48,7 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     found = opened(tmp_path / "run")
     assert (found.now.table.num_rows, found.curves.lines) == (0, [])
-    runs.write(run, 1, [runs.Group(7, (runs.solved(7), runs.wrong(7)))])
+    runs.write(run, 1, [Group(7, (runs.solved(7), runs.wrong(7)))])
     found.refresh()
     before = found.now.version
     assert (found.now.table.num_rows, len(found.curves.lines), found.live) == (2, 1, True)
@@ -58,15 +60,15 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
 
 def test_a_run_that_was_taken_back_is_taken_back(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
-    runs.write(run, 1, [runs.Group(7, (runs.solved(7),))])
+    runs.write(run, 1, [Group(7, (runs.solved(7),))])
     mark = run.mark()
-    runs.write(run, 2, [runs.Group(8, (runs.solved(8),))])
+    runs.write(run, 2, [Group(8, (runs.solved(8),))])
     found = opened(tmp_path / "run")
     run.rewind(1, mark)
     found.refresh()
     assert (found.now.table["step"].to_pylist(), found.curves.series("reward")) == ([1], ([1], [1.0]))
-    runs.write(run, 2, [runs.Group(9, (runs.wrong(9),))])
-    runs.write(run, 3, [runs.Group(9, (runs.wrong(9),))])
+    runs.write(run, 2, [Group(9, (runs.wrong(9),))])
+    runs.write(run, 3, [Group(9, (runs.wrong(9),))])
     found.refresh()
     assert found.now.table["task"].to_pylist() == [7, 9, 9]
     assert found.curves.series("reward") == ([1, 2, 3], [1.0, 0.0, 0.0])
@@ -120,12 +122,12 @@ def test_columns_that_an_older_run_lacks_are_empty(tmp_path: Path) -> None:
 def test_an_index_that_was_kept_is_read_where_the_files_are_as_they_were(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     for step in (1, 2):
-        runs.write(run, step, [runs.Group(7, (runs.solved(7), runs.wrong(7)))])
+        runs.write(run, step, [Group(7, (runs.solved(7), runs.wrong(7)))])
     first = opened(tmp_path / "run")
     kept.write_kept(tmp_path / "run", first._files)
     again = kept.read_kept(tmp_path / "run", dict(first._marks()))
     assert pa.concat_tables([again[n][1] for n in sorted(again)]).equals(first.now.table)
-    runs.write(run, 2, [runs.Group(9, (runs.solved(9),))])
+    runs.write(run, 2, [Group(9, (runs.solved(9),))])
     os.utime(tmp_path / "run/trajectories/train-000002.parquet", ns=(1, 1))
     assert opened(tmp_path / "run").now.table["task"].to_pylist() == [7, 7, 9]
 
@@ -152,14 +154,14 @@ def test_runs_are_opened_by_folder_and_by_the_folder_they_are_in(tmp_path: Path)
     with pytest.raises(UserError, match=r"no run folder '.*/lost'; did you mean 'last'\?"):
         open_runs([str(tmp_path / "lost")])
     (tmp_path / "c").mkdir()
-    with pytest.raises(UserError, match="is no run folder: it has no metrics.jsonl"):
+    with pytest.raises(UserError, match="is no run folder: it has no metrics"):
         open_runs([str(tmp_path / "c")])
 
 
 def test_long_runs_are_read_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.start(tmp_path / "run")
     for step in range(1, 8):
-        runs.write(run, step, [runs.Group(step, (runs.solved(step),))])
+        runs.write(run, step, [Group(step, (runs.solved(step),))])
     seen: list[tuple[float, list[int]]] = []
     show = Store._show
 

@@ -20,8 +20,8 @@ VERBS = {  # the verb: its module, and what it does
     "export": ("export", "write a trained model as a plain one, adapters merged"),
     "check": ("check", "whether a model's chat template can be followed"),
 }
-USAGE = "usage: agentrl {" + ",".join(VERBS) + "} ...\n\n" + "\n".join(
-    f"  {v:<7} {does}" for v, (_, does) in VERBS.items()
+USAGE = (
+    "usage: agentrl {" + ",".join(VERBS) + "} ...\n\n" + "\n".join(f"  {v:<7} {does}" for v, (_, does) in VERBS.items())
 )
 FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env math-tools"
 

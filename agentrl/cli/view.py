@@ -42,12 +42,13 @@ def main(words: Sequence[str]) -> int:
 
         from agentrl.view.server import app
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"agentrl view needs the package {error.name}: pip install 'agentrl-gym[view]'"
-        ) from None
+        raise UserError(f"agentrl view needs the package {error.name}: pip install 'agentrl-gym[view]'") from None
     listening = listen(settings.port)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    print(f"{', '.join(s.name for s in stores[:4])}{' ...' if len(stores) > 4 else ''}: {url}  (Ctrl-C ends it)", flush=True)
+    print(
+        f"{', '.join(s.name for s in stores[:4])}{' ...' if len(stores) > 4 else ''}: {url}  (Ctrl-C ends it)",
+        flush=True,
+    )
     if settings.open:
         webbrowser.open(url)
     config = uvicorn.Config(app(stores), log_level="warning", server_header=False, timeout_graceful_shutdown=1)

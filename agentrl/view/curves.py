@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+Columns = dict[str, list[list[float]]]
 TAIL = 64  # bytes before the end of what was read, by which a file that was rewound is known
 
 
@@ -20,6 +22,7 @@ class Curves:
         self.lines: list[dict[str, Any]] = []
         self.generation = 0
         self.unreadable = 0
+        self._columns: Columns = {}
         self._read = 0
         self._tail = b""
 
@@ -50,16 +53,18 @@ class Curves:
             return file.read(len(self._tail)) == self._tail
 
     def _forget(self) -> None:
-        self.lines, self._read, self._tail, self.unreadable = [], 0, b"", 0
+        self.lines, self._columns, self._read, self._tail, self.unreadable = [], {}, 0, b"", 0
         self.generation += 1
 
     def _add(self, whole: bytes) -> None:
+        before = len(self.lines)
         for line in whole.splitlines():
             found = _line(line)
             if found is None:
                 self.unreadable += 1
             else:
                 self.lines.append(found)
+        _append(self._columns, self.lines[before:])
         self._read += len(whole)
         self._tail = (self._tail + whole)[-TAIL:]
 
@@ -71,15 +76,12 @@ class Curves:
     def names(self) -> list[str]:
         return sorted({name for line in self.lines for name in line} - {"step"})
 
-    def columns(self, since: int = 0) -> dict[str, list[list[float]]]:
+    def columns(self, since: int = 0) -> Columns:
         """Of the lines from ``since`` on: each metric's steps and values, six digits."""
-        found: dict[str, list[list[float]]] = {}
-        for line in self.lines[since:]:
-            for name, value in line.items():
-                if value is not None and name != "step":
-                    steps, values = found.setdefault(name, [[], []])
-                    steps.append(line["step"])
-                    values.append(float(f"{value:.6g}"))
+        if since == 0:
+            return self._columns
+        found: Columns = {}
+        _append(found, self.lines[since:])
         return found
 
     def version_at(self, step: int, split: str) -> int | None:
@@ -89,6 +91,15 @@ class Curves:
         if known:
             return int(known[-1])
         return 0 if steps else None
+
+
+def _append(columns: Columns, lines: Iterable[dict[str, Any]]) -> None:
+    for line in lines:
+        for name, value in line.items():
+            if value is not None and name != "step":
+                steps, values = columns.setdefault(name, [[], []])
+                steps.append(line["step"])
+                values.append(float(f"{value:.6g}"))
 
 
 def _line(text: bytes) -> dict[str, Any] | None:

@@ -105,7 +105,8 @@ def of_episode(store: Store, name: str) -> list[str]:
     said = [
         f"{where.split}-{where.step}:{where.row} of {store.name}: step {row['step']}, task {row['task']}, "
         f"member {row['member']} of {len(group) or '?'}",
-        f"it stopped: {row['stop']}" + (f", {row['fault']}: {visible(row['fault_message'] or '')}" if row["fault"] else ""),
+        f"it stopped: {row['stop']}"
+        + (f", {row['fault']}: {visible(row['fault_message'] or '')}" if row["fault"] else ""),
         f"reward {_number(row['reward'])}" + (f" of {parts}" if parts else ""),
         where_from(store, row, group),
         why_not_trained(store, row, group)
@@ -118,7 +119,9 @@ def of_episode(store: Store, name: str) -> list[str]:
 def _tools(row: Row) -> list[str]:
     lines = []
     for c in row["calls"]:
-        lines.append(f"turn {c['turn'] + 1}: {visible(c['name']) or '(unreadable call)'} {c['status']}, {c['seconds']:.3f} s")
+        lines.append(
+            f"turn {c['turn'] + 1}: {visible(c['name']) or '(unreadable call)'} {c['status']}, {c['seconds']:.3f} s"
+        )
     return lines
 
 

@@ -77,7 +77,9 @@ def of_trend(whole: Trend, steps: list[int], table: Any) -> Iterator[Finding]:
         if most and whole.level >= 0.9 * most:
             yield Finding("good", f"{text}: close to {most:.3g}, the most an episode earned")
         else:
-            yield Finding("bad", f"{text}; the best episodes earn {most:.3g}", f"split=train step>={whole.since} failed")
+            yield Finding(
+                "bad", f"{text}; the best episodes earn {most:.3g}", f"split=train step>={whole.since} failed"
+            )
 
 
 class Cost(NamedTuple):
@@ -252,6 +254,10 @@ def _held_out(curves: Curves) -> Iterator[Finding]:
         return
     now = float(np.mean(train[-5:]))
     if now - held[-1] > 0.1 * max(abs(now), 0.1) and now - held[-1] > 0.05:
-        yield Finding("bad", f"held-out reward is {held[-1]:.2f} at step {steps[-1]}, training reward {now:.2f}", "split=test failed")
+        yield Finding(
+            "bad",
+            f"held-out reward is {held[-1]:.2f} at step {steps[-1]}, training reward {now:.2f}",
+            "split=test failed",
+        )
     else:
         yield Finding("note", f"held-out reward went from {held[0]:.2f} to {held[-1]:.2f}", "split=test")

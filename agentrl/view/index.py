@@ -101,7 +101,7 @@ def _opens(rows: Column, task: Column, member: Column) -> Column:
     """Where a group begins: a new file, another task, or members that begin again."""
     opens = rows == 0
     opens[1:] |= (task[1:] != task[:-1]) | (member[1:] <= member[:-1])
-    return opens
+    return np.asarray(opens)
 
 
 def one(column: Any) -> Any:

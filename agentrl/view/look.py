@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.compute as pc
 
@@ -19,6 +19,7 @@ from agentrl.view.tokens import Texts
 from agentrl.view.trend import trend
 from agentrl.view.trouble import trouble
 
+T = TypeVar("T")
 KEPT = 4  # rows; one may be large
 FILES = 6  # of those looked at, whose refusals are read
 
@@ -28,7 +29,7 @@ class Look:
         self.store, self.search, self.texts = store, Search(store), Texts(store)
         self._rows: OrderedDict[tuple[int, Place], Row] = OrderedDict()
         self._kept: dict[str, tuple[int, Any]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.RLock()
 
     def summary(self) -> dict[str, Any]:
         """What is asked for every two seconds."""
@@ -80,10 +81,12 @@ class Look:
         there = sorted(pc.unique(table["step"].filter(mask)).to_pylist(), reverse=True)
         return refusals(conversations(self.store, there[:FILES]))
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        version, found = self._kept.get(name, (-1, None))
-        if version != self.store.now.version:
-            version = self.store.now.version
-            found = make()
-            self._kept[name] = (version, found)
-        return found
+    def _once(self, name: str, make: Callable[[], T]) -> T:
+        with self._making:  # two that ask at once wait for one
+            version, found = self._kept.get(name, (-1, None))
+            if version != self.store.now.version:
+                version = self.store.now.version
+                found = make()
+                self._kept[name] = (version, found)
+            made: T = found
+            return made

@@ -114,7 +114,7 @@ def _holds(table: Any, term: Term) -> Column:
         values = numbers(table[NUMBERS[term.field]])
         if term.value == "none":
             return np.isnan(values) == (term.operator == "=")
-        return OPERATORS[term.operator](values, float(term.value)) & ~np.isnan(values)
+        return np.asarray(OPERATORS[term.operator](values, float(term.value)) & ~np.isnan(values))
     if term.field in OF_CALLS:
         return _called(table, term)
     column = table[WORDS[term.field]]
@@ -126,7 +126,7 @@ def _holds(table: Any, term: Term) -> Column:
 def _called(table: Any, term: Term) -> Column:
     _check_value(term, pc.struct_field(one(table["calls"]).flatten(), OF_CALLS[term.field]))
     found = with_call(table, OF_CALLS[term.field], term.value, refused=term.field == "refused_by")
-    return found == (term.operator == "=")
+    return np.asarray(found == (term.operator == "="))
 
 
 def with_call(table: Any, field: str, value: str, *, refused: bool = False) -> Column:

@@ -106,4 +106,6 @@ def groups(table: Any, rows: Column, offset: int, limit: int) -> tuple[int, list
     _, first = np.unique(own, return_index=True)
     shown = own[np.sort(first)]
     found = [page(table, np.arange(starts[g], ends[g])) for g in shown[offset : offset + limit]]
-    return len(shown), [{k: members[0][k] for k in ("step", "split", "task")} | {"members": members} for members in found]
+    return len(shown), [
+        {k: members[0][k] for k in ("step", "split", "task")} | {"members": members} for members in found
+    ]

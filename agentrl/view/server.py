@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -15,9 +15,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import UserError
@@ -30,6 +29,7 @@ from agentrl.view.store import Store
 STATIC = Path(__file__).parent / "static"
 LOOK_S = 1.0  # a run is looked at again at most so often
 MOST = 500  # rows of a page
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 HEADERS = {
     # data: is for nothing but the page's own mark
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -46,7 +46,7 @@ Answer = Callable[["Look", Request], Any]
 def app(stores: Sequence[Store]) -> Starlette:
     """The whole of it. The runs are read in a thread meanwhile."""
     looks = [Look(store) for store in stores]
-    threading.Thread(target=_read_all, args=(stores,), daemon=True).start()
+    threading.Thread(target=_read_all, args=(looks,), daemon=True).start()
     answers: dict[str, Answer] = {
         "metrics": _metrics,
         "findings": lambda look, _: look.findings(),
@@ -61,10 +61,12 @@ def app(stores: Sequence[Store]) -> Starlette:
     routes = [Route(f"/api/{name}", partial(_of_run, looks, answer)) for name, answer in answers.items()]
     return Starlette(
         routes=[
-            Route("/", partial(_index)),
+            Route("/", partial(_static, {"": (STATIC / "index.html").read_bytes()})),
             Route("/api/runs", partial(_runs, looks)),
             *routes,
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Route(
+                "/static/{name}", partial(_static, {f.name: f.read_bytes() for f in STATIC.iterdir() if f.is_file()})
+            ),
         ],
         middleware=[
             Middleware(_Headers),
@@ -82,21 +84,25 @@ class _Headers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
-                names = {name for name in HEADERS}
-                kept = [(k, v) for k, v in message["headers"] if k.decode().lower() not in names]
+                kept = [(k, v) for k, v in message["headers"] if k.decode().lower() not in HEADERS]
                 message["headers"] = [*kept, *((k.encode(), v.encode()) for k, v in HEADERS.items())]
             await send(message)
 
         await self.inner(scope, receive, told)
 
 
-def _read_all(stores: Sequence[Store]) -> None:
-    for store in stores:
-        store.refresh()
+def _read_all(looks: Sequence[Look]) -> None:
+    for look in looks:
+        look.store.refresh()
+        look.findings()  # asked for first
 
 
-async def _index(request: Request) -> Response:
-    return FileResponse(STATIC / "index.html")
+async def _static(files: dict[str, bytes], request: Request) -> Response:
+    """The page's files, from memory: there are a dozen, and each is asked for at the first view."""
+    name = request.path_params.get("name", "")
+    if name not in files:
+        return Response("there is no such file", 404, media_type="text/plain")
+    return _tagged(request, files[name], TYPES[name.rpartition(".")[2] or "html"])
 
 
 async def _runs(looks: Sequence[Look], request: Request) -> Response:
@@ -123,11 +129,14 @@ async def _of_run(looks: Sequence[Look], answer: Answer, request: Request) -> Re
 
 def _json(request: Request, value: Any, status: int = 200) -> Response:
     """JSON that any reader takes (no NaN), with a tag by which an answer that did not change is not sent again."""
-    body = json.dumps(value, ensure_ascii=True, allow_nan=False, default=str).encode()
+    return _tagged(request, json.dumps(value, allow_nan=False, default=str).encode(), "application/json", status)
+
+
+def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:
     tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
     if status == 200 and request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})
-    return Response(body, status, {"etag": tag}, media_type="application/json")
+    return Response(body, status, {"etag": tag}, media_type=media_type)
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -201,4 +210,6 @@ def _tokens(look: Look, request: Request) -> dict[str, Any]:
 
 def _explain(look: Look, request: Request) -> list[str]:
     where = episode.place(_word(request, "id"))
-    return token_told(look.store, look.texts, look.row(where), group_of(look.store, where), _number(request, "token", 0))
+    return token_told(
+        look.store, look.texts, look.row(where), group_of(look.store, where), _number(request, "token", 0)
+    )

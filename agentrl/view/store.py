@@ -20,6 +20,7 @@ from agentrl.view.curves import Curves
 from agentrl.view.kept import Mark, read_kept, write_kept
 
 BATCH = 48  # files read together
+READERS = 2  # threads: the page is to be served meanwhile
 SHOW_S = 0.5  # while many are read, what is known is shown so often
 LIVE_S = 120.0  # a run that wrote nothing for so long has ended, or stands
 _FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
@@ -137,7 +138,7 @@ def _read(folder: Path, names: Sequence[str], problems: dict[str, str]) -> Itera
             problems[name] = str(error).splitlines()[0]
             return None
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
             raws = {name: raw for name, raw in zip(batch, pool.map(read, batch), strict=True) if raw is not None}

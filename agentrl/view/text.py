@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 # Controls but tab and newline, what changes the direction, what has no width, tags, half surrogates.
 _HIDDEN = re.compile(
@@ -12,8 +11,44 @@ _HIDDEN = re.compile(
 )
 
 
+_CONTROLS = [
+    "NUL",
+    "SOH",
+    "STX",
+    "ETX",
+    "EOT",
+    "ENQ",
+    "ACK",
+    "BEL",
+    "BS",
+    "HT",
+    "LF",
+    "VT",
+    "FF",
+    "CR",
+    "SO",
+    "SI",
+    "DLE",
+    "DC1",
+    "DC2",
+    "DC3",
+    "DC4",
+    "NAK",
+    "SYN",
+    "ETB",
+    "CAN",
+    "EM",
+    "SUB",
+    "ESC",
+    "FS",
+    "GS",
+    "RS",
+    "US",
+]
+
+
 def visible(text: str, *, newlines: bool = True) -> str:
-    """With the picture of a control character for it, and ``[U+202E]`` for others that cannot be seen."""
+    """With ``[ESC]`` for a control character, and ``[U+202E]`` for others that cannot be seen."""
     shown = _HIDDEN.sub(lambda m: _spelled(m[1]), text)
     return shown if newlines else shown.replace("\n", "\u23ce").replace("\t", "\u21e5")
 
@@ -21,13 +56,8 @@ def visible(text: str, *, newlines: bool = True) -> str:
 def _spelled(character: str) -> str:
     code = ord(character)
     if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"[U+{code:04X}]"
-
-
-def name_of(character: str) -> str:
-    """``U+202E RIGHT-TO-LEFT OVERRIDE``."""
-    return f"U+{ord(character):04X} {unicodedata.name(character, '')}".strip()
+        return f"[{_CONTROLS[code]}]"
+    return "[DEL]" if code == 0x7F else f"[U+{code:04X}]"
 
 
 def cut(text: str, limit: int) -> str:

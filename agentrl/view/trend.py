@@ -29,7 +29,9 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> Trend:
     y = np.asarray(values, dtype=float)
     if len(y) < LEAST:
         last = float(y[-1]) if len(y) else 0.0
-        return Trend("short", steps[0] if len(steps) else 0, last, float(max(y, default=0.0)), float(y[0]) if len(y) else 0.0)
+        return Trend(
+            "short", steps[0] if len(steps) else 0, last, float(max(y, default=0.0)), float(y[0]) if len(y) else 0.0
+        )
     smooth = np.convolve(y, np.ones(SPAN) / SPAN, mode="valid")
     noise = float(np.median(np.abs(np.diff(y)))) * 1.4826 / np.sqrt(2)
     tolerance = max(SMALL * max(float(np.ptp(y)), abs(float(y.mean()))), 2.5 * noise / np.sqrt(SPAN))

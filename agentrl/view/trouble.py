@@ -75,7 +75,11 @@ def tool_rows(table: Any, refused: Mapping[str, Refusals]) -> list[dict[str, Any
     """Each tool's calls, and how long they took, in seconds; names that were only ever refused are no tools, one row."""
     flat = one(table["calls"]).flatten()
     names, statuses = pc.struct_field(flat, "name"), pc.struct_field(flat, "status")
-    seconds, bad, good = numbers(pc.struct_field(flat, "seconds")), _mask(pc.equal(statuses, "refused")), _mask(pc.equal(statuses, "ok"))
+    seconds, bad, good = (
+        numbers(pc.struct_field(flat, "seconds")),
+        _mask(pc.equal(statuses, "refused")),
+        _mask(pc.equal(statuses, "ok")),
+    )
     found, invented, of_invented = [], [], np.zeros(len(flat), dtype=bool)
     for name in tools(table, 200):
         own = _mask(pc.equal(names, name))
@@ -86,7 +90,9 @@ def tool_rows(table: Any, refused: Mapping[str, Refusals]) -> list[dict[str, Any
             found.append({"tool": name, **_of_calls(own, bad, good, seconds), **_says(refused.get(name))})
     if invented:
         said = next((refused[name] for name in invented if name in refused), None)
-        found.append({"tool": None, "names": invented[:20], **_of_calls(of_invented, bad, good, seconds), **_says(said)})
+        found.append(
+            {"tool": None, "names": invented[:20], **_of_calls(of_invented, bad, good, seconds), **_says(said)}
+        )
     return found
 
 

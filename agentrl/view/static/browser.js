@@ -52,6 +52,7 @@ export class Browser {
     await this.fetch();
     if (state.id) await this.conversation.show(state.id);
     this.layout();
+    this.list.find((row) => this.has(row));
     if (!/^(INPUT|A|BUTTON)$/.test(document.activeElement?.tagName)) this.list.box.focus({ preventScroll: true });
   }
 
@@ -121,6 +122,10 @@ export class Browser {
     else if (key === "Escape" && state.id) go({ id: "", token: "" });
     else return Boolean(state.id) && this.conversation.key(event);
     return true;
+  }
+
+  has(row) {
+    return row.id === state.id || Boolean(row.members?.some((m) => m.id === state.id));
   }
 
   step(by) {

@@ -19,10 +19,12 @@ export const svg = (tag, props, ...children) => fill(document.createElementNS(SV
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\u{e0000}-\u{e0fff}]/u;
 const RUNS = new RegExp(`(${HIDDEN.source})\\1*`, "gu");
 
+const CONTROLS = "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
+
 function spelled(character) {
   const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCharCode(0x2400 + code);
-  if (code === 0x7f) return "␡";
+  if (code < 0x20) return CONTROLS[code];
+  if (code === 0x7f) return "DEL";
   return "U+" + code.toString(16).toUpperCase().padStart(4, "0");
 }
 

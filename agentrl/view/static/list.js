@@ -78,6 +78,15 @@ export class List {
     else this.take(got, page * PAGE);
   }
 
+  // Choose the row that is meant, if it is here already.
+  find(meant) {
+    for (const [page, rows] of this.pages) {
+      const at = rows.findIndex(meant);
+      if (at >= 0) return this.choose(page * PAGE + at);
+    }
+    return null;
+  }
+
   move(by) {
     this.choose(Math.max(0, Math.min(this.matched - 1, this.current + by)));
   }

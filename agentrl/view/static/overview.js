@@ -37,9 +37,10 @@ export class Overview {
   }
 
   async load() {
+    const found = this.fetchFindings();
     await this.fetchCurves();
     this.update();
-    await this.fetchFindings();
+    await found;
   }
 
   async fetchCurves() {
@@ -74,7 +75,8 @@ export class Overview {
     this.runs = runs;
     if (runs.some((r, i) => r.lines !== before[i].lines)) await this.fetchCurves();
     this.update();
-    if (runs.some((r, i) => r.version !== before[i].version)) await this.fetchFindings();
+    const run = Number(state.run); // while the episodes are read, only their end is worth another look
+    if (runs[run].version !== before[run].version && runs[run].progress === 1) await this.fetchFindings();
   }
 
   async changed(before) {
