@@ -5,7 +5,7 @@ A run of 100,000 episodes (782 steps of 128) is written, with the trainer's own 
 
 first view    from the request for the page to curves, findings and all, drawn; the server has been started just before
               and reads the run meanwhile ("not kept"), or finds the index that it kept the last time ("kept")
-episodes      the same for the list of episodes, ``failed calls>3 tool=search``, and text looked for in all conversations
+episodes      the same for the list of episodes, ``failed calls>3 tool=search``, and text looked for in all of them
 jump          to the middle of the list
 open          a conversation, from the click
 report        ``agentrl report``, the whole command

@@ -11,8 +11,9 @@ import pytest
 import runs
 
 from agentrl.types import CallRecord, Group
+from agentrl.view.costs import costs
 from agentrl.view.curves import Curves
-from agentrl.view.findings import Finding, costs, findings, recent
+from agentrl.view.findings import Finding, findings, recent
 from agentrl.view.index import numbers
 from agentrl.view.look import Look
 from agentrl.view.refusals import refusals

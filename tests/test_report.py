@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import runs
 
 from agentrl import UserError
 from agentrl.cli import main
-from agentrl.types import CallRecord, Fault
+from agentrl.types import CallRecord, Fault, Message
 from agentrl.view.plots import Line, plot
 from agentrl.view.report import report
 from agentrl.view.store import Store
@@ -69,12 +70,14 @@ def test_a_report_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:
-    said = [{"role": "user", "content": "x" * 10_000_000}, *[{"role": "user", "content": "y"}] * 60]
-    store = Store(runs.of(tmp_path / "run", [runs.played(7, said[:1], 0.5), runs.solved(7)]))  # type: ignore[arg-type]
+    said: list[Message] = [{"role": "user", "content": "x" * 10_000_000}, *[{"role": "user", "content": "y"}] * 60]  # type: ignore[list-item]
+    long = replace(runs.wrong(7), messages=tuple(said))
+    store = Store(runs.of(tmp_path / "run", [long, runs.solved(7)]))
     store.refresh()
     page = report(store)
     assert len(page) < 100_000
     assert "9,996,000 more characters" in page
+    assert "21 more messages" in page
 
 
 def test_the_command_writes_a_file_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,10 @@ from agentrl.types import CallRecord, Fault, Group, Segment, Trajectory
 
 pytestmark = pytest.mark.browser
 BIG = 10_000_000
-EVIL = "<script>window.hurt=1</script><img src=x onerror='window.hurt=2'><b>bold</b> \x1b[31mred\x1b[0m \u202egnissem\u202c"
+EVIL = (
+    "<script>window.hurt=1</script><img src=x onerror='window.hurt=2'><b>bold</b> "
+    "\x1b[31mred\x1b[0m \u202egnissem\u202c"
+)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SHOTS = os.environ.get("AGENTRL_SHOTS")  # a folder for screenshots, to be looked at
 

@@ -8,16 +8,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from agentrl.view.arrays import Column
+from agentrl.view.costs import FEWEST, costs, telling
 from agentrl.view.curves import Curves
 from agentrl.view.index import numbers, one
-from agentrl.view.query import failed, faulted, with_call
+from agentrl.view.query import failed, faulted
 from agentrl.view.refusals import Refusals
 from agentrl.view.text import cut, visible
 from agentrl.view.trend import Trend, trend
 
 LEAST_COST = 0.03  # of the greatest reward there was: what costs less is not told
-FEWEST = 20  # episodes behind a sentence
 RECENT = (5, 50)  # steps, at least and at most
 
 
@@ -82,17 +81,6 @@ def of_trend(whole: Trend, steps: list[int], table: Any) -> Iterator[Finding]:
             )
 
 
-class Cost(NamedTuple):
-    """What a kind of episodes costs: the reward would be so much higher if they earned what the others do."""
-
-    cost: float
-    share: float
-    inside: float
-    outside: float
-    words: str
-    query: str
-
-
 def of_costs(lately: Any, refused: Mapping[str, Refusals], where: str) -> Iterator[Finding]:
     """What episodes have in common that earn less."""
     rewards = numbers(lately["reward"])
@@ -100,7 +88,7 @@ def of_costs(lately: Any, refused: Mapping[str, Refusals], where: str) -> Iterat
         return
     most = max(float(np.nanmax(rewards)), 1e-9)
     found = [c for c in costs(lately, rewards) if c.cost >= LEAST_COST * most and c.share >= 0.03]
-    for c in sorted(found, key=_telling, reverse=True)[:5]:
+    for c in sorted(found, key=telling, reverse=True)[:5]:
         tool = c.query.partition("refused_by=")[2].strip('"')
         said = _most_said(refused.get(tool)) if "refused_by=" in c.query else ""
         yield Finding(
@@ -111,55 +99,11 @@ def of_costs(lately: Any, refused: Mapping[str, Refusals], where: str) -> Iterat
         )
 
 
-def _telling(c: Cost) -> float:
-    """Of two that cost about the same: what a tool says tells more than that turns ran out, and that more than what was
-    not done, which is often a consequence."""
-    return c.cost * (1.1 if "refused_by=" in c.query else 0.8 if "!=" in c.query else 1.0)
-
-
-def costs(lately: Any, rewards: Column) -> Iterator[Cost]:
-    scored = np.isfinite(rewards)
-    for words, query, mask in _kinds(lately):
-        inside, outside = mask & scored, ~mask & scored
-        if inside.sum() >= FEWEST // 2 and outside.sum() >= FEWEST // 2:
-            low, high = float(rewards[inside].mean()), float(rewards[outside].mean())
-            share = float(inside.sum() / scored.sum())
-            yield Cost(share * (high - low), share, low, high, words, query)
-
-
-def _kinds(lately: Any) -> Iterator[tuple[str, str, Column]]:
-    """What an episode may have in common with others: words, the query that finds them, a mask."""
-    for stop in pc.unique(lately["stop"]).to_pylist():
-        if stop not in (None, "fault"):
-            mask = one(pc.equal(lately["stop"], stop)).to_numpy(zero_copy_only=False)
-            yield f"stopped at {stop}", f"stop={stop}", mask
-    flat = one(lately["calls"]).flatten()
-    for name in tools(lately):
-        quoted = name if name.isidentifier() else f'"{name}"'
-        shown = f"tool {visible(cut(name, 60))}" if name else "the reader of calls (not valid JSON)"
-        yield f"{shown} refused a call", f"refused_by={quoted}", with_call(lately, "name", name, refused=True)
-        if name and _is_used(lately, name):
-            yield f"{shown} was never called", f"tool!={quoted}", ~with_call(lately, "name", name)
-    if len(flat):
-        yield "no tool was called", "calls=0", numbers(lately["n_calls"]) == 0
-
-
-def _is_used(lately: Any, name: str) -> bool:
-    """A tool there is, and not a name that the model made up once."""
-    return bool(with_call(lately, "name", name).mean() >= 0.1)
-
-
-def tools(table: Any, most: int = 12) -> list[str]:
-    """The tools that are called most; ``""`` stands for calls that could not be read."""
-    names = pc.struct_field(one(table["calls"]).flatten(), "name")
-    counts = sorted(pc.value_counts(names).to_pylist(), key=lambda c: -c["counts"])
-    return [c["values"] for c in counts[:most] if c["values"] is not None]
-
-
 def _most_said(said: Refusals | None) -> str:
     if said is None:
         return ""
-    return f". It says most often ({said.alike / said.total:.0%}): \u201c{visible(cut(said.example, 160), newlines=False)}\u201d"
+    text = visible(cut(said.example, 160), newlines=False)
+    return f". It says most often ({said.alike / said.total:.0%}): \u201c{text}\u201d"
 
 
 def of_faults(lately: Any, where: str) -> Iterator[Finding]:
@@ -173,10 +117,10 @@ def of_faults(lately: Any, where: str) -> Iterator[Finding]:
         messages = lost.filter(pc.equal(lost["fault"], c["values"]))["fault_message"]
         (first,) = pc.value_counts(messages).to_pylist()[:1]
         share, text = c["counts"] / lately.num_rows, visible(cut(first["values"] or "", 160), newlines=False)
-        kind = "bad" if share >= 0.02 else "note"
         yield Finding(
-            "bad" if kind == "bad" else "note",
-            f"the world failed in {c['counts']} episodes ({share:.1%}), which are not trained: {c['values']}, \u201c{text}\u201d",
+            "bad" if share >= 0.02 else "note",
+            f"the world failed in {c['counts']} episodes ({share:.1%}), which are not trained: "
+            f"{c['values']}, \u201c{text}\u201d",
             f"{where} fault={c['values']}",
         )
 

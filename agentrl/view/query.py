@@ -113,7 +113,7 @@ def _holds(table: Any, term: Term) -> Column:
     if term.field in NUMBERS:
         values = numbers(table[NUMBERS[term.field]])
         if term.value == "none":
-            return np.isnan(values) == (term.operator == "=")
+            return np.asarray(np.isnan(values) == (term.operator == "="))
         return np.asarray(OPERATORS[term.operator](values, float(term.value)) & ~np.isnan(values))
     if term.field in OF_CALLS:
         return _called(table, term)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UserError
@@ -13,12 +14,12 @@ from agentrl.view.findings import Finding, recent_from
 from agentrl.view.look import Look
 from agentrl.view.plots import Line, plot
 from agentrl.view.store import Store
-from agentrl.view.style import STYLE
 from agentrl.view.telling import chosen
 from agentrl.view.text import cut, visible
 from agentrl.view.trend import trend
 
 GENERATOR = '<meta name="generator" content="agentrl report">'
+STYLE = Path(__file__).with_name("report.css")
 LONGEST = 4_000  # characters of a message
 MESSAGES = 40
 PLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -52,7 +53,7 @@ def report(store: Store) -> str:
             GENERATOR,
             "<meta http-equiv=\"content-security-policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_words(store.name)}</title><style>{STYLE}</style></head><body>",
+            f"<title>{_words(store.name)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head><body>",
             f"<h1>{_words(store.name)}</h1>{_facts(store)}",
             f"<h2>What stands out</h2><ul class=found>{''.join(_finding(f) for f in found)}</ul>",
             f"<h2>Curves</h2><div class=plots>{''.join(_plots(store))}</div>",

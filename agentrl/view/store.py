@@ -8,6 +8,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,10 +73,8 @@ class Store:
 
     def _written(self) -> float:
         times = [mark.mtime_ns / 1e9 for mark, _ in self._files.values()]
-        try:
+        with suppress(OSError):
             times.append(self.curves.path.stat().st_mtime)
-        except OSError:
-            pass
         return max(times, default=0.0)
 
     def refresh(self, older_than_s: float = 0.0) -> None:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.view.arrays import Column
+from agentrl.view.costs import tools
 from agentrl.view.curves import Curves
-from agentrl.view.findings import tools
 from agentrl.view.index import numbers, one
 from agentrl.view.query import faulted
 from agentrl.view.refusals import Refusals
@@ -72,7 +72,7 @@ def faults(table: Any) -> list[dict[str, Any]]:
 
 
 def tool_rows(table: Any, refused: Mapping[str, Refusals]) -> list[dict[str, Any]]:
-    """Each tool's calls, and how long they took, in seconds; names that were only ever refused are no tools, one row."""
+    """Each tool's calls, and how long they took, in seconds; names that were only ever refused are one row."""
     flat = one(table["calls"]).flatten()
     names, statuses = pc.struct_field(flat, "name"), pc.struct_field(flat, "status")
     seconds, bad, good = (
