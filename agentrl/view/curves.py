@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class Curves:
         self.generation = 0
         self.unreadable = 0
         self._columns: Columns = {}
+        self._lock = threading.Lock()
         self._read = 0
         self._tail = b""
 
@@ -34,15 +36,16 @@ class Curves:
             size = 0
         if size == self._read and not size:
             return False
-        if size < self._read or not self._goes_on():
-            self._forget()
-        if size == self._read:
-            return False
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
-        self._add(whole)
+        with self._lock:
+            if size < self._read or not self._goes_on():
+                self._forget()
+            if size == self._read:
+                return False
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
+            self._add(whole)
         return bool(whole)
 
     def _goes_on(self) -> bool:
@@ -76,13 +79,19 @@ class Curves:
     def names(self) -> list[str]:
         return sorted({name for line in self.lines for name in line} - {"step"})
 
-    def columns(self, since: int = 0) -> Columns:
-        """Of the lines from ``since`` on: each metric's steps and values, six digits."""
-        if since == 0:
-            return self._columns
-        found: Columns = {}
-        _append(found, self.lines[since:])
-        return found
+    def columns(self, since: int, generation: int) -> tuple[int, int, int, Columns]:
+        """Of the lines from ``since`` on each metric's steps and values, six digits; of all where ``generation`` passed.
+
+        Returns the first line that is in it, how many lines there are, the generation, and the columns.
+        """
+        with self._lock:
+            since = min(since, len(self.lines)) if generation == self.generation else 0
+            found: Columns = {}
+            if since:
+                _append(found, self.lines[since:])
+            else:
+                found = {name: [list(steps), list(values)] for name, (steps, values) in self._columns.items()}
+            return since, len(self.lines), self.generation, found
 
     def version_at(self, step: int, split: str) -> int | None:
         """The policy's version when a step's train episodes were learned from, or its held-out ones played."""
