@@ -40,5 +40,6 @@ class Site:
 
     def close(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=20)
+        with self.process:
+            self.process.communicate(timeout=20)
         return self.process.returncode

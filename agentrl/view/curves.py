@@ -80,7 +80,7 @@ class Curves:
         return sorted({name for line in self.lines for name in line} - {"step"})
 
     def columns(self, since: int, generation: int) -> tuple[int, int, int, Columns]:
-        """Of the lines from ``since`` on each metric's steps and values, six digits; of all where ``generation`` passed.
+        """Of the lines from ``since`` on each metric's steps and values; of all where ``generation`` has passed.
 
         Returns the first line that is in it, how many lines there are, the generation, and the columns.
         """

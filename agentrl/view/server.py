@@ -155,15 +155,9 @@ def _word(request: Request, name: str) -> str:
 def _metrics(look: Look, request: Request) -> dict[str, Any]:
     """What came since line ``since``; everything where lines were taken back."""
     curves = look.store.curves
-    since = _number(request, "since", 0)
-    whole = _number(request, "generation", curves.generation) != curves.generation
-    since = 0 if whole else since
-    return {
-        "since": since,
-        "lines": len(curves.lines),
-        "generation": curves.generation,
-        "series": curves.columns(since),
-    }
+    generation = _number(request, "generation", curves.generation)
+    names = ("since", "lines", "generation", "series")
+    return dict(zip(names, curves.columns(_number(request, "since", 0), generation), strict=True))
 
 
 def _episodes(look: Look, request: Request) -> dict[str, Any]:

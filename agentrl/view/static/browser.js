@@ -71,7 +71,7 @@ export class Browser {
   tell(got) {
     this.got = got;
     const progress = this.runs[Number(state.run)]?.progress ?? 1;
-    this.counted.textContent = `${count(got.matched)} ${this.what}${state.q ? ` of ${count(got.total)} episodes` : ""}${progress < 1 ? `, reading ${Math.round(progress * 100)} %` : ""}`;
+    this.counted.textContent = `${count(got.matched)} ${this.what}${state.q && this.api === "episodes" ? ` of ${count(got.total)}` : ""}${progress < 1 ? `, reading ${Math.round(progress * 100)} %` : ""}`;
   }
 
   drawQuick() {
