@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pydantic import Field
 
@@ -52,7 +53,8 @@ def main(words: Sequence[str]) -> int:
     if settings.open:
         webbrowser.open(url)
     config = uvicorn.Config(app(stores), log_level="warning", server_header=False, timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # which is how it ends
+        uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 

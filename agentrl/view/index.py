@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
         ("n_refused", pa.int32()),
         ("slowest", pa.float64()),  # seconds of the slowest call; null without calls
         ("seconds", pa.float64()),  # the whole episode; null where it was not measured
-        ("turns", pa.int32()),
+        ("turns", pa.int32()),  # null where an older run does not tell
         ("opens", pa.bool_()),  # the first of its group
     ]
 )
@@ -80,7 +80,7 @@ def _derive(raw: Any, rows: Column) -> Any:
         "n_refused": np.bincount(parents[refused.astype(bool)], minlength=count),
         "slowest": pa.array(slowest, mask=slowest < 0),
         "seconds": _total(one(raw["timings"]), count),
-        "turns": pc.fill_null(pc.list_value_length(one(raw["advantages"])), 0),
+        "turns": pc.list_value_length(one(raw["advantages"])),
         "opens": _opens(rows, numbers(raw["task"]), numbers(raw["member"])),
     }
     columns = [pa.array(made[f.name]).cast(f.type) if f.name in made else one(raw[f.name]) for f in SCHEMA]

@@ -34,7 +34,7 @@ export class Episodes extends Browser {
       el("span", {}, r.task), el("span", {}, el("i", { class: `tile ${shade(r.reward, 0, 1)}` }, num(r.reward, 2))),
       el("span", { class: r.advantage > 0 ? "up" : r.advantage < 0 ? "down" : "dim" }, num(r.advantage, 2)),
       el("span", {}, r.n_calls, r.n_refused ? el("small", { class: "bad" }, ` ${r.n_refused} refused`) : null),
-      el("span", {}, r.turns), el("span", {}, seconds(r.seconds)),
+      el("span", {}, num(r.turns)), el("span", {}, seconds(r.seconds)),
       el("span", { class: r.fault ? "bad" : "dim" }, visible(r.fault ? `fault: ${r.fault}` : r.stop || "")));
   }
 
