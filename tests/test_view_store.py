@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,21 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
     assert found.now.version == before  # nothing new, nothing done
     run.write_summary({"steps": 1})
     assert not found.live
+
+
+def test_a_run_lives_while_it_writes_and_for_three_of_its_steps(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    assert opened(tmp_path / "run").live  # nothing but its config yet
+
+    def written(seconds_ago: float) -> Store:
+        for file in (tmp_path / "run").glob("*.*"):
+            os.utime(file, (time.time() - seconds_ago,) * 2)
+        return opened(tmp_path / "run")
+
+    run.log({"step": 1, "step_time": 3.0})
+    assert (written(60).live, written(600).live) == (True, False)
+    run.log({"step": 2, "step_time": 300.0})
+    assert (written(600).live, written(1000).live) == (True, False)
 
 
 def test_a_run_that_was_taken_back_is_taken_back(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from agentrl.view.kept import Mark, read_kept, write_kept
 BATCH = 48  # files read together
 READERS = 2  # threads: the page is to be served meanwhile
 SHOW_S = 0.5  # while many are read, what is known is shown so often
-LIVE_S = 120.0  # a run that wrote nothing for so long has ended, or stands
+LIVE_S = 120.0  # a run that wrote nothing for so long, and for three steps, has ended, or stands
 _FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
 
 
@@ -69,12 +69,15 @@ class Store:
     @property
     def live(self) -> bool:
         """Whether it goes on, as far as can be told: no summary yet, and something was written lately."""
-        return not self.ended and time.time() - self._written() < LIVE_S
+        _, times = self.curves.series("step_time")
+        patience = max(LIVE_S, 3 * times[-1] if times else 0.0)
+        return not self.ended and time.time() - self._written() < patience
 
     def _written(self) -> float:
         times = [mark.mtime_ns / 1e9 for mark, _ in self._files.values()]
-        with suppress(OSError):
-            times.append(self.curves.path.stat().st_mtime)
+        for path in (self.curves.path, self.folder / "config.toml"):
+            with suppress(OSError):
+                times.append(path.stat().st_mtime)
         return max(times, default=0.0)
 
     def refresh(self, older_than_s: float = 0.0) -> None:
