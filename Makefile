@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: train test check slow vllm nano clean
+.PHONY: train test check slow vllm browser nano clean
 
 # A fresh machine: make the venv, install, train a tool-using agent on the CPU. ARGS="--seed 1" passes settings on.
 train: $(VENV)/.installed
@@ -11,15 +11,20 @@ train: $(VENV)/.installed
 
 # The quick suite. ARGS="tests/test_tool.py -x" narrows it.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow and not vllm" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not vllm and not browser" $(ARGS)
 
 # Trainings to their numbers, plugins in venvs of their own.
 slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "slow and not vllm" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not vllm and not browser" $(ARGS)
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own.
 vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m vllm $(ARGS)
+
+# The page of `agentrl view`, in the system's Chromium, which is installed where it is missing.
+browser: $(VENV)/.installed-test
+	command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
+	$(BIN)/python -m pytest -m browser $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from agentrl.types import (
     Trajectory,
     final_text,
     utf8,
+    utf8_within,
     without_thoughts,
 )
 

@@ -1,0 +1,40 @@
+"""The words after a verb: what it is about, then ``--name value``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pydantic
+
+from agentrl.config import Section, read_overrides
+from agentrl.errors import ConfigError, nearest
+from agentrl.signature import problems
+
+S = TypeVar("S", bound=Section)
+
+
+def split(words: Sequence[str], settings: type[S], usage: str) -> tuple[list[str], S]:
+    """The leading words, and the settings.
+
+    Raises:
+        ConfigError: there is no leading word, or a setting is unknown or wrong.
+    """
+    first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    names = list(words[:first])
+    if not names:
+        raise ConfigError(f"it takes: {usage}")
+    source, given = read_overrides(words[first:])
+    for name in given:
+        if name not in settings.model_fields:
+            raise ConfigError(f"{name}: unknown setting{nearest(name, settings.model_fields)} [{source}]")
+    try:
+        return names, settings.model_validate(given)
+    except pydantic.ValidationError as error:
+        where, what = problems(error)[0]
+        raise ConfigError(f"--{where}: {what}, not {given.get(where)!r}") from None
+
+
+def flags_told(settings: type[Section]) -> str:
+    """A line for each setting."""
+    return "\n".join(f"  --{name:<8} {field.description}" for name, field in settings.model_fields.items())

@@ -1,0 +1,166 @@
+"""One episode, whole: read from its file, and told piece by piece, so that none is too long."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import UserError
+from agentrl.view import calls
+from agentrl.view.store import Store
+from agentrl.view.tokens import CONTEXT, Texts
+
+LIMIT = 20_000  # characters of a text sent at once
+TOKENS = 4_000
+_ID = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
+Row = Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """Where an episode stands: ``train-3:17`` is row 17 of ``train-000003.parquet``; ``3:17`` is the same."""
+
+    split: str
+    step: int
+    row: int
+
+
+def place(name: str) -> Place:
+    """Raises UserError: it is no name of an episode."""
+    found = _ID.match(name)
+    if found is None or ".." in name:
+        raise UserError(f"an episode is SPLIT-STEP:ROW, such as train-3:17 or 3:17, not {name!r}")
+    return Place(found[1] or "train", int(found[2]), int(found[3]))
+
+
+def read(store: Store, where: Place) -> Row:
+    """The row, all columns; those that an older run lacks are None.
+
+    Raises:
+        UserError: there is no such file, or no such row in it.
+    """
+    path = store.file_of(where.split, where.step)
+    try:
+        file = pq.ParquetFile(path)
+        if where.row >= file.metadata.num_rows:
+            raise UserError(f"{path.name} has the episodes 0 to {file.metadata.num_rows - 1}, not {where.row}")
+        (found,) = _rows(file, where.row)
+    except FileNotFoundError:
+        raise UserError(f"the run {str(store.folder)!r} has no {path.name}") from None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    lists = ("segments", "calls", "rewards", "advantages", "step_rewards", "timings")
+    return {"fault_message": None, **found, **{name: found.get(name) or [] for name in lists}}
+
+
+def _rows(file: Any, row: int) -> list[Row]:
+    for group in range(file.num_row_groups):
+        count = file.metadata.row_group(group).num_rows
+        if row < count:
+            rows: list[Row] = file.read_row_group(group).slice(row, 1).to_pylist()
+            return rows
+        row -= count
+    return []
+
+
+def messages(row: Row) -> list[dict[str, Any]]:
+    """The conversation; empty where it cannot be read."""
+    try:
+        found = json.loads(row.get("messages") or "[]")
+    except ValueError:
+        return []
+    return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+
+
+def told(row: Row) -> list[dict[str, Any]]:
+    """The messages as the page shows them: the turn, and what became of each call."""
+    said = messages(row)
+    answers = {m.get("tool_call_id"): text_of(m.get("content")) for m in said if m.get("role") == "tool"}
+    turn = sum(s["author"] == "model" for s in row["segments"])
+    turn -= sum(m.get("role") == "assistant" for m in said)  # those before the first turn are the prompt's
+    found: list[dict[str, Any]] = []
+    records: dict[Any, Row] = {}
+    for number, message in enumerate(said):
+        shown = {"number": number, "role": str(message.get("role", "")), "name": str(message.get("name") or "")}
+        shown |= piece(text_of(message.get("content")))
+        if shown["role"] == "assistant":
+            shown |= {"turn": turn if turn >= 0 else None, "calls": _calls(message, answers, row, turn, records)}
+            turn += 1
+        elif record := records.get(message.get("tool_call_id")):
+            shown |= {"status": record["status"], "seconds": record["seconds"]}
+        found.append(shown)
+    return found
+
+
+def _calls(
+    message: Mapping[str, Any], answers: Mapping[Any, str], row: Row, turn: int, by_id: dict[Any, Row]
+) -> list[dict[str, Any]]:
+    """The calls of a message, each with its record, which goes into ``by_id`` too."""
+    asked = calls.asked(message)
+    records = calls.matched(asked, answers, [c for c in row["calls"] if c["turn"] == turn])
+    found = []
+    for (call_id, name, arguments), record in zip(asked, records, strict=True):
+        shown: dict[str, Any] = {"name": name, "arguments": piece(text_of(arguments))}
+        if record is not None:
+            shown |= {"status": record["status"], "seconds": record["seconds"]}
+            by_id[call_id] = record
+        found.append(shown)
+    return found
+
+
+def text_of(content: Any) -> str:
+    """Text as it is; anything else as JSON."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+
+
+def piece(text: str, start: int = 0) -> dict[str, Any]:
+    """At most ``LIMIT`` characters, and how many there are."""
+    return {"text": text[start : start + LIMIT], "length": len(text)}
+
+
+def full_text(row: Row, number: int, call: int | None) -> str:
+    """The text of a message, or of the arguments of a call in it. Raises UserError: there is none."""
+    try:
+        message = messages(row)[number]
+        if call is None:
+            return text_of(message.get("content"))
+        return text_of(message["tool_calls"][call]["function"]["arguments"])
+    except (IndexError, KeyError, TypeError):
+        raise UserError(f"the episode has no message {number}" + (f" with a call {call}" if call else "")) from None
+
+
+def segments(row: Row) -> list[dict[str, Any]]:
+    """Each with its beginning and length in tokens; the model's with the turn and its advantage."""
+    lengths = [len(s["token_ids"]) for s in row["segments"]]
+    turn, found = 0, []
+    for s, end, length in zip(row["segments"], accumulate(lengths), lengths, strict=True):
+        shown = {"author": s["author"], "start": end - length, "length": length}
+        if s["author"] == "model":
+            own = row["advantages"]
+            shown |= {"turn": turn, "advantage": own[turn] if turn < len(own) else row["advantage"]}
+            turn += 1
+        found.append(shown)
+    return found
+
+
+def tokens(row: Row, texts: Texts, start: int, limit: int = TOKENS) -> dict[str, Any]:
+    """Columns, one entry a token, from ``start`` on: texts, ids, logprobs and versions (null: not the model's)."""
+    end, at = start + limit, 0
+    found: dict[str, list[Any]] = {"texts": [], "ids": [], "logprobs": [], "versions": []}
+    for s in row["segments"]:
+        count = len(s["token_ids"])
+        low, high = max(start - at, 0), min(end - at, count)
+        if low < high:
+            before = max(low - CONTEXT, 0)
+            found["texts"] += texts.of(s["token_ids"][before:high])[low - before :]
+            for name, key in (("ids", "token_ids"), ("logprobs", "logprobs"), ("versions", "versions")):
+                found[name] += s[key][low:high] if s[key] is not None else [None] * (high - low)
+        at += count
+    return {"start": start, "total": at, "why": texts.why, **found}

@@ -1,0 +1,145 @@
+"""Run folders as a training writes them, of episodes that nobody played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import agentrl_envs.nano
+from tokenizers import Tokenizer
+
+from agentrl.learner.advantage import grpo
+from agentrl.metrics import of_groups
+from agentrl.run import Run
+from agentrl.types import CallRecord, Fault, Group, Message, Segment, Stop, Trajectory
+
+CONFIG = (
+    'model = "nano"\nsteps = {steps}\nseed = 0\n\n[env]\nname = "shop"\n\n[learner]\nadvantage = "grpo"\nlr = 0.001\n'
+)
+CLOSED = "error: the catalogue knows no item {item!r}: items are given by number"
+
+
+@cache
+def tokenizer() -> Any:
+    return Tokenizer.from_file(str(Path(agentrl_envs.nano.path()) / "tokenizer.json"))
+
+
+def segment(author: Any, text: str, version: int = 0) -> Segment:
+    ids = tuple(tokenizer().encode(text, add_special_tokens=False).ids)
+    if author != "model":
+        return Segment(author, ids)
+    return Segment(author, ids, tuple(-0.1 * (i % 7) for i in range(len(ids))), (version,) * len(ids))
+
+
+def call(name: str, number: int = 0, **arguments: Any) -> dict[str, Any]:
+    return {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def played(
+    task: int,
+    said: Sequence[Message],
+    reward: float | None,
+    *,
+    calls: Sequence[CallRecord] = (),
+    stop: Stop = Stop.TERMINATED,
+    fault: Fault | None = None,
+    version: int = 0,
+) -> Trajectory:
+    """An episode of a conversation; each message is a segment."""
+    authors = {"assistant": "model", "tool": "world"}
+    return Trajectory(
+        task=task,
+        segments=tuple(segment(authors.get(m["role"], "prompt"), m["content"] or "call", version) for m in said),
+        messages=tuple(said),
+        stop=Stop.FAULT if fault else stop,
+        rewards={"correct": reward},
+        timings={
+            "generate": 0.5,
+            "tools": sum(c.seconds for c in calls),
+            "total": 0.75 + sum(c.seconds for c in calls),
+        },
+        calls=tuple(calls),
+        fault=fault,
+    )
+
+
+def solved(task: int, version: int = 0) -> Trajectory:
+    said: list[Message] = [
+        {"role": "user", "content": f"What do {task} hats cost?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("price", item="hat")]},  # type: ignore[list-item]
+        {"role": "tool", "content": "7", "tool_call_id": "c0", "name": "price"},
+        {"role": "assistant", "content": f"The answer is {7 * task}."},
+    ]
+    return played(task, said, 1.0, calls=[CallRecord(0, "price", "ok", 0.01)], version=version)
+
+
+def wrong(task: int, version: int = 0) -> Trajectory:
+    said: list[Message] = [
+        {"role": "user", "content": f"What do {task} hats cost?"},
+        {"role": "assistant", "content": "I do not know."},
+    ]
+    return played(task, said, 0.0, version=version)
+
+
+def stuck(task: int, version: int = 0) -> Trajectory:
+    """It asks the catalogue by name again and again, and is refused, until its turns are used up."""
+    said: list[Message] = [{"role": "user", "content": f"What does item {task} of the catalogue cost?"}]
+    for turn in range(4):
+        item = ["hat", "cup", "bed", "shoe"][(task + turn) % 4]
+        said.append({"role": "assistant", "content": "", "tool_calls": [call("catalogue", turn, item=item)]})  # type: ignore[list-item]
+        said.append(
+            {"role": "tool", "content": CLOSED.format(item=item), "tool_call_id": f"c{turn}", "name": "catalogue"}
+        )
+    calls = [CallRecord(turn, "catalogue", "refused", 0.002) for turn in range(4)]
+    return played(task, said, 0.0, calls=calls, stop=Stop.MAX_TURNS, version=version)
+
+
+def lost(task: int, version: int = 0) -> Trajectory:
+    said: list[Message] = [{"role": "user", "content": "What do hats cost?"}]
+    slow = [CallRecord(0, "price", "tool_timeout", 30.0)]
+    return played(
+        task, said, 0.0, calls=slow, fault=Fault("tool_timeout", "price took more than 30 s"), version=version
+    )
+
+
+def write(run: Run, step: int, groups: Sequence[Group], **metrics: float) -> None:
+    """A step, as a training writes it."""
+    run.write_trajectories(step, groups, grpo([list(g) for g in groups]))
+    times = {"time/generate": 1.0, "time/tools": 0.2, "time/learn": 0.5, "step_time": 1.8}
+    run.log({"step": step, **of_groups(groups), "entropy": 0.5, "policy_version": float(step), **times, **metrics})
+
+
+def start(folder: Path, steps: int = 40) -> Run:
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "config.toml").write_text(CONFIG.format(steps=steps))
+    return Run(folder)
+
+
+def broken(folder: Path, steps: int = 40, tasks: int = 8, size: int = 4) -> Path:
+    """A run whose reward rises to 0.6 and stops there: two tasks in five need a tool that always refuses."""
+    run, random = start(folder, steps), Random(0)
+    for step in range(1, steps + 1):
+        skill = min(1.0, 0.1 + step / 12)
+        groups = []
+        for task in range((step - 1) * tasks, step * tasks):
+            members = [_member(task, skill, random, step - 1) for _ in range(size)]
+            groups.append(Group(task, tuple(members)))
+        write(run, step, groups)
+    return folder
+
+
+def _member(task: int, skill: float, random: Random, version: int) -> Trajectory:
+    if task % 5 < 2:
+        return stuck(task, version)
+    return solved(task, version) if random.random() < skill else wrong(task, version)
+
+
+def of(folder: Path, trajectories: Iterable[Trajectory], step: int = 1) -> Path:
+    """A run of one group."""
+    members = tuple(trajectories)
+    write(start(folder, 1), step, [Group(members[0].task, tuple(replace(t, task=members[0].task) for t in members))])
+    return folder

@@ -1,0 +1,45 @@
+"""``agentrl view`` as somebody starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+
+class Site:
+    """``agentrl view`` in a process of its own."""
+
+    def __init__(self, *folders: Path) -> None:
+        command = [sys.executable, "-m", "agentrl", "view", *map(str, folders)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.said)
+        assert found, self.said + (self.process.communicate()[1] if self.process.poll() is not None else "")
+        self.url = found[0]
+
+    def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            with urlopen(Request(self.url + path, headers=named), timeout=20) as answer:
+                return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+        except HTTPError as error:
+            return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
+
+    def json(self, path: str) -> Any:
+        status, _, body = self.get(f"/api/{path}")
+        assert status == 200, body
+        return json.loads(body)
+
+    def close(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        with self.process:
+            self.process.communicate(timeout=20)
+        return self.process.returncode

@@ -1,0 +1,178 @@
+"""Why an episode or a token was trained as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import runs
+
+from agentrl import UserError
+from agentrl.types import CallRecord, Group, Stop, Trajectory
+from agentrl.view import calls, episode
+from agentrl.view.explain import of_episode, of_token
+from agentrl.view.store import Store
+from agentrl.view.tokens import Texts
+
+
+def opened(folder: Path, config: str = "") -> Store:
+    if config:
+        (folder / "config.toml").write_text((folder / "config.toml").read_text() + config)
+    store = Store(folder)
+    store.refresh()
+    return store
+
+
+def run_of(folder: Path, *members: Trajectory, config: str = "") -> Store:
+    return opened(runs.of(folder / "run", members), config)
+
+
+def test_an_advantage_is_derived_from_the_group(tmp_path: Path) -> None:
+    store = run_of(tmp_path, runs.solved(7), runs.wrong(7), runs.wrong(7), runs.wrong(7))
+    said = of_episode(store, "train-1:0")
+    assert said[0] == "train-1:0 of run: step 1, task 7, member 0 of 4"
+    assert said[2] == "reward 1 of correct 1"
+    assert said[3] == (
+        "advantage +1.5 = (1 - 0.25) / (0.5 + 0.0001) (grpo); "
+        "the group's 4 rewards are 1 0 0 0: mean 0.25, standard deviation 0.5"
+    )
+    assert said[4].startswith("trained: ")
+    assert said[-1] == "turn 1: price ok, 0.010 s"
+    assert of_episode(store, "1:0") == said
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "told"),
+    [
+        ("dr_grpo", 0.75, "advantage +0.75 = 1 - 0.25 (dr_grpo)"),
+        ("rloo", 1.0, "advantage +1 = 1 - 0, the mean of the others (rloo)"),
+        ("batch", 1.2, "advantage +1.2 (batch): its distance from the group's mean, divided by the standard deviation"),
+        ("grpo", 0.3, "advantage +0.3 is stored, though grpo gives (1 - 0.25) / (0.5 + 0.0001) = +1.5"),
+    ],
+)
+def test_each_advantage_has_its_formula(tmp_path: Path, name: str, stored: float, told: str) -> None:
+    run = runs.start(tmp_path / "run")
+    (tmp_path / "run/config.toml").write_text(f'[learner]\nadvantage = "{name}"\n')
+    members = (runs.solved(7), runs.wrong(7), runs.wrong(7), runs.wrong(7))
+    run.write_trajectories(1, [Group(7, members)], [(stored, 0.0, 0.0, 0.0)])
+    assert of_episode(opened(tmp_path / "run"), "1:0")[3].startswith(told)
+
+
+def test_why_an_episode_was_not_trained(tmp_path: Path) -> None:
+    cases: list[tuple[Sequence[Trajectory], str, str]] = [
+        ((runs.wrong(7), runs.wrong(7)), "", "all 2 scored episodes of the group earned 0, so none was better"),
+        ((runs.lost(7), runs.wrong(7), runs.solved(7)), "", "the world failed (tool_timeout)"),
+        ((runs.solved(7), runs.lost(7)), "", "only 1 of the group's 2 episodes could be scored, too few"),
+        ((runs.stuck(7), runs.solved(7)), 'mask_stops = ["max_turns"]\n', "leaves out episodes that stop at max_turns"),
+    ]
+    for n, (members, config, why) in enumerate(cases):
+        (tmp_path / str(n)).mkdir()
+        said = "\n".join(of_episode(run_of(tmp_path / str(n), *members, config=config), "1:0"))
+        assert f"not trained: {why}" in said or (why in said and "not trained" in said)
+
+
+def test_held_out_episodes_are_never_trained(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    run.write_trajectories(0, [Group(7, (runs.solved(7), runs.wrong(7)))], [(0.0, 0.0)], "test")
+    assert "not trained: it measures held-out tasks" in of_episode(opened(tmp_path / "run"), "test-0:1")
+
+
+def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for step in (1, 2, 3):
+        runs.write(run, step, [Group(7, (runs.solved(7, version=1), runs.wrong(7)))])
+    store = opened(tmp_path / "run")
+    row = episode.read(store, episode.place("3:0"))
+    prompt, _call, world, answer = episode.segments(row)
+    texts = Texts(store)
+    said = of_token(store, texts, "3:0", answer["start"] + 1)
+    assert said[0].startswith(f"token {answer['start'] + 1} of ")
+    assert (
+        said[1]
+        == "written by the model, in turn 2, by version 1 of the policy (learned from at version 2: staleness 1)"
+    )
+    assert said[2] == "logprob -0.1: it was sampled with a probability of 0.905"
+    assert said[3] == "trained with advantage +0.707: made more likely"
+    for part, who in ((prompt, "the prompt"), (world, "the world")):
+        masked = of_token(store, texts, "3:0", part["start"])
+        assert masked[1].startswith(f"written by {who}")
+        assert masked[2] == "masked: it is read and never learned from"
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "sentence"),
+    [
+        ("last", 0, "an episode is SPLIT-STEP:ROW, such as train-3:17 or 3:17, not 'last'"),
+        ("../x-1:0", 0, "an episode is SPLIT-STEP:ROW, such as train-3:17 or 3:17, not '../x-1:0'"),
+        ("9:0", 0, "has no train-000009.parquet"),
+        ("1:9", 0, "train-000001.parquet has the episodes 0 to 0, not 9"),
+        ("1:0", 9999, "the episode has the tokens 0 to "),
+    ],
+)
+def test_what_is_not_there_is_said(tmp_path: Path, name: str, token: int, sentence: str) -> None:
+    store = run_of(tmp_path, runs.solved(7))
+    with pytest.raises(UserError) as told:
+        of_token(store, Texts(store), name, token)
+    assert sentence in str(told.value)
+
+
+def test_records_find_their_calls_though_they_stand_in_another_order() -> None:
+    asked: list[tuple[str, str, object]] = [("a", "price", {}), ("b", "", {}), ("c", "price", {}), ("d", "lost", {})]
+    answers = {"a": "7", "b": "error: invalid JSON", "c": "error: no such item"}
+    records = [
+        {"name": "", "status": "refused", "seconds": 0},
+        {"name": "price", "status": "refused", "seconds": 1},
+        {"name": "price", "status": "ok", "seconds": 2},
+    ]
+    assert calls.matched(asked, answers, records) == [records[2], records[0], records[1], None]
+
+
+def test_messages_say_what_became_of_their_calls(tmp_path: Path) -> None:
+    said = [
+        {"role": "assistant", "content": "an example, from the prompt"},
+        {"role": "user", "content": "What do hats cost?"},
+        {"role": "assistant", "content": "", "tool_calls": [runs.call("price", 1, item="hat")]},
+        {"role": "tool", "content": "error: closed", "tool_call_id": "c1", "name": "price"},
+    ]
+    made = runs.played(7, said, 0.0, calls=[CallRecord(0, "price", "refused", 0.5)], stop=Stop.MAX_TURNS)  # type: ignore[arg-type]
+    whole = Trajectory(**{**{f: getattr(made, f) for f in made.__slots__}, "segments": made.segments[1:]})
+    store = run_of(tmp_path, whole)
+    told = episode.told(episode.read(store, episode.place("1:0")))
+    assert [m.get("turn") for m in told] == [None, None, 0, None]
+    assert told[2]["calls"][0] == {
+        "name": "price",
+        "arguments": {"text": '{"item": "hat"}', "length": 15},
+        "status": "refused",
+        "seconds": 0.5,
+    }
+    assert (told[3]["status"], told[3]["seconds"]) == ("refused", 0.5)
+
+
+def test_tokens_are_shown_as_they_are_read_together(tmp_path: Path) -> None:
+    store = run_of(tmp_path, runs.solved(7))
+    text = "añ 日本 <|im_end|>\nx \U0001f600."
+    ids = runs.tokenizer().encode(text, add_special_tokens=False).ids
+    assert "".join(Texts(store).of(ids)) == text
+    assert "" in Texts(store).of(ids)  # a character of several tokens is with the last of them
+    assert "".join(Texts(store).of([*ids, 165])).startswith(text)  # a character that never ends
+
+
+def test_without_a_tokenizer_tokens_are_their_ids(tmp_path: Path) -> None:
+    store = run_of(tmp_path, runs.solved(7))
+    (store.folder / "config.toml").write_text('model = "nobody/nothing-of-the-kind"\n')
+    texts = Texts(store)
+    assert texts.of([3, 4]) == ["\u20393\u203a", "\u20394\u203a"]
+    assert texts.why.startswith("no tokenizer.json beside the run's model")
+    (store.folder / "model").mkdir()
+    (store.folder / "model/tokenizer.json").write_text("{")
+    assert Texts(store).of([3]) == ["\u20393\u203a"]
+
+
+def test_a_terminal_is_not_written_to_by_a_model(tmp_path: Path) -> None:
+    bad = runs.played(
+        7, [{"role": "user", "content": "x"}], 1.0, calls=[CallRecord(0, "\x1b[2J\u202e", "refused", 0.1)]
+    )
+    said = "\n".join(of_episode(run_of(tmp_path, bad), "1:0"))
+    assert "[ESC][2J[U+202E] refused" in said
+    assert "\x1b" not in said

@@ -1,0 +1,169 @@
+"""What stands out in a run, in sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+import runs
+
+from agentrl.types import CallRecord, Group
+from agentrl.view.costs import costs
+from agentrl.view.curves import Curves
+from agentrl.view.findings import Finding, findings, recent
+from agentrl.view.index import numbers
+from agentrl.view.look import Look
+from agentrl.view.refusals import refusals
+from agentrl.view.store import Store
+from agentrl.view.trend import trend
+
+
+def look(folder: Path) -> Look:
+    store = Store(folder)
+    store.refresh()
+    return Look(store)
+
+
+def noisy(values: list[float], noise: float = 0.03) -> list[float]:
+    random = Random(1)
+    return [v + random.gauss(0, noise) for v in values]
+
+
+def test_a_curve_that_stopped_is_flat_since_then() -> None:
+    found = trend(range(1, 61), noisy([min(0.6, 0.03 * s) for s in range(1, 61)]))
+    assert found.word == "flat"
+    assert 17 <= found.since <= 26  # it stops rising at 20
+    assert found.level == pytest.approx(0.6, abs=0.03)
+
+
+def test_curves_that_rise_fall_and_are_too_short() -> None:
+    rising = trend(range(40), noisy([0.02 * s for s in range(40)]))
+    falling = trend(range(60), noisy([0.03 * s if s < 30 else 0.9 - 0.02 * (s - 30) for s in range(60)]))
+    assert (rising.word, falling.word) == ("rising", "falling")
+    assert 25 <= falling.since <= 35
+    assert trend(range(40), [0.5] * 40)[:2] == ("flat", 0)
+    assert trend([1, 2], [0.1, 0.3])[:3] == ("short", 1, 0.3)
+    assert trend([], []).word == "short"
+
+
+def test_why_did_reward_stop_at_0_6(tmp_path: Path) -> None:
+    found = look(runs.broken(tmp_path / "run")).found()
+    said = "\n".join(f.text for f in found)
+    assert found[0].kind == "bad"
+    assert found[0].text.startswith("reward is 0.6")
+    assert re.search(r"has been flat for [23]\d steps, since step (8|9|10|11|12|13);", found[0].text)
+    lost = (
+        r"stopped at max_turns: 40% of the episodes; they earn 0.00, the others (1.00|0.9\d), which costs 0.(40|39) of"
+    )
+    assert re.search(lost, said)
+    assert "tool catalogue refused a call: 40% of the episodes" in said
+    assert re.search(r"says most often \(100%\): .the catalogue knows no item '\w+': items are given by number.", said)
+    assert "catalogue refused" in found[1].text
+    assert "in 40% all failed" in said
+
+
+def test_each_sentence_finds_the_episodes_it_is_about(tmp_path: Path) -> None:
+    run = look(runs.broken(tmp_path / "run"))
+    for found in run.found():
+        if found.query:
+            _, rows = run.search.rows(found.query)
+            assert len(rows), found
+
+
+def test_what_a_kind_of_episodes_costs_is_what_reward_would_gain(tmp_path: Path) -> None:
+    lately = recent(look(runs.broken(tmp_path / "run")).store.now.table, 30)
+    rewards = numbers(lately["reward"])
+    by_query = {c.query: c for c in costs(lately, rewards)}
+    lost = by_query["stop=max_turns"]
+    assert lost.cost == pytest.approx(1.0 - rewards.mean())
+    assert by_query["refused_by=catalogue"].cost == pytest.approx(lost.cost)
+
+
+def test_faults_are_told_with_what_they_said(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for step in range(1, 11):
+        runs.write(run, step, [Group(step, (runs.solved(step), runs.lost(step), runs.wrong(step)))])
+    (found,) = [f for f in look(tmp_path / "run").found() if "the world failed" in f.text]
+    assert (
+        "in 10 episodes (33.3%), which are not trained: tool_timeout, \u201cprice took more than 30 s\u201d"
+        in found.text
+    )
+    assert found.query.endswith("fault=tool_timeout")
+
+
+def test_a_run_that_is_well_is_told_so(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for step in range(1, 21):
+        members = tuple(runs.solved(step) if i < 19 else runs.wrong(step) for i in range(20))
+        runs.write(run, step, [Group(step, members)])
+    found = look(tmp_path / "run").found()
+    assert found[0].kind == "good"
+    assert "close to 1, the most an episode earned" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "word"),
+    [
+        ("entropy", [1.0] * 3 + [0.01] * 9, "entropy fell from 1 to 0.01"),
+        ("completions/clipped_ratio", [0.3] * 9, "30% of the episodes run out of tokens"),
+        ("sampling/sampling_logp_difference/mean", [0.2] * 9, "logprobs differ"),
+        ("kl", [3.0] * 9, "3 nats from its reference"),
+    ],
+)
+def test_numbers_that_are_not_as_they_should_be(tmp_path: Path, name: str, values: list[float], word: str) -> None:
+    run = runs.start(tmp_path / "run")
+    for step, value in enumerate(values, 1):
+        run.log({"step": step, "reward": 0.1 * step, name: value})
+    assert any(word in f.text and f.kind == "bad" for f in look(tmp_path / "run").found())
+
+
+def test_a_gap_between_training_and_held_out_tasks_is_told(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    run.log({"step": 0, "eval/reward": 0.2})
+    for step in range(1, 11):
+        run.log({"step": step, "reward": 0.9})
+    run.log({"step": 10, "eval/reward": 0.3})
+    assert (
+        Finding("bad", "held-out reward is 0.30 at step 10, training reward 0.90", "split=test failed")
+        in look(tmp_path / "run").found()
+    )
+
+
+def test_nothing_yet_is_nothing_to_say(tmp_path: Path) -> None:
+    runs.start(tmp_path / "run")
+    assert look(tmp_path / "run").found() == []
+    assert findings(Curves(tmp_path / "none"), Store(tmp_path).now.table, {}) == []
+
+
+def test_refusals_alike_but_for_names_and_numbers_are_counted_together() -> None:
+    def said(text: str, tool: str = "price") -> str:
+        return json.dumps([{"role": "tool", "content": text, "name": tool}])
+
+    found = refusals(
+        [
+            said("error: no 'hat' on 3 shelves"),
+            said("error: no 'cup' on 12 shelves"),
+            said("error: closed"),
+            said("7"),
+            "no",
+        ]
+    )
+    assert found == {"price": (3, 2, "no 'hat' on 3 shelves")}
+
+
+def test_hostile_words_of_tools_are_spelled_out(tmp_path: Path) -> None:
+    bad = "error: \x1b[31m\u202eevil"
+    said = [
+        {"role": "assistant", "content": "", "tool_calls": [runs.call("price")]},
+        {"role": "tool", "content": bad, "tool_call_id": "c0", "name": "price"},
+    ]
+    run = runs.start(tmp_path / "run")
+    for step in range(1, 11):
+        refused = runs.played(step, said, 0.0, calls=[CallRecord(0, "price", "refused", 0.0)])  # type: ignore[arg-type]
+        runs.write(run, step, [Group(step, (refused, refused, runs.solved(step), runs.solved(step)))])
+    told = "\n".join(f.text for f in look(tmp_path / "run").found())
+    assert "[ESC][31m[U+202E]evil" in told
+    assert "\x1b" not in told

@@ -1,0 +1,123 @@
+"""A run as one HTML file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import runs
+
+from agentrl import UserError
+from agentrl.cli import main
+from agentrl.types import CallRecord, Fault, Message
+from agentrl.view.plots import Line, plot
+from agentrl.view.report import report
+from agentrl.view.store import Store
+from agentrl.view.text import cut, visible
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m\u202eevil"
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def made(folder: Path) -> Tags:
+    store = Store(folder)
+    store.refresh()
+    return Tags(report(store))
+
+
+def test_a_report_answers_why_reward_stopped(tmp_path: Path) -> None:
+    page = made(runs.broken(tmp_path / "run"))
+    assert "reward is 0.60, and has been flat for" in page.text
+    assert "the catalogue knows no item" in page.text
+    assert "done and not done" in page.text
+    assert "What does item" in page.text
+    assert {"svg", "path", "article"} <= page.tags
+
+
+def test_a_report_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:
+    said = [
+        {"role": "user", "content": EVIL},
+        {"role": "assistant", "content": EVIL, "tool_calls": [runs.call(EVIL, item=EVIL)]},
+        {"role": "tool", "content": f"error: {EVIL}", "tool_call_id": "c0", "name": EVIL},
+    ]
+    bad = runs.played(7, said, 0.5, calls=[CallRecord(0, EVIL, "refused", 0.1)])  # type: ignore[arg-type]
+    lost = runs.played(7, said, 0.5, fault=Fault("tool_timeout", EVIL))  # type: ignore[arg-type]
+    folder = tmp_path / "<script>run"
+    page = made(runs.of(folder, [bad, runs.solved(7), lost]))
+    assert not page.tags & {"script", "img", "link", "iframe", "object", "a", "base", "form"}
+    assert not {a for a in page.attributes if a.startswith("on")} | (page.attributes & {"src", "href", "style"})
+    assert page.text.count("<script>alert(1)</script>") >= 5
+    assert "[ESC][31m[U+202E]evil" in page.text
+    assert "\x1b" not in page.text
+
+
+def test_long_texts_are_cut(tmp_path: Path) -> None:
+    said: list[Message] = [{"role": "user", "content": "x" * 10_000_000}, *[{"role": "user", "content": "y"}] * 60]  # type: ignore[list-item]
+    long = replace(runs.wrong(7), messages=tuple(said))
+    store = Store(runs.of(tmp_path / "run", [long, runs.solved(7)]))
+    store.refresh()
+    page = report(store)
+    assert len(page) < 100_000
+    assert "9,996,000 more characters" in page
+    assert "21 more messages" in page
+
+
+def test_the_command_writes_a_file_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)])
+    for _ in range(2):  # a report may be written anew
+        assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    other = tmp_path / "mine.html"
+    other.write_text("mine")
+    assert main(["report", str(folder), "--out", str(other)]) == 2
+    assert "exists and is no report of ours; give another --out" in capsys.readouterr().err
+    assert main(["report", str(folder), "--uot", "x"]) == 2
+    assert "uot: unknown setting; did you mean 'out'?" in capsys.readouterr().err
+    assert main(["report", str(folder), "--out", str(tmp_path / "no/such/x.html")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
+    runs.start(tmp_path / "run")
+    store = Store(tmp_path / "run")
+    store.refresh()
+    with pytest.raises(UserError, match="has no step yet: there is nothing to report"):
+        report(store)
+
+
+def test_plots_of_few_many_and_equal_values() -> None:
+    assert plot("none", [Line("a", [], [])]) == ""
+    one = plot("one", [Line("a", [3], [0.5])])
+    assert one.count("<circle") == 1
+    many = plot("many", [Line("a", range(100_000), [float(i % 997) for i in range(100_000)])])
+    assert len(many) < 20_000
+    for found in (one, many, plot("flat", [Line("<b>", [1, 2], [0.0, 0.0])])):
+        numbers = [float(n) for n in re.findall(r'"(-?[\d.]+)"', found)]
+        assert all(-1 <= n <= 500 for n in numbers)
+        assert "nan" not in found
+        assert "<b>" not in found.replace("<figcaption><b>", "")
+
+
+def test_what_cannot_be_seen_is_spelled_out() -> None:
+    assert visible("a\x00\x1b\x7f\u202e\u200b\U000e0041b\nc\td") == "a[NUL][ESC][DEL][U+202E][U+200B][U+E0041]b\nc\td"
+    assert visible("a\nb\tc", newlines=False) == "a\u23ceb\u21e5c"
+    assert visible("K\u00f6ln \u65e5\u672c \U0001f600 \u05e9") == "K\u00f6ln \u65e5\u672c \U0001f600 \u05e9"
+    assert cut("abcdef", 3) == "abc [... 3 more characters]"
