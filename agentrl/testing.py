@@ -92,6 +92,6 @@ def text_of(token_ids: Sequence[int]) -> str:
     return bytes(i for i in token_ids if i < 256).decode(errors="replace")
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A tool call as the model writes it."""
     return f"{hermes.OPEN}{json.dumps({'name': name, 'arguments': arguments})}{hermes.CLOSE}"
