@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -121,7 +122,7 @@ async def _train(
         run = create(config.run.dir, spec.name, dump_toml(session.config), resume=config.run.resume)
         watched.callback(run.close)
         watcher.started(session, run)
-        named = {name: str(value) for name, value in flat(config.model_dump(mode="json", exclude_none=True)).items()}
+        named = {name: str(value) for name, value in flat(tomllib.loads(dump_toml(config))).items()}
         trackers = watched.enter_context(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said)
         )

@@ -59,7 +59,9 @@ def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("more", [{}, {"lora": {"rank": 4}}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"lora": {"rank": 4}}, pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow)]
+)
 def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path: Path) -> None:
     settings = EXACT | more
     whole, broken = tmp_path / "whole", tmp_path / "broken"
