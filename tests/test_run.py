@@ -136,3 +136,23 @@ def test_a_folder_that_cannot_be_written_is_told(folder: str) -> None:
     Path("file").write_text("in the way")
     with pytest.raises(UserError, match=rf"cannot write the run folder '{folder}': .*; give another --run.dir"):
         create(folder, "shop", "")
+
+
+def test_other_programs_read_them_too() -> None:
+    import datasets
+    import duckdb
+    import pandas
+
+    run = create("runs/a", "shop", "")
+    run.write_trajectories(3, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+    path = "runs/a/trajectories/train-000003.parquet"
+    query = (
+        f"select count(*), avg(reward), max(len(segments)), any_value(calls[1].name) from '{path}' where fault is null"
+    )
+    assert duckdb.sql(query).fetchall() == [(1, 1.0, 3, "search")]
+    frame = pandas.read_parquet(path)
+    assert list(frame["stop"]) == ["max_turns", "fault"]
+    assert frame.groupby("task")["advantage"].sum()[2**40] == 0.5
+    rows = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir="cache")
+    assert rows[0]["segments"][1]["token_ids"] == [3, 4]
+    run.close()
