@@ -52,7 +52,6 @@ def help_text(sections: Sequence[str] = ()) -> str:
 
 def of_class(what: str, cls: Any, prefix: str) -> str:
     """What an environment, a toolset or a reward is, and its settings."""
-
     fields = arguments_model(cls.__init__, what).model_fields.values()
     lines = (f"  --{prefix}.{f.alias} [{'required' if f.is_required() else f.default}]" for f in fields)
     return "\n".join([f"{what}: {inspect.getdoc(cls) or ''}", *(["", "settings:"] if fields else []), *lines])
