@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     splits = [own["split"]] if own["split"] else []
     files = stored.files(run, splits)
     config, used = _functions(config, own["rewards"])
-    out = Path(own["out"] or run / "rescored" / f"{time.strftime('%Y%m%d-%H%M%S')}.parquet")
+    out = Path(own["out"] or _unused(run / "rescored"))
     if out.exists():
         raise UserError(f"{str(out)!r} is there already; give another --out")
     console = Console()
@@ -75,6 +75,14 @@ def main(words: Sequence[str]) -> int:
     _show(console, run, found)
     console.print(f"\nepisode by episode: {out}", style="dim", markup=False, highlight=False)
     return 0
+
+
+def _unused(folder: Path) -> Path:
+    """A file of this second, or of the next one where that is taken."""
+    now = time.time()
+    while (path := folder / f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}.parquet").exists():
+        now += 1
+    return path
 
 
 def _functions(config: TrainConfig, rewards: str | None) -> tuple[TrainConfig, Mapping[str, Reward] | None]:

@@ -1,0 +1,5 @@
+"""The same, as a module."""
+
+from my_env import MyEnv
+
+__all__ = ["MyEnv"]
