@@ -3,9 +3,9 @@
 ``agentrl train --deterministic true`` on math-tools with nano, killed with SIGKILL and gone on with until it ends, as
 often as it takes for ``--kills`` kills. Each run that ended so is compared with one that nobody disturbed: the final
 weights byte by byte, and the metrics, the episodes, what was told, the summary and the names of all files, apart from
-what the clock says. With ``--staleness`` the rollouts are asynchronous and the calculator is slow; what is then compared
+what the clock says. With ``--staleness`` the rollouts are asynchronous and the calculator is slow; what is compared then
 is the ledger: every task that was dealt is learned from in one step, was played anew for another, or is still pending
-at the end; none in two; no token is older than was asked for; and what a checkpoint had seen is not touched any more.
+at the end; none in two; no token is older than was asked for; and what a checkpoint had seen is never touched again.
 
   any         a moment of the run, uniformly
   start       a moment of the start-up, or of going on
@@ -15,16 +15,17 @@ at the end; none in two; no token is older than was asked for; and what a checkp
   measure     during a measurement between steps
   end         after the last step: while the model is saved, or during the last measurement
 
-Other words are settings of the run: ``kills.py --rollout.sampler difficulty``. Exit status 1, and the differences, where
-there are any.
+Other words are settings of the run: ``kills.py --rollout.sampler order``. Exit status 1, and the differences, where there
+are any.
 
 The undisturbed run is a process of its own. The others are forks of this one, which has imported torch and has started
-no thread: an attempt costs half a second to start, not six. They call what ``agentrl`` calls, in a process of their own.
+no thread: an attempt takes half a second to start, not six. They call what ``agentrl`` calls, each in its own process.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -129,7 +130,7 @@ class Kills:
             "any": (lambda: True, self.whole_s / 2),
             "start": (lambda: True, 1.0),
             "checkpoint": (lambda: any((self.folder / "checkpoints").glob(".step-*.part")), 0.02),
-            "episodes": (lambda: any((self.folder / "trajectories").glob("*.part")), 0.001),
+            "episodes": (lambda: any((self.folder / "trajectories").glob(".*.part")), 0.001),
             "measure": (lambda: _at_measurement(log, begun), 0.4),
             "end": (lambda: f"step {STEPS}/{STEPS}" in _after(log, begun), 0.8),
         }
@@ -237,7 +238,7 @@ def faults(run: Path, staleness: int) -> list[str]:
     loaded = checkpoint.load(run / "checkpoints")
     assert loaded is not None
     step, state = loaded
-    pending = [dealt.task for dealt in state["pending"]]
+    pending = [dealt.task for _, dealt in state["ahead"].places]
     found += [f"task {task} was learned from in steps {steps}" for task, steps in homes.items() if len(steps) > 1]
     found += [f"task {task} was learned from, and is pending" for task in pending if task in homes]
     found += [f"task {t} was dealt, and is gone" for t in {*range(state["sampler"]["cursor"])} - {*pending, *homes}]
@@ -264,11 +265,9 @@ def main() -> None:
     slow = ["--env", "rollout:SlowMath", "--env.mean_s", "0.05", "--rollout.max_staleness", str(args.staleness)]
     exact = ["--env", "math-tools", "--deterministic", "true"]
     words = [*(slow if args.staleness else exact), *SETTINGS, *more]
-    import agentrl.cli.watch
-    import agentrl.training
-    import agentrl_envs.math_tools
-    import rollout  # noqa: F401
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM  # noqa: F401
+    for name in ("agentrl.cli.watch", "agentrl.training", "agentrl_envs.math_tools", "rollout"):
+        importlib.import_module(name)
+    importlib.import_module("transformers.models.qwen3.modeling_qwen3")
 
     rng, begun, killed, wrong, runs = random.Random(args.seed), time.monotonic(), Counter[str](), 0, 0
     with tempfile.TemporaryDirectory() as place:
@@ -281,7 +280,9 @@ def main() -> None:
             killed += kills.killed
             told = faults(kills.folder, args.staleness) if args.staleness else differences(whole, kills.folder)
             wrong += bool(told)
-            print(f"run {runs}: {sum(kills.killed.values())} kills; {'; '.join(told) or 'as if never killed'}", flush=True)
+            print(
+                f"run {runs}: {sum(kills.killed.values())} kills; {'; '.join(told) or 'as if never killed'}", flush=True
+            )
     table = Table(*AIMS, "kills", "runs", "not alike", "minutes")
     minutes = (time.monotonic() - begun) / 60
     table.add_row(*(str(killed[a]) for a in AIMS), str(sum(killed.values())), str(runs), str(wrong), f"{minutes:.1f}")
