@@ -1,6 +1,7 @@
 """What a killed run goes on from: complete, written aside and renamed, checked when it is read.
 
 checkpoints/step-000010/state.pt      weights that are trained, optimizers, cursor, counters: see `training`
+checkpoints/step-000010/version       of what state.pt is made of, and of agentrl
 checkpoints/step-000010/digest        sha256 of state.pt: it is there, and right, in a checkpoint that is whole
 
 Read by pickle, as torch does it: go on from your own runs only.
@@ -16,9 +17,11 @@ from typing import Any
 
 import torch
 
+from agentrl import __version__
 from agentrl.errors import UserError
 
 KEPT = 2  # the newest
+VERSION = "1"  # another one where a state has other parts, or its classes have
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -29,48 +32,70 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     """
     target = folder / f"step-{step:06d}"
     aside = folder / f".{target.name}.part"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    for left in folder.glob(".step-*.part"):  # of a process that was killed here
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        with (aside / "state.pt").open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        with (aside / "digest").open("w") as file:
-            file.write(_digest(aside / "state.pt"))
-            file.flush()
-            os.fsync(file.fileno())
+        aside.mkdir(parents=True)
+        _write(aside, state)
     except RuntimeError as error:  # torch's word for a full disk
         shutil.rmtree(aside, ignore_errors=True)
-        raise OSError(str(error).splitlines()[0]) from error
+        raise OSError(f"{str(error).splitlines()[0]} (is the disk full?)") from error
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     shutil.rmtree(target, ignore_errors=True)  # of a run that went on from an earlier one
     aside.rename(target)
     _sync(folder)
-    for old in _steps(folder)[:-KEPT]:
+    steps = _steps(folder)
+    for old in [p for p in steps if _step(p) > step] + [p for p in steps if _step(p) <= step][:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(aside: Path, state: dict[str, Any]) -> None:
+    with (aside / "state.pt").open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    for name, text in (("version", f"{VERSION} agentrl {__version__}"), ("digest", _digest(aside / "state.pt"))):
+        with (aside / name).open("w") as words:
+            words.write(text)
+            words.flush()
+            os.fsync(words.fileno())
 
 
 def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
     """The newest checkpoint that is whole, and its step; nothing where none was written yet.
 
     Raises:
-        UserError: there are some, and none is whole.
+        UserError: there are some, and none is whole; or the newest is of another version of agentrl.
     """
     found = _steps(folder)
     for path in reversed(found):
         if _whole(path):
-            state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=False)
-            return int(path.name.removeprefix("step-")), state
+            return _step(path), _read(path)
     if found:
         raise UserError(f"no checkpoint in {str(folder)!r} is whole: {', '.join(p.name for p in found)} do not match")
     return None
 
 
+def _read(path: Path) -> dict[str, Any]:
+    file = path / "version"
+    version, _, by = file.read_text().partition(" ") if file.exists() else ("none", "", "an earlier agentrl")
+    if version != VERSION:
+        raise UserError(
+            f"{str(path)!r} was written by {by}, version {version} of checkpoints; this is agentrl {__version__}, "
+            f"version {VERSION}: go on with the one that wrote it"
+        )
+    state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=False)
+    return state
+
+
 def _steps(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
+    return sorted((p for p in folder.glob("step-*") if p.name[5:].isdigit()), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _whole(path: Path) -> bool:

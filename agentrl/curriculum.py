@@ -104,8 +104,9 @@ class CurriculumSampler(TaskSampler):
 
     def state(self) -> dict[str, Any]:
         history = [[o.task, dict(o.options), o.reward] for o in self.history]
-        return {**super().state(), "history": history}
+        return {**super().state(), "history": history, "options": {t: dict(o) for t, o in self._options.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
         self.history = [Outcome(task, options, reward) for task, options, reward in state["history"]]
+        self._options = dict(state["options"])

@@ -27,10 +27,19 @@ class Policy:
     source: str
 
     def save(self, folder: Path) -> None:
-        """A folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load."""
+        """A folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load.
+
+        Raises:
+            OSError: it cannot be written, or the disk is full.
+        """
+        from safetensors import SafetensorError
+
         # peft would ask the model hub whether an adapter touches the vocabulary: it does not
         adapter = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
-        self.model.save_pretrained(folder, **adapter)
+        try:
+            self.model.save_pretrained(folder, **adapter)
+        except SafetensorError as error:  # its word for a full disk
+            raise OSError(str(error)) from error
         self.tokenizer.save_pretrained(folder)
         for file in folder.glob("*.safetensors"):
             file.chmod(0o644)  # safetensors writes for the owner alone

@@ -10,12 +10,12 @@ summary.json      before and after
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import shutil
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import UserError
+from agentrl.folder import Lock, put, reason, writing
 from agentrl.types import Group, Trajectory, Worth, utf8
 
 SCHEMA_VERSION = "1"
@@ -64,7 +65,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, open for writing."""
+    """A run folder, open for writing. Whatever writes raises UserError where the disk is full, or cannot be written."""
 
     folder: Path
     lock: Lock | None = None  # held as long as this is
@@ -72,13 +73,15 @@ class Run:
     def log(self, metrics: dict[str, Any]) -> None:
         """A line; a number that is not finite is null, as JSON has none."""
         finite = {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in metrics.items()}
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(finite) + "\n")
+        self._add("metrics.jsonl", finite)
 
     def tell(self, step: int, text: str) -> None:
         """A sentence about the run, for whoever looks at it later."""
-        with (self.folder / "told.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"step": step, "text": text}) + "\n")
+        self._add("told.jsonl", {"step": step, "text": text})
+
+    def _add(self, name: str, line: Mapping[str, Any]) -> None:
+        with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
 
     def write_trajectories(
         self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[Worth]], split: str = "train"
@@ -90,9 +93,8 @@ class Run:
             for member, (trajectory, advantage) in enumerate(zip(group, own, strict=True))
         ]
         target = self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
-        aside = target.with_suffix(".part")
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
-        aside.replace(target)
+        with writing(self.folder), put(target) as aside:
+            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
 
     def close(self) -> None:
         """Others may be at the folder."""
@@ -106,20 +108,60 @@ class Run:
 
     def rewind(self, step: int, mark: int) -> None:
         """Forget what came after a step: a run that goes on from there says it again."""
-        metrics = self.folder / "metrics.jsonl"
-        if metrics.exists():
-            os.truncate(metrics, min(mark, metrics.stat().st_size))
-        told = self.folder / "told.jsonl"
-        if told.exists():
-            lines = [line for line in told.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
-            told.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), "utf-8")
-        for file in (self.folder / "trajectories").glob("*-*.parquet"):
-            if int(file.stem.rpartition("-")[2]) > step:
+        with writing(self.folder):
+            _cut(self.folder / "metrics.jsonl", mark)
+            told = self.folder / "told.jsonl"
+            if told.exists():
+                kept = [line for line in _whole(told) if line["step"] <= step]
+                with put(told) as aside:
+                    aside.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+            for file in (self.folder / "trajectories").glob("*-*.parquet"):
+                if int(file.stem.rpartition("-")[2]) > step:
+                    file.unlink()
+            for file in (self.folder / "trajectories").glob(".*.part"):
                 file.unlink()
+
+    def steps(self) -> int:
+        """The last one that it tells of; 0 where there is none."""
+        return max((line["step"] for line in _whole(self.folder / "metrics.jsonl")), default=0)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         text = utf8(json.dumps(summary, indent=2, ensure_ascii=False))
-        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        with writing(self.folder), put(self.folder / "summary.json") as aside:
+            aside.write_text(text + "\n", encoding="utf-8")
+
+    def write_model(self, save: Callable[[Path], None]) -> None:
+        """The folder ``model``, as ``save`` makes it; one that is there stays until the new one is whole."""
+        target, aside = self.folder / "model", self.folder / ".model.part"
+        shutil.rmtree(aside, ignore_errors=True)
+        with writing(self.folder):
+            try:
+                save(aside)
+            except OSError:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+
+
+def _cut(metrics: Path, mark: int) -> None:
+    """To ``mark`` bytes; after a power cut there may be fewer: whole lines, then."""
+    if not metrics.exists():
+        return
+    if metrics.stat().st_size < mark:
+        mark = metrics.read_bytes().rfind(b"\n") + 1
+    os.truncate(metrics, mark)
+
+
+def _whole(file: Path) -> list[dict[str, Any]]:
+    """Its lines but for those that are half-written."""
+    found = []
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in found if isinstance(line, dict) and "step" in line]
 
 
 def create(folder: str | None, env: str, config_toml: str, *, resume: bool = False) -> Run:
@@ -141,13 +183,12 @@ def create(folder: str | None, env: str, config_toml: str, *, resume: bool = Fal
         except UserError:
             lock.close()
             raise
-        (path / "config.toml").write_text(config_toml, encoding="utf-8")
+        with put(path / "config.toml") as aside:
+            aside.write_text(config_toml, encoding="utf-8")
         (path / "trajectories").mkdir(exist_ok=True)
         _point_last(path)
     except OSError as error:
-        raise UserError(
-            f"cannot write the run folder {str(path)!r}: {error.strerror}; give another --run.dir"
-        ) from None
+        raise UserError(f"cannot write the run folder {str(path)!r}: {reason(error)}; give another --run.dir") from None
     return Run(path, lock)
 
 
@@ -163,7 +204,7 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
             f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
             f"agentrl train --resume {path}"
         )
-    before, now = (flat(tomllib.loads(text)) for text in ((path / "config.toml").read_text("utf-8"), config_toml))
+    before, now = _settings_of(path), flat(tomllib.loads(config_toml))
     names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in FREE)
     other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
     if other:
@@ -173,32 +214,22 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
         )
 
 
+def _settings_of(path: Path) -> dict[str, Any]:
+    """Raises UserError: its config.toml is not there, or no TOML."""
+    try:
+        return flat(tomllib.loads((path / "config.toml").read_text("utf-8")))
+    except (FileNotFoundError, ValueError):
+        raise UserError(
+            f"the run in {str(path)!r} cannot go on: its config.toml is missing or damaged; give another --run.dir"
+        ) from None
+
+
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Tables in tables, by dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
-
-
-class Lock:
-    """A folder for this process alone, until it is closed, forgotten, or the process ends."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises UserError where another one has it."""
-        self._descriptor: int | None = os.open(path / ".lock", os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise UserError(f"another process is at the run in {str(path)!r}") from None
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
-
-    __del__ = close
 
 
 def _unused(path: Path) -> Path:

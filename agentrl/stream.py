@@ -12,8 +12,8 @@ is ever too old, none is thrown away for having slow tools, which would teach th
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -75,6 +75,16 @@ class Dealt(NamedTuple):
     first: int
 
 
+class Ahead(NamedTuple):
+    """What a checkpoint holds of a stream: all that was dealt and is not taken is played again, with the same dice."""
+
+    admitted: int
+    places: Sequence[tuple[int, Dealt]]
+    dealt: Mapping[int, Mapping[int, int]]
+    others: Sequence[Group]
+    redrawn: int
+
+
 @dataclass(eq=False)
 class _Place:
     """A place in the order of groups, and what is played there."""
@@ -104,10 +114,8 @@ class Stream:
     seed: int
     watch: Watch | None
     players: TaskGroup
-    updates: int = 0  # of the policy, since the stream began
-    taken: int = 0  # batches
-    step: int = 0  # at which the stream began, in the run
-    again: deque[Dealt] = field(default_factory=deque)  # what was dealt before, and is played first
+    updates: int = 0  # of the policy
+    ahead: Ahead | None = None  # of a stream that this one goes on with
     _places: list[_Place] = field(default_factory=list)  # of groups that are not taken, the oldest first
     _admitted: int = 0
     _redrawn: int = 0  # in this batch
@@ -121,6 +129,7 @@ class Stream:
         Raises:
             UserError: an environment, tool or reward broke its contract.
         """
+        self._go_on()
         self._admit()
         while not self._ready():
             self._changed = anyio.Event()
@@ -128,7 +137,7 @@ class Stream:
         chosen = [p for p in self._places if p.group is not None][: self.plan.tasks]
         self._places = [p for p in self._places if p not in chosen]
         batch = Batch([p.group for p in chosen if p.group], self._others, [self.updates - p.begun for p in chosen])
-        self.taken, self._redrawn, self._others = self.taken + 1, 0, []
+        self._redrawn, self._others = 0, []
         for group in batch.groups:
             self.sampler.record(group)
         oldest = min((self._step_of(p) for p in self._places), default=self._step_of(chosen[-1]) + 1)
@@ -151,10 +160,24 @@ class Stream:
             self._places.append(place)
             self._begin(place)
 
+    def _go_on(self) -> None:
+        """What another stream had begun is begun anew."""
+        if self.ahead is None:
+            return
+        (self._admitted, places, dealt, others, self._redrawn), self.ahead = self.ahead, None
+        self._others = list(others)
+        self._dealt.update({step: Counter(tasks) for step, tasks in dealt.items()})
+        for number, task in places:
+            place = _Place(number, self.updates, dealt=task)
+            self._places.append(place)
+            self._start(place, task)
+
     def _begin(self, place: _Place) -> None:
-        step = self._step_of(place)
-        place.dealt = self.again.popleft() if self.again else self._deal(step)
-        self.players.start_soon(self._play, place, place.dealt, self.seed * 2**31 + step)
+        place.dealt = self._deal(self._step_of(place))
+        self._start(place, place.dealt)
+
+    def _start(self, place: _Place, dealt: Dealt) -> None:
+        self.players.start_soon(self._play, place, dealt, self.seed * 2**31 + self._step_of(place))
 
     def _deal(self, step: int) -> Dealt:
         task, options = self.sampler.deal()
@@ -162,12 +185,14 @@ class Stream:
         self._dealt[step][task] += 1
         return Dealt(task, options, first)
 
-    def pending(self) -> list[Dealt]:
-        """What was dealt and is not taken, in order: where a run goes on, it is played again."""
-        return [place.dealt for place in self._places if place.dealt is not None]
+    def state(self) -> Ahead:
+        """For a stream that goes on where this one is."""
+        places = [(place.number, place.dealt) for place in self._places if place.dealt is not None]
+        dealt = {step: dict(tasks) for step, tasks in self._dealt.items()}
+        return Ahead(self._admitted, places, dealt, list(self._others), self._redrawn)
 
     def _step_of(self, place: _Place) -> int:
-        return self.step + place.number // self.plan.tasks + 1
+        return place.number // self.plan.tasks + 1
 
     async def _play(self, place: _Place, dealt: Dealt, seed: int) -> None:
         for _ in range(place.number % self.plan.tasks):
@@ -207,15 +232,16 @@ async def streaming(
     *,
     seed: int = 0,
     step: int = 0,
-    again: Iterable[Dealt] = (),
+    ahead: Ahead | None = None,
     watch: Watch | None = None,
 ) -> AsyncIterator[Stream]:
-    """Inside, groups are played, beginning with those of ``again``.
+    """Inside, groups are played. After ``step`` updates it goes on with those that another stream had begun.
 
     What is still being played at the end is cancelled, and its environments closed.
     """
     async with together() as players:
-        yield Stream(rollout, sampler, plan, seed, watch, players, step=step, again=deque(again))
+        ahead = ahead or Ahead(step * plan.tasks, (), {}, (), 0)
+        yield Stream(rollout, sampler, plan, seed, watch, players, updates=step, ahead=ahead)
         players.cancel_scope.cancel()
 
 

@@ -54,18 +54,24 @@ class Tracking:
 
 @contextmanager
 def tracking(
-    names: Sequence[str], project: str, folder: Path, config: Mapping[str, Any], said: Callable[[str], None]
+    names: Sequence[str],
+    project: str,
+    folder: Path,
+    config: Mapping[str, Any],
+    said: Callable[[str], None],
+    begun: int = 0,
 ) -> Iterator[Tracking]:
     """Trackers that are started and finished.
 
     Args:
         project: what a tracker calls the place of many runs; the run is called as its folder.
         config: dotted names and values.
+        begun: the step after which a run goes on: what a tracker has of later ones is said again.
 
     Raises:
         UserError: there is no such tracker, its package is not installed, or it does not start.
     """
-    found = Tracking([_started(name, project, folder, config) for name in names], said)
+    found = Tracking([_started(name, project, folder, config, begun) for name in names], said)
     try:
         yield found
     finally:
@@ -88,7 +94,7 @@ def check(names: Sequence[str]) -> None:
             raise UserError(f"run.trackers: {name} needs its package: pip install {name}")
 
 
-def _started(name: str, project: str, folder: Path, config: Mapping[str, Any]) -> Any:
+def _started(name: str, project: str, folder: Path, config: Mapping[str, Any], begun: int) -> Any:
     from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -96,7 +102,7 @@ def _started(name: str, project: str, folder: Path, config: Mapping[str, Any]) -
     PartialState()
     kind = LOGGER_TYPE_TO_CLASS[name]
     run = folder.resolve().name
-    given: dict[str, Any] = {"wandb": {"name": run, "dir": str(folder)}, "trackio": {"name": run}}.get(name, {})
+    given = _given(name, run, folder, begun)
     if name == "wandb":
         os.environ.setdefault("WANDB_SILENT", "true")
     try:
@@ -112,6 +118,21 @@ def _started(name: str, project: str, folder: Path, config: Mapping[str, Any]) -
     except Exception as error:  # somebody else's server
         raise UserError(f"tracker {name} does not start: {type(error).__name__}: {error}") from error
     return tracker
+
+
+def _given(name: str, run: str, folder: Path, begun: int) -> dict[str, Any]:
+    """What a tracker is told beside the project; where a run goes on, by what it finds the one before."""
+    given: dict[str, Any] = {}
+    if name == "wandb":
+        given = {"name": run, "dir": str(folder)}
+        before = sorted((folder / "wandb").glob("*run-*-*"), key=lambda p: p.name.partition("run-")[2])
+        if begun and before:
+            given |= {"id": before[-1].name.rpartition("-")[2], "resume": "allow"}
+    if name == "trackio":
+        given = {"name": run} | ({"resume": "allow"} if begun else {})
+    if name == "tensorboard" and (folder / "tensorboard").exists():
+        given = {"purge_step": begun + 1 if begun else 0}  # what is there of these steps is shown no more
+    return given
 
 
 def _telling(played: Sequence[Trajectory]) -> list[Trajectory]:

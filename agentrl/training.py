@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import cos, pi
 from time import perf_counter, process_time
@@ -25,6 +26,7 @@ from agentrl.engine import Sleeper
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
+from agentrl.folder import reason
 from agentrl.learner.advantage import ADVANTAGES
 from agentrl.learner.credit import CREDITS
 from agentrl.learner.learner import Learner, LossSettings
@@ -36,7 +38,7 @@ from agentrl.policy import Policy, resolved
 from agentrl.rollout import Rollout
 from agentrl.run import Run, create, flat
 from agentrl.session import Session, made_policy, opened
-from agentrl.stream import Dealt, Plan, Stream, stale, streaming
+from agentrl.stream import Ahead, Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.tracking import Tracking
 from agentrl.types import Group, Message, Trajectory
@@ -121,18 +123,19 @@ async def _train(
         tracking.check(config.run.trackers)
         run = create(config.run.dir, spec.name, dump_toml(session.config), resume=config.run.resume)
         watched.callback(run.close)
+        begun, state = _found(run, config)
         watcher.started(session, run)
         named = {name: str(value) for name, value in flat(tomllib.loads(dump_toml(config))).items()}
         trackers = watched.enter_context(
-            tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said)
+            tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said, begun)
         )
         training = _Training(session, run, watcher, curriculum, ranks, trackers)
         watched.enter_context(blocking_told(watcher.said))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
         await watched.enter_async_context(told_on_signal(training, watcher))
-        found = checkpoint.load(run.folder / "checkpoints") if config.run.resume else None
-        begun, state = found or (0, dict[str, Any]())
-        if found is None:
+        if not state:
+            if run.mark():
+                watcher.said(f"no checkpoint in {run.folder} yet: beginning anew")
             run.rewind(-1, 0)
             before = await training.measure(0, config.eval.final_tasks)
         else:
@@ -140,7 +143,7 @@ async def _train(
             before = state["before"]
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")
-        async with training.streaming(begun, state.get("pending", ())) as stream:
+        async with training.streaming(begun, state.get("ahead")) as stream:
             for step in range(begun + 1, config.steps + 1):
                 if stop.is_set():
                     break
@@ -150,11 +153,30 @@ async def _train(
                 due = config.run.save_every and step % config.run.save_every == 0
                 if due or stop.is_set() or step == config.steps:
                     await training.save(step, stream, before)
-        session.policy.save(run.folder / "model")
+                if config.deterministic:  # a checkpoint stands between two steps, with nothing begun
+                    stream.advance()
+        run.write_model(session.policy.save)
         after = None if stop.is_set() else await training.measure(config.steps, config.eval.final_tasks)
         summary = training.summary(before, after)
         run.write_summary(summary)
         return summary
+
+
+def _found(run: Run, config: TrainConfig) -> tuple[int, dict[str, Any]]:
+    """The step to go on after and what its checkpoint holds: 0 and nothing where the run begins.
+
+    Raises:
+        UserError: the run has come further than to its first checkpoint, and there is none.
+    """
+    if not config.run.resume:
+        return 0, {}
+    found = checkpoint.load(run.folder / "checkpoints")
+    if found is None and (steps := run.steps()) > config.run.save_every:
+        raise UserError(
+            f"the run in {str(run.folder)!r} has {steps} steps and no checkpoint to go on from; what is there is kept: "
+            "to begin anew, give another --run.dir"
+        )
+    return found or (0, {})
 
 
 @dataclass(frozen=True)
@@ -207,18 +229,19 @@ class _Training:
         state = {
             "learner": self.learner.state(),
             "sampler": self.tasks.state(),
-            "pending": stream.pending(),
+            "ahead": _bare(stream.state()),
+            "forged": Counter(self.session.renderer.forged),
             "counted": {name: getattr(self, name) for name in COUNTED},
             "alarms": self.alarms,
             "diagnosis": self.diagnosis,
-            "before": before,
+            "before": replace(before, played=[replace(t, info={}) for t in before.played]),
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
         }
         try:
             await to_thread.run_sync(checkpoint.save, self.run.folder / "checkpoints", step, state)
         except OSError as error:
-            self.watcher.said(f"no checkpoint of step {step}: {error.strerror or error}; the one before is whole")
+            self.watcher.said(f"no checkpoint of step {step}: {reason(error)}; the one before is whole")
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -227,15 +250,16 @@ class _Training:
         for name, value in state["counted"].items():
             setattr(self, name, value)
         self.alarms, self.diagnosis = state["alarms"], state["diagnosis"]
+        self.session.renderer.forged.update(state["forged"])
         torch.set_rng_state(state["rng"])
         await self.session.engine.update_weights(self.session.policy.model, self.learner.version)
 
-    def streaming(self, step: int, again: Iterable[Dealt]) -> AbstractAsyncContextManager[Stream]:
+    def streaming(self, step: int, ahead: Ahead | None) -> AbstractAsyncContextManager[Stream]:
         r = self.session.config.rollout
         plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic)
         seed = self.session.config.seed
         watch = self.watcher.episode
-        return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, again=again, watch=watch)
+        return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, ahead=ahead, watch=watch)
 
     async def step(self, step: int, stream: Stream) -> None:
         config, engine = self.session.config, self.session.engine
@@ -256,7 +280,8 @@ class _Training:
         learned = await to_thread.run_sync(partial(self.learner.update, rows))
         updated = perf_counter()
         await engine.update_weights(self.session.policy.model, self.learner.version)
-        stream.advance()
+        if not config.deterministic:
+            stream.advance()
         busy, self.busy = engine.meter.busy_s - self.busy, engine.meter.busy_s
         values = {
             **metrics.of_groups(groups, config.rollout.min_group),
@@ -400,6 +425,12 @@ def _lr_share(step: int, config: TrainConfig) -> float:
         return 1.0
     done = (step - 1 - c.warmup_steps) / max(config.steps - c.warmup_steps, 1)
     return max(0.1, 1.0 - done) if c.schedule == "linear" else 0.1 + 0.45 * (1 + cos(pi * done))
+
+
+def _bare(ahead: Ahead) -> Ahead:
+    """Without what resets told in ``info``: it may be anything, and no checkpoint can hold that."""
+    others = [Group(g.task, tuple(replace(t, info={}) for t in g)) for g in ahead.others]
+    return ahead._replace(others=others)
 
 
 def _prefixed(prefix: str, measurement: Measurement) -> dict[str, float]:

@@ -85,15 +85,18 @@ class Learner:
             "masters": [p.detach().cpu() for g in groups for p in g["params"] if p not in policy],
             "reference": None if reference is None else reference.state_dict(),
             "version": self.version,
+            "shared": None if self._packing is None else self._packing is PREFIX,
         }
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Go on from there, and the other processes too.
 
         Raises:
             UserError: it is another model's.
         """
+        if not self.ranks.follows:
+            self.ranks.tell(state)
         own = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
         given = state["policy"]
         if own.keys() != given.keys() or any(own[n].shape != given[n].shape for n in own):
@@ -109,11 +112,15 @@ class Learner:
         if state["reference"] is not None and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
         self.version = state["version"]
-        self.ranks.agree(self.policy.parameters())
+        if state["shared"] is not None:  # what other rows would have shown is not asked
+            self._packing = PREFIX if state["shared"] else PADDED
 
     def follow(self) -> None:
         """Learn from what the first process tells, to its end."""
         while (told := self.ranks.heard()) is not None:
+            if isinstance(told, dict):
+                self.load(told)
+                continue
             share, rows = told
             self.set_lr(share)
             self.update(rows)
