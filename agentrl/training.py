@@ -29,7 +29,7 @@ from agentrl.learner.credit import CREDITS
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.objective import Objective
 from agentrl.learner.optimizers import make_optimizers
-from agentrl.learner.packing import Advantage, samples
+from agentrl.learner.packing import Advantage, chosen, samples
 from agentrl.learner.ranks import Ranks, joined
 from agentrl.policy import Policy, resolved
 from agentrl.rollout import Rollout
@@ -248,11 +248,11 @@ class _Training:
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
         kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
-        rows = samples(kept, self.advantage, frozenset(config.learner.mask_stops))
+        members = chosen(kept, self.advantage, frozenset(config.learner.mask_stops))
         self.watcher.phase("learn", 0)
         self.learner.set_lr(_lr_share(step, config))
         ages = [age // config.learner.updates for age in stale(kept, self.learner.version)]
-        learned = await to_thread.run_sync(partial(self.learner.update, rows))
+        learned = await to_thread.run_sync(partial(self.learner.update, samples(members)))
         updated = perf_counter()
         await engine.update_weights(self.session.policy.model, self.learner.version)
         stream.advance()
@@ -270,7 +270,7 @@ class _Training:
             "time/learn": updated - rolled,
             "time/sync": perf_counter() - updated,
         }
-        await to_thread.run_sync(self._write, step, groups)
+        await to_thread.run_sync(self._write, step, groups, [t for t, _ in members])
         values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
         self._count(values)
         self.run.log({"step": step, **values})
@@ -328,9 +328,11 @@ class _Training:
             played = [t for g in groups for t in g]
             raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
 
-    def _write(self, step: int, groups: Sequence[Group]) -> None:
+    def _write(self, step: int, groups: Sequence[Group], trained: Sequence[Trajectory]) -> None:
         advantages = self.advantage([list(g) for g in groups])
-        self.run.write_trajectories(step, groups, advantages)
+        logprobs = {id(t): old.tolist() for t, old in zip(trained, self.learner.old, strict=True)}
+        learned = [[logprobs.get(id(t)) for t in g] for g in groups]
+        self.run.write_trajectories(step, groups, advantages, learned=learned)
 
     def _tell(self, step: int, sentences: Sequence[str]) -> None:
         for text in sentences:

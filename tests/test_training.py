@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import agentrl_envs
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from agentrl import UserError, evaluate, train
 from agentrl.config import build
@@ -71,6 +73,45 @@ def test_the_engine_and_the_learner_agree_on_logprobs(summary: dict[str, Any]) -
     differences = [v for line in lines if (v := line.get("sampling/sampling_logp_difference/max")) is not None]
     assert differences
     assert max(differences) < 1e-4
+
+
+def test_the_learners_logprobs_are_kept_of_what_it_trained(summary: dict[str, Any]) -> None:
+    """On-policy they are the engine's, and those of the model's own forward pass."""
+    model, trained = load("nano").model, 0
+    for row in rows(summary, "train-000001"):
+        own = [s for s in row["segments"] if s["author"] == "model"]
+        assert all(s["learner_logprobs"] is None for s in row["segments"] if s["author"] != "model")
+        assert all((s["learner_logprobs"] is not None) == bool(row["advantage"]) for s in own)
+        if not row["advantage"]:
+            continue
+        ids = torch.tensor([[t for s in row["segments"] for t in s["token_ids"]]])
+        with torch.no_grad():
+            logp = model(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = torch.tensor([s["author"] == "model" for s in row["segments"] for _ in s["token_ids"]])[1:]
+        learner = torch.tensor([p for s in own for p in s["learner_logprobs"]])
+        engine = torch.tensor([p for s in own for p in s["logprobs"]])
+        torch.testing.assert_close(learner, logp[mask], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close((learner - engine).exp(), torch.ones_like(engine), atol=1e-4, rtol=0)
+        trained += len(learner)
+    lines = [json.loads(line) for line in Path(summary["metrics"]).read_text().splitlines()]
+    assert trained == next(line["trained_tokens"] for line in lines if line["step"] == 1 and "trained_tokens" in line)
+
+
+def test_played_ahead_the_learners_logprobs_are_others(tmp_path: Path) -> None:
+    settings = SMALL | {"rollout": SMALL["rollout"] | {"max_staleness": 1}, "eval": {"final_tasks": 2, "every": 0}}
+    found = train("math-tools", run={"dir": str(tmp_path / "run")}, **settings, learner={"lr": 1e-3})
+    fresh, stale = ([s for r in rows(found, f"train-00000{n}") for s in r["segments"]] for n in (1, 2))
+    (first, second) = (
+        [
+            exp(a - b)
+            for s in segments
+            for a, b in zip(s["learner_logprobs"] or (), s["logprobs"] if s["learner_logprobs"] else (), strict=True)
+        ]
+        for segments in (fresh, stale)
+    )
+    assert all(v == 0 for s in stale for v in s["versions"] or ())  # learned from at version 1
+    assert max(abs(r - 1) for r in first) < 1e-4
+    assert max(abs(r - 1) for r in second) > 0.01
 
 
 def test_groups_share_a_task_and_their_advantages_sum_to_nothing(summary: dict[str, Any]) -> None:
