@@ -126,8 +126,8 @@ async def _train(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said)
         )
         training = _Training(session, run, watcher, curriculum, ranks, trackers)
-        watched.enter_context(blocking_told(watcher.said))
-        await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
+        watched.enter_context(blocking_told(training.say))
+        await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, training.say))
         await watched.enter_async_context(told_on_signal(training, watcher))
         found = checkpoint.load(run.folder / "checkpoints") if config.run.resume else None
         begun, state = found or (0, dict[str, Any]())
@@ -137,6 +137,7 @@ async def _train(
         else:
             run.rewind(begun, state["mark"])
             before = state["before"]
+            training.at = begun
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")
         async with training.streaming(begun, state.get("pending", ())) as stream:
@@ -180,6 +181,7 @@ class _Training:
     cpu_seconds: float = 0.0
     sampled_tokens: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
+    at: int = 0  # the step that is being made or measured
 
     def __post_init__(self) -> None:
         config = self.session.config
@@ -237,7 +239,7 @@ class _Training:
         return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, again=again, watch=watch)
 
     async def step(self, step: int, stream: Stream) -> None:
-        config, engine = self.session.config, self.session.engine
+        config, engine, self.at = self.session.config, self.session.engine, step
         begun, cpu = perf_counter(), process_time()
         self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
         taken = await stream.take()
@@ -281,7 +283,7 @@ class _Training:
 
     async def measure(self, step: int, wanted: int) -> Comparison:
         """Sampled and greedy reward on held-out tasks: the same tasks each time."""
-        self.measuring = rollout = self.session.rollout("test")
+        self.at, self.measuring = step, (rollout := self.session.rollout("test"))
         seed = self.session.config.seed
         tasks = held_out(self.session.spec, wanted)
         self.watcher.phase("measure", 2 * len(tasks))
@@ -333,6 +335,10 @@ class _Training:
         logprobs = {id(t): old.tolist() for t, old in zip(trained, self.learner.old, strict=True)}
         learned = [[logprobs.get(id(t)) for t in g] for g in groups]
         self.run.write_trajectories(step, groups, advantages, learned=learned)
+
+    def say(self, text: str) -> None:
+        """To whoever watches, and whoever looks later."""
+        self._tell(self.at, [text])
 
     def _tell(self, step: int, sentences: Sequence[str]) -> None:
         for text in sentences:

@@ -17,6 +17,7 @@ from agentrl import UserError, evaluate, train
 from agentrl.config import build
 from agentrl.policy import load
 from agentrl.training import _lr_share
+from agentrl.watching import Watcher
 
 DATA = Path(agentrl_envs.__file__).parent / "data"
 SMALL: dict[str, Any] = {
@@ -168,6 +169,39 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
     assert {r["fault"] for r in faulted} == {"tool_timeout"}
     assert {r["reward"] for r in faulted} == {None}
     assert {r["advantage"] for r in faulted} == {0.0}
+
+
+def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "import anyio\n"
+        "from agentrl_envs.math_tools import MathTools\n\n\n"
+        "class Slow(MathTools):\n"
+        "    played = 0\n\n"
+        "    async def score(self, trajectory):\n"
+        "        Slow.played += 1\n"
+        "        if Slow.played == 9:  # the first of training: two tasks were measured, sampled and greedy\n"
+        "            time.sleep(0.6)\n"
+        "            await anyio.sleep(0.8)\n"
+        "        return await super().score(trajectory)\n"
+    )
+    small = {
+        "steps": 1,
+        "rollout": {"tasks": 2, "group_size": 2, "stall_s": 0.3},
+        "eval": {"final_tasks": 4, "every": 0},
+    }
+    heard: list[str] = []
+
+    class Listening(Watcher):
+        def said(self, text: str) -> None:
+            heard.append(text)
+
+    train(f"{tmp_path / 'slow.py'}:Slow", run={"dir": str(tmp_path / "run")}, watcher=Listening(), **small)
+    told = [json.loads(line) for line in (tmp_path / "run" / "told.jsonl").read_text().splitlines()]
+    stall = next(t for t in told if "nothing has gone on for 0.3 s: 1 episode waits on" in t["text"])
+    blocked = next(t for t in told if "the event loop was held up for" in t["text"] and "Slow.score" in t["text"])
+    assert (stall["step"], blocked["step"]) == (1, 1)
+    assert [t["text"] for t in told] == heard
 
 
 def test_episodes_longer_than_the_context_stop_with_a_reason(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class MicroBatch:
 
     def by_row(self, values: Tensor) -> list[Tensor]:
         """(trained,) cut into one piece for each row."""
-        return list(values.split([sum(row.loss_mask) for row in self.rows]))
+        return list(torch.split(values, [sum(row.loss_mask) for row in self.rows]))
 
     @cached_property
     def forest(self) -> Forest:
