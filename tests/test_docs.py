@@ -59,6 +59,7 @@ def at_desk(folder: Path, plugins: list[str], monkeypatch: pytest.MonkeyPatch) -
     """In the folder of files that the pages name, with the plugins of `agentrl new`; what it imports is forgotten."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*plugins, *sys.path])
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
@@ -157,8 +158,8 @@ def test_every_command_has_a_rule() -> None:
 
 # -- commands of ours: they run, but for what is said -------------------------------------------------------------
 
-SMALL_TRAIN = "--steps 1 --rollout.tasks 2 --rollout.group_size 2 --rollout.max_turn_tokens 64".split()
-SMALL_TRAIN += "--eval.every 0 --eval.final_tasks 2".split()
+SMALL_TRAIN = ["--steps", "1", "--rollout.tasks", "2", "--rollout.group_size", "2", "--rollout.max_turn_tokens", "64"]
+SMALL_TRAIN += ["--eval.every", "0", "--eval.final_tasks", "2"]
 CANNOT = {  # what is in a command: why it is not run here
     r"--push_to_hub": "sends a model to the hub",
     r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
@@ -186,7 +187,11 @@ def _marked(command: Command) -> Any:
 
 def _shortened(given: Sequence[str]) -> list[str]:
     """The same command, of little work; as a shell gives it."""
-    words = [str(w) for word in given for w in (sorted(Path().glob(word)) if "*" in word else [word])]
+    words = [
+        str(w)
+        for word in given
+        for w in (sorted(Path().glob(word)) or [word] if "*" in word and " " not in word else [word])
+    ]
     verb = words[0]
     if "--help" in words:
         return words

@@ -8,8 +8,9 @@ import sqlite3
 import tomllib
 from pathlib import Path
 
-import agentrl
 import pages
+
+import agentrl
 from agentrl import new
 from agentrl.cli import main
 
