@@ -121,11 +121,12 @@ async def _train(
 ) -> dict[str, Any]:
     async with opened(config, spec, loaded) as session, interrupts(watcher) as stop, AsyncExitStack() as watched:
         tracking.check(config.run.trackers)
-        run = create(config.run.dir, spec.name, dump_toml(session.config), resume=config.run.resume)
+        written = dump_toml(session.config)
+        run = create(config.run.dir, spec.name, written, resume=config.run.resume)
         watched.callback(run.close)
         begun, state = _found(run, config)
         watcher.started(session, run)
-        named = {name: str(value) for name, value in flat(tomllib.loads(dump_toml(config))).items()}
+        named = {name: str(value) for name, value in flat(tomllib.loads(written)).items()}
         trackers = watched.enter_context(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said, begun)
         )

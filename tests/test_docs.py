@@ -59,6 +59,7 @@ def at_desk(folder: Path, plugins: list[str], monkeypatch: pytest.MonkeyPatch) -
     """In the folder of files that the pages name, with the plugins of `agentrl new`; what it imports is forgotten."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*plugins, *sys.path])
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
@@ -71,7 +72,9 @@ def _made(folder: Path) -> None:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        desk.small_runs()
+        desk.small_run("mine", "math-tools")
+        for copy in ("a", "b"):
+            shutil.copytree("runs/mine", f"runs/{copy}")
     finally:
         os.chdir(before)
 
@@ -157,8 +160,8 @@ def test_every_command_has_a_rule() -> None:
 
 # -- commands of ours: they run, but for what is said -------------------------------------------------------------
 
-SMALL_TRAIN = "--steps 1 --rollout.tasks 2 --rollout.group_size 2 --rollout.max_turn_tokens 64".split()
-SMALL_TRAIN += "--eval.every 0 --eval.final_tasks 2".split()
+SMALL_TRAIN = ["--steps", "1", "--rollout.tasks", "2", "--rollout.group_size", "2", "--rollout.max_turn_tokens", "64"]
+SMALL_TRAIN += ["--eval.every", "0", "--eval.final_tasks", "2"]
 CANNOT = {  # what is in a command: why it is not run here
     r"--push_to_hub": "sends a model to the hub",
     r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
@@ -181,12 +184,18 @@ def _cannot(command: Command) -> str | None:
 
 def _marked(command: Command) -> Any:
     quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command)
+    quick = quick and "runs/symbols" not in command.words
     return pytest.param(command, id=_id(command), marks=() if quick else pytest.mark.slow)
 
 
+def _globbed(word: str) -> list[str]:
+    """As a shell does."""
+    return [str(p) for p in sorted(Path().glob(word))] if word.startswith("notes/") else [word]
+
+
 def _shortened(given: Sequence[str]) -> list[str]:
-    """The same command, of little work; as a shell gives it."""
-    words = [str(w) for word in given for w in (sorted(Path().glob(word)) if "*" in word else [word])]
+    """The same command, of little work."""
+    words = [w for word in given for w in _globbed(word)]
     verb = words[0]
     if "--help" in words:
         return words
@@ -203,6 +212,8 @@ def test_a_command_runs(command: Command, with_runs: Path, monkeypatch: pytest.M
     if (why := _cannot(command)) is not None:
         pytest.skip(why)
     words = _shortened(command.words[1:])
+    if "runs/symbols" in words and not Path("runs/symbols").exists():
+        desk.small_run("symbols", "prompts", data="rows.jsonl")
     if words[0] == "new":  # where nothing of that name is there yet
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.startswith(str(with_runs))])

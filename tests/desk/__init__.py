@@ -7,14 +7,16 @@ import shutil
 import sqlite3
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import pages
 
 import agentrl
-import pages
 from agentrl import new
 from agentrl.cli import main
 
 HERE = Path(__file__).parent
-SMALL = {
+SMALL: dict[str, Any] = {
     "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 64},
     "eval": {"every": 0, "final_tasks": 2},
 }
@@ -54,12 +56,9 @@ def plugins(folder: Path) -> list[str]:
     return places
 
 
-def small_runs() -> None:
-    """``runs/mine``, of math-tools, and ``runs/symbols``, of prompts; in the working folder."""
-    for name, env, settings in (("mine", "math-tools", {}), ("symbols", "prompts", {"data": "rows.jsonl"})):
-        agentrl.train(env, env_settings=settings, steps=1, run={"dir": f"runs/{name}"}, **SMALL)
-    for copy in ("a", "b"):
-        shutil.copytree("runs/mine", f"runs/{copy}")
+def small_run(name: str, env: str, **own: object) -> None:
+    """``runs/NAME`` of the working folder: one step."""
+    agentrl.train(env, env_settings=own, steps=1, run={"dir": f"runs/{name}"}, **SMALL)
 
 
 def point_last() -> None:
