@@ -27,7 +27,7 @@ class Counter(ToolEnv):
     """Counts; what it is worth is the count."""
 
     goal = 2
-    reward_weights = {"said": 0.5}  # noqa: RUF012
+    reward_weights = {"said": 0.5}
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         self.sum = 0
