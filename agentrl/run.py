@@ -2,7 +2,7 @@
 
 config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
 metrics.jsonl     a line a step, and a line a measurement
-told.jsonl        what was said of it: alarms, signs of trouble
+told.jsonl        what was said of it: alarms, signs of trouble, stalls
 trajectories/     a Parquet file a step, a row an episode (schema below)
 model/            the final policy, as from_pretrained takes it
 summary.json      before and after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 import pyarrow as pa
@@ -27,7 +27,7 @@ class Counter(ToolEnv):
     """Counts; what it is worth is the count."""
 
     goal = 2
-    reward_weights: ClassVar[dict[str, float]] = {"said": 0.5}
+    reward_weights = {"said": 0.5}
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         self.sum = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -180,12 +181,12 @@ def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path
         "    played = 0\n\n"
         "    async def score(self, trajectory):\n"
         "        Slow.played += 1\n"
-        "        if Slow.played == 9:  # the first of training: two tasks were measured, sampled and greedy\n"
+        "        if Slow.played == 9:  # the first of training: four tasks were measured, sampled and greedy\n"
         "            time.sleep(0.6)\n"
-        "            await anyio.sleep(0.8)\n"
+        "            await anyio.sleep(1.2)\n"
         "        return await super().score(trajectory)\n"
     )
-    small = {
+    small: dict[str, Any] = {
         "steps": 1,
         "rollout": {"tasks": 2, "group_size": 2, "stall_s": 0.3},
         "eval": {"final_tasks": 4, "every": 0},
@@ -198,9 +199,10 @@ def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path
 
     train(f"{tmp_path / 'slow.py'}:Slow", run={"dir": str(tmp_path / "run")}, watcher=Listening(), **small)
     told = [json.loads(line) for line in (tmp_path / "run" / "told.jsonl").read_text().splitlines()]
-    stall = next(t for t in told if "nothing has gone on for 0.3 s: 1 episode waits on" in t["text"])
+    stall = re.compile(r"nothing has gone on for 0\.3 s: \d+ episodes? waits? on ")
+    assert any(stall.match(t["text"]) for t in told if t["step"] == 1)
     blocked = next(t for t in told if "the event loop was held up for" in t["text"] and "Slow.score" in t["text"])
-    assert (stall["step"], blocked["step"]) == (1, 1)
+    assert blocked["step"] == 1
     assert [t["text"] for t in told] == heard
 
 

@@ -192,7 +192,7 @@ def test_episodes_are_searched_ordered_and_opened_by_keys_alone(page: Page) -> N
     p.keyboard.press("j")
     until(p, f"document.querySelector('.pane h2')?.textContent !== {first!r}")
     p.keyboard.press("t")
-    p.wait_for_selector(".tok")
+    p.wait_for_selector(".tokens .tok")
     p.keyboard.press("c")
     until(p, "location.hash.includes('color=logprob')")
     p.keyboard.press("Escape")
@@ -233,7 +233,7 @@ def test_tokens_are_coloured_and_each_says_why(page: Page) -> None:
     p.wait_for_selector(".row[data-id]")
     p.keyboard.press("j")
     p.keyboard.press("Enter")
-    p.wait_for_selector(".tok.by-model")
+    p.wait_for_selector(".tokens .tok.by-model")
     assert p.locator(".tok.by-prompt").count() > 5
     assert p.locator(".tok.by-world").count() >= 1
     for color, classes in (("logprob", "h"), ("ratio", "p"), ("advantage", "p"), ("staleness", "h")):
@@ -301,7 +301,7 @@ def test_a_hostile_conversation_is_text(page: Page) -> None:
     assert box["height"] < 200  # a letter with 400 accents does not paint over others
     page.shot("hostile")
     p.keyboard.press("t")
-    p.wait_for_selector(".tok")
+    p.wait_for_selector(".tokens .tok")
     assert p.locator(".tokens script, .tokens img").count() == 0
     page.shot("hostile-tokens")
 
@@ -316,7 +316,7 @@ def test_ten_megabytes_do_not_freeze_the_page(page: Page) -> None:
     p.get_by_role("button", name="show all").click()
     until(p, "Number(document.querySelector('.more .dim').textContent.split(' ')[0].replaceAll(',', '')) > 200000")
     p.keyboard.press("t")  # in the middle of it
-    p.wait_for_selector(".tok")
+    p.wait_for_selector(".tokens .tok")
     assert p.locator(".tok").count() < 5_000
     assert "of 200,002 tokens" in text(p, ".conversation .more")
 
@@ -356,7 +356,7 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(browser: Any, tmp_path: Path) ->
 def test_it_can_be_read_by_day_and_by_night(browser: Any, site: Site, scheme: str) -> None:
     page = Page(browser, site, color_scheme=scheme)
     p = page.open("/#/episodes?run=0&id=train-30:0&mode=tokens")
-    p.wait_for_selector(".tok.by-model")
+    p.wait_for_selector(".tokens .tok.by-model")
     for selector in ("body", ".row .id", ".dim", ".tok.by-model", ".tok.by-prompt", ".tok.by-world", "nav a", ".bad"):
         assert p.evaluate(CONTRAST, selector) >= 4.5, selector
     for name, address in (
