@@ -139,6 +139,7 @@ async def _train(
             before = await training.measure(0, config.eval.final_tasks)
         else:
             run.rewind(begun, state["mark"])
+            checkpoint.tidy(run.folder / "checkpoints", begun)
             before = state["before"]
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")

@@ -15,8 +15,8 @@ at the end; none in two; no token is older than was asked for; and what a checkp
   measure     during a measurement between steps
   end         after the last step: while the model is saved, or during the last measurement
 
-Other words are settings of the run: ``kills.py --rollout.sampler order``. Exit status 1, and the differences, where there
-are any.
+Other words are settings of the run: ``kills.py --rollout.dynamic true``. Exit status 1, and the differences, where
+there are any.
 
 The undisturbed run is a process of its own. The others are forks of this one, which has imported torch and has started
 no thread: an attempt takes half a second to start, not six. They call what ``agentrl`` calls, each in its own process.

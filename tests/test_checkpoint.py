@@ -237,6 +237,15 @@ def test_damaged_ones_of_later_steps_do_not_push_out_those_that_are_whole(tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1000000", "step-1000001"]
 
 
+def test_what_a_killed_process_did_not_come_to_remove_is_removed(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"step": step})
+    shutil.copytree(tmp_path / "step-000003", tmp_path / "step-000001")
+    (tmp_path / ".step-000004.part").mkdir()
+    checkpoint.tidy(tmp_path, 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+
+
 class Odd(Env):
     """What its reset tells is for its own use."""
 

@@ -1,4 +1,4 @@
-"""A run's folder: files that are whole or not there, one process at a time, and a sentence for what the disk refuses."""
+"""A run's folder: files that are whole or not there, one process at a time, what the disk refuses as a sentence."""
 
 from __future__ import annotations
 
