@@ -32,23 +32,30 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     """
     target = folder / f"step-{step:06d}"
     aside = folder / f".{target.name}.part"
-    for left in folder.glob(".step-*.part"):  # of a process that was killed here
-        shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
         _write(aside, state)
-    except RuntimeError as error:  # torch's word for a full disk
+    except RuntimeError as error:  # torch closes its file, fails again, and so hides what the system said
         shutil.rmtree(aside, ignore_errors=True)
-        raise OSError(f"{str(error).splitlines()[0]} (is the disk full?)") from error
+        said = error.__context__
+        raise said if isinstance(said, OSError) else OSError(str(error).splitlines()[0]) from error
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     shutil.rmtree(target, ignore_errors=True)  # of a run that went on from an earlier one
     aside.rename(target)
     _sync(folder)
-    steps = _steps(folder)
-    for old in [p for p in steps if _step(p) > step] + [p for p in steps if _step(p) <= step][:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    tidy(folder, step)
+
+
+def tidy(folder: Path, step: int) -> None:
+    """Remove what a run at a step has no use for: the oldest, damaged ones of later steps, what is half-written."""
+    before, later = [], []
+    for path in _steps(folder):
+        (later if _step(path) > step else before).append(path)
+    for path in [*before[:-KEPT], *later, *folder.glob(".step-*.part")]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write(aside: Path, state: dict[str, Any]) -> None:

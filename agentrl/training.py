@@ -141,6 +141,7 @@ async def _train(
             before = await training.measure(0, config.eval.final_tasks)
         else:
             run.rewind(begun, state["mark"])
+            checkpoint.tidy(run.folder / "checkpoints", begun)
             before = state["before"]
             training.at = begun
             await training.load(state)

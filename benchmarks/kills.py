@@ -3,9 +3,9 @@
 ``agentrl train --deterministic true`` on math-tools with nano, killed with SIGKILL and gone on with until it ends, as
 often as it takes for ``--kills`` kills. Each run that ended so is compared with one that nobody disturbed: the final
 weights byte by byte, and the metrics, the episodes, what was told, the summary and the names of all files, apart from
-what the clock says. With ``--staleness`` the rollouts are asynchronous and the calculator is slow; what is compared
-then is the ledger: every task that was dealt is learned from in one step, was played anew for another, or is still
-pending at the end; none in two; no token is older than was asked for; and what a checkpoint had seen is never touched again.
+what the clock says. With ``--staleness`` the rollouts are asynchronous and the calculator is slow; what is compared then
+is the ledger: every task that was dealt is learned from in one step, was played anew for another, or is still pending
+at the end; none in two; no token is older than was asked for; and what a checkpoint had seen is never touched again.
 
   any         a moment of the run, uniformly
   start       a moment of the start-up, or of going on
@@ -15,7 +15,7 @@ pending at the end; none in two; no token is older than was asked for; and what 
   measure     during a measurement between steps
   end         after the last step: while the model is saved, or during the last measurement
 
-Other words are settings of the run: ``kills.py --rollout.sampler order``. Exit status 1, and the differences, where
+Other words are settings of the run: ``kills.py --rollout.dynamic true``. Exit status 1, and the differences, where
 there are any.
 
 The undisturbed run is a process of its own. The others are forks of this one, which has imported torch and has started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,19 @@ def test_by_the_command_line(tmp_path: Path) -> None:
         torch.testing.assert_close(two[name], weight, atol=2e-3, rtol=1e-2)
     lines = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "grad_norm" in line] == [1, 2]
+
+
+@pytest.mark.slow
+def test_several_processes_go_on_together(tmp_path: Path) -> None:
+    """The optimizer's memory is everybody's: copies that step apart would not stay the same."""
+    words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "3", "--eval.final_tasks", "2"]
+    words += ["--rollout.tasks", "4", "--eval.every", "0", "--deterministic", "true", "--run.save_every", "1"]
+    run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "whole"))
+    run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "parts"))
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-000003")
+    run(*TORCHRUN, "-m", "agentrl", "train", "--resume", str(tmp_path / "parts"))
+    whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 def test_alone_there_is_nothing_to_do() -> None:

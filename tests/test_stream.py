@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -202,3 +203,62 @@ async def test_what_came_of_a_task_is_told_to_the_sampler() -> None:
     async with streaming(play, Listening(None, 0), Plan(3, 2)) as stream:
         batches = await learned(stream, play.engine, 2)
     assert told == [g for b in batches for g in b.groups]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2),
+    st.lists(st.floats(0, 0.003), min_size=1, max_size=7),
+    st.lists(st.tuples(st.integers(0, 3), st.floats(0, 0.004)), max_size=6),
+    st.booleans(),
+)
+def test_killed_anywhere_no_task_is_lost_and_none_learned_from_twice(
+    k: int, seconds: list[float], kills: list[tuple[int, float]], some_lost: bool
+) -> None:
+    """A kill comes so many steps and seconds after the checkpoint from which the run went on; each step saves one."""
+    worth = lost_of if some_lost else lambda task: random.random()
+    play, plan = rollout(seconds=lambda task: seconds[task % len(seconds)], worth=worth), Plan(3, 2, k, redraw=2)
+    ledger: list[Batch] = []
+    sampler, ahead = TaskSampler(None, 0), None
+
+    async def go_on(steps: int, then_s: float) -> None:
+        """Learns and saves, and is gone in the middle of the next step."""
+        nonlocal sampler, ahead
+        again = TaskSampler(None, 0)
+        again.load(sampler.state())
+        async with streaming(play, again, plan, step=len(ledger), ahead=pickle.loads(pickle.dumps(ahead))) as stream:
+            for _ in range(steps):
+                ledger.append(await stream.take())
+                stream.advance()
+                ahead = stream.state()
+                sampler = TaskSampler(None, 0, again.cursor)
+            with anyio.move_on_after(then_s):
+                await stream.take()
+
+    for steps, then_s in [*kills, (3, 0.0)]:
+        anyio.run(go_on, steps, then_s)
+    assert ahead is not None
+    learned = [g.task for b in ledger for g in b.groups]
+    others = [g.task for g in [*(g for b in ledger for g in b.others), *ahead.others]]
+    pending = [dealt.task for _, dealt in ahead.places]
+    assert sorted([*learned, *others, *pending]) == list(range(sampler.cursor))
+    assert max(age for b in ledger for age in b.staleness) <= k
+    assert all(len(b.groups) == 3 for b in ledger)
+    assert Slow.open == 0
+
+
+async def test_what_is_begun_anew_keeps_its_dice() -> None:
+    """A task dealt twice, before the kill and after it, is not played twice alike."""
+    play, sampler = rollout(), TaskSampler(2, 0)
+    async with streaming(play, sampler, Plan(3, 2, 1)) as stream:
+        await learned(stream, play.engine, 2)
+        before = stream.state()
+    async with streaming(play, sampler, Plan(3, 2, 1), step=2, ahead=before) as stream:
+        batch = await stream.take()
+        after = stream.state()
+        kept = [place for place in after.places if place in before.places]
+        assert len(kept) == len(before.places) - len(batch.groups)
+        assert after.admitted == before.admitted
+        stream.advance()
+        dice = [(number // 3, dealt.task, dealt.first) for number, dealt in stream.state().places]
+    assert len(set(dice)) == len(dice)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl import UserError, train
-from agentrl.tracking import COLUMNS, Tracking, check, tracking
+from agentrl.tracking import COLUMNS, Tracking, _given, check, tracking
 from agentrl.types import Stop, Trajectory
 
 
@@ -48,6 +48,28 @@ def test_a_training_is_tracked(tmp_path: Path) -> None:
     logged = [(line["step"], line["reward"]) for line in lines if "reward" in line]
     assert [(e.step, pytest.approx(e.value)) for e in events.Scalars("reward")] == logged
     assert "eval/greedy_reward" in events.Tags()["scalars"]
+
+
+def test_tensorboard_shows_no_step_twice_where_a_run_goes_on(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for begun, last in ((0, 4), (2, 5)):  # killed at 4, and gone on with after 2
+        with tracking(("tensorboard",), "p", tmp_path, {}, print, begun) as found:
+            for step in range(begun + 1, last + 1):
+                found.log(step, {"reward": step + begun / 10})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    shown = [(e.step, pytest.approx(e.value)) for e in events.Scalars("reward")]
+    assert shown == [(1, 1.0), (2, 2.0), (3, 3.2), (4, 4.2), (5, 5.2)]
+
+
+def test_wandb_goes_on_with_the_same_run(tmp_path: Path) -> None:
+    (tmp_path / "wandb" / "run-20260101_000000-older").mkdir(parents=True)
+    (tmp_path / "wandb" / "offline-run-20260102_000000-newer").mkdir()
+    known = {"name": "r", "dir": str(tmp_path)}
+    assert _given("wandb", "r", tmp_path, 0) == known
+    assert _given("wandb", "r", tmp_path, 5) == known | {"id": "newer", "resume": "allow"}
+    assert _given("wandb", "r", tmp_path / "none", 5) == {"name": "r", "dir": str(tmp_path / "none")}
 
 
 class Fails:

@@ -1,0 +1,172 @@
+"""A run's folder: files that are whole or not there, one process at a time, what the disk refuses as a sentence."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl import UserError, train
+from agentrl.cli import main
+from agentrl.folder import Lock, put, writing
+from agentrl.run import create
+from agentrl.watching import Watcher
+
+EXACT: dict[str, Any] = {
+    "steps": 3,
+    "deterministic": True,
+    "rollout": {"tasks": 2, "group_size": 2},
+    "eval": {"every": 0, "final_tasks": 2},
+    "learner": {"lr": 1e-3},
+}
+
+
+def limit(size: int) -> None:
+    """No file may grow over it, in bytes: the system itself refuses the write, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.fixture(autouse=True)
+def _unlimited() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def disk(path: Path, options: str) -> Iterator[Path]:
+    """A disk of its own, where one can be had."""
+    path.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", options, "none", str(path)]
+    if os.geteuid() or subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("before")
+
+    def write(size: int) -> None:
+        with put(file) as aside:
+            aside.write_text("x" * size)
+
+    limit(100)
+    with pytest.raises(OSError, match="File too large"):
+        write(101)
+    assert file.read_text() == "before"
+    write(100)
+    assert file.read_text() == "x" * 100
+    assert [p.name for p in tmp_path.iterdir()] == ["a.toml"]
+
+
+def test_what_the_disk_refuses_is_a_sentence(tmp_path: Path) -> None:
+    limit(10)
+    with pytest.raises(UserError) as told, writing(tmp_path):
+        (tmp_path / "a").write_text("x" * 11)
+    assert str(told.value) == (
+        f"cannot write to the run folder {str(tmp_path)!r}: File too large; what is in it is kept: once it can be "
+        f"written, agentrl train --resume {tmp_path}"
+    )
+
+
+def test_the_settings_of_a_run_are_not_lost_where_it_cannot_go_on(tmp_path: Path) -> None:
+    run = create(str(tmp_path / "r"), "shop", 'env = {name = "shop"}\n')
+    run.close()
+    limit(5)
+    with pytest.raises(UserError, match=r"cannot write the run folder '.*r': File too large; give another --run.dir"):
+        create(str(run.folder), "shop", 'env = {name = "shop"}\n', resume=True)
+    assert (run.folder / "config.toml").read_text() == 'env = {name = "shop"}\n'
+
+
+@pytest.mark.parametrize("text", [None, "steps = ", "\xff"])
+def test_a_run_without_its_settings_does_not_go_on(text: str | None, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    if text is not None:
+        (tmp_path / "config.toml").write_text(text, "latin-1")
+    with pytest.raises(UserError, match=r"cannot go on: its config.toml is missing or damaged; give another --run.dir"):
+        create(str(tmp_path), "shop", "steps = 1\n", resume=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_folder_is_for_one_process_and_for_no_child_of_one_that_is_gone(tmp_path: Path) -> None:
+    """A tool's process may live longer than the run that was killed."""
+    code = (
+        "import os, signal, subprocess, sys; from pathlib import Path; from agentrl.folder import Lock\n"
+        f"lock = Lock(Path({str(tmp_path)!r}))\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, close_fds=False)\n"
+        "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    words = [sys.executable, "-c", code]
+    run = subprocess.run(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    assert run.returncode == -9
+    lock = Lock(tmp_path)
+    with pytest.raises(UserError, match="another process is at the run in"):
+        Lock(tmp_path)
+    lock.close()
+    Lock(tmp_path).close()
+
+
+class Filling(Watcher):
+    """The disk is full from a phase of the second step on."""
+
+    def __init__(self, phase: str) -> None:
+        self.phases, self.at, self.heard = 0, phase, list[str]()
+
+    def phase(self, name: str, episodes: int) -> None:
+        self.phases += name == self.at
+        if self.phases == 2:
+            limit(1000)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        if self.at == "end" and step == 3:
+            limit(1000)
+
+    def said(self, text: str) -> None:
+        self.heard.append(text)
+
+
+@pytest.mark.parametrize("phase", ["learn", "end"])
+def test_a_run_on_a_full_disk_goes_on_once_there_is_room(phase: str, tmp_path: Path) -> None:
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    train("math-tools", run={"dir": str(whole), "save_every": 1}, **EXACT)
+    run = {"dir": str(full), "save_every": 1, "resume": True}
+    watcher = Filling(phase)
+    with pytest.raises(UserError, match=r"cannot write to the run folder .*; what is in it is kept"):
+        train("math-tools", run=run, watcher=watcher, **EXACT)
+    missed = "no checkpoint of step 3: File too large; the one before is whole"
+    assert watcher.heard == ([missed] if phase == "end" else [])
+    limit(resource.RLIM_INFINITY)
+    train("math-tools", run=run, **EXACT)
+    one, other = (load_file(run / "model" / "model.safetensors") for run in (whole, full))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert {str(p.relative_to(whole)) for p in whole.rglob("*")} == {str(p.relative_to(full)) for p in full.rglob("*")}
+
+
+def test_a_disk_that_fills_up_by_itself(tmp_path: Path) -> None:
+    with disk(tmp_path / "small", "size=20m") as small:
+        words = ["train", "--env", "math-tools", "--steps", "6", "--rollout.tasks", "2", "--rollout.group_size", "2"]
+        words += ["--eval.every", "0", "--eval.final_tasks", "2", "--run.save_every", "1", "--run.dir", f"{small}/r"]
+        assert main(words) == 2
+        assert not list(small.rglob("*.part"))
+        subprocess.run(["mount", "-o", "remount,size=100m", str(small)], check=True)
+        assert main(["train", "--resume", f"{small}/r"]) == 0
+        assert (small / "r" / "model" / "model.safetensors").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with disk(tmp_path / "locked", "ro") as locked:
+        assert main(["train", "--env", "math-tools", "--run.dir", f"{locked}/r"]) == 2
+    assert "Read-only file system; give another --run.dir" in capsys.readouterr().err
