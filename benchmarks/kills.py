@@ -3,8 +3,8 @@
 ``agentrl train --deterministic true`` on math-tools with nano, killed with SIGKILL and gone on with until it ends, as
 often as it takes for ``--kills`` kills. Each run that ended so is compared with one that nobody disturbed: the final
 weights byte by byte, and the metrics, the episodes, what was told, the summary and the names of all files, apart from
-what the clock says. With ``--staleness`` the rollouts are asynchronous and the calculator is slow; what is compared then
-is the ledger: every task that was dealt is learned from in one step, was played anew for another, or is still pending
+what the clock says. With ``--staleness`` the rollouts are asynchronous and the calculator is slow; what is compared
+then is the ledger: every task that was dealt is learned from in one step, was played anew for another, or is still pending
 at the end; none in two; no token is older than was asked for; and what a checkpoint had seen is never touched again.
 
   any         a moment of the run, uniformly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -255,7 +256,7 @@ class Odd(Env):
         return "2+2?", {"lock": threading.Lock()}
 
     async def step(self, action: Reply) -> Step:
-        return Step("", float(len(action.text) % 2), True, False, {})
+        return Step("", random.random(), True, False, {})
 
 
 def test_what_a_reset_tells_may_be_anything(tmp_path: Path) -> None:
