@@ -402,9 +402,12 @@ def dump_toml(config: TrainConfig) -> str:
     return note + tomli_w.dumps({"env": env, **config.model_dump(mode="json", exclude_none=True, exclude={"env"})})
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, tables: bool = False) -> bool:
+    """Whether TOML holds it. Tables in a list are rows of a dataset, unless they are within a table of settings."""
+    if isinstance(value, Mapping):
+        return all(isinstance(k, str) and _is_plain(v, tables=True) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return all(_is_plain(v) for v in value)
+        return all(_is_plain(v, tables) and (tables or not isinstance(v, Mapping)) for v in value)
     return isinstance(value, str | int | float | bool)
 
 

@@ -2,7 +2,7 @@
 
 config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
 metrics.jsonl     a line a step, and a line a measurement
-told.jsonl        what was said of it: alarms, signs of trouble
+told.jsonl        what was said of it: alarms, signs of trouble, stalls
 trajectories/     a Parquet file a step, a row an episode (schema below)
 model/            the final policy, as from_pretrained takes it
 summary.json      before and after
@@ -17,6 +17,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +30,7 @@ from agentrl.errors import UserError
 from agentrl.folder import Lock, put, reason, writing
 from agentrl.types import Group, Trajectory, Worth, utf8
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"  # 1 had no weights and no learner_logprobs
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
 _SEGMENT = pa.struct(
     [
@@ -37,6 +38,7 @@ _SEGMENT = pa.struct(
         ("token_ids", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
         ("versions", pa.list_(pa.int32())),
+        ("learner_logprobs", pa.list_(pa.float32())),  # before the update; null where it was not trained
     ]
 )
 _CALL = pa.struct([("turn", pa.int32()), ("name", pa.string()), ("status", pa.string()), ("seconds", pa.float64())])
@@ -48,6 +50,7 @@ SCHEMA = pa.schema(
         ("member", pa.int32()),
         ("reward", pa.float64()),  # null: not scored, or the world failed
         ("rewards", _NAMED),
+        ("weights", _NAMED),  # of the parts; 1.0 for one that is not named
         ("step_rewards", pa.list_(pa.float64())),
         ("advantage", pa.float64()),  # the mean of the turns' where each has its own
         ("advantages", pa.list_(pa.float64())),  # one a turn
@@ -61,6 +64,9 @@ SCHEMA = pa.schema(
     ],
     metadata={"agentrl_trajectories": SCHEMA_VERSION},
 )
+
+
+Learned = Sequence[float] | None  # one for each sampled token of an episode
 
 
 @dataclass(frozen=True)
@@ -84,13 +90,26 @@ class Run:
             lines.write(json.dumps(line) + "\n")
 
     def write_trajectories(
-        self, step: int, groups: Sequence[Group], advantages: Sequence[Sequence[Worth]], split: str = "train"
+        self,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Sequence[Sequence[Worth]],
+        split: str = "train",
+        learned: Sequence[Sequence[Learned]] = (),
     ) -> None:
-        """One file; ``advantages`` has one for each member of each group, or one for each of its turns."""
+        """One file.
+
+        Args:
+            advantages: one for each member of each group, or one for each of its turns.
+            learned: likewise the learner's logprobs of the sampled tokens, before the update; None where it was not
+                trained. By default none was.
+        """
         rows = [
-            _row(step, split, member, trajectory, advantage)
-            for group, own in zip(groups, advantages, strict=True)
-            for member, (trajectory, advantage) in enumerate(zip(group, own, strict=True))
+            _row(step, split, member, trajectory, advantage, logprobs)
+            for group, own, its in zip(
+                groups, advantages, learned or [[None] * len(o) for o in advantages], strict=True
+            )
+            for member, (trajectory, advantage, logprobs) in enumerate(zip(group, own, its, strict=True))
         ]
         target = self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
         with writing(self.folder), put(target) as aside:
@@ -251,7 +270,9 @@ def _point_last(path: Path) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: Worth) -> dict[str, Any]:
+def _row(
+    step: int, split: str, member: int, trajectory: Trajectory, advantage: Worth, learned: Learned
+) -> dict[str, Any]:
     t = trajectory
     by_turn = list(advantage) if isinstance(advantage, tuple) else [advantage] * t.turns
     return {
@@ -261,20 +282,33 @@ def _row(step: int, split: str, member: int, trajectory: Trajectory, advantage: 
         "member": member,
         "reward": t.reward,
         "rewards": _named(t.rewards.items()),
+        "weights": _named(t.weights.items()),
         "step_rewards": list(t.step_rewards),
         "advantage": fmean(by_turn) if by_turn else 0.0,
         "advantages": by_turn,
         "stop": t.stop.value,
         "fault": t.fault.kind if t.fault else None,
         "fault_message": utf8(t.fault.message) if t.fault else None,
-        "segments": [
-            {"author": s.author, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
-            for s in t.segments
-        ],
+        "segments": _segments(t, learned),
         "messages": utf8(json.dumps(t.messages, ensure_ascii=False)),
         "calls": [{"turn": c.turn, "name": utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
         "timings": _named(t.timings.items()),
     }
+
+
+def _segments(trajectory: Trajectory, learned: Learned) -> list[dict[str, Any]]:
+    """``learned`` is cut where the model's segments end."""
+    left = None if learned is None else iter(learned)
+    return [
+        {
+            "author": s.author,
+            "token_ids": s.token_ids,
+            "logprobs": s.logprobs,
+            "versions": s.versions,
+            "learner_logprobs": None if left is None or s.author != "model" else list(islice(left, len(s.token_ids))),
+        }
+        for s in trajectory.segments
+    ]
 
 
 def _named(items: Iterable[tuple[str, float | None]]) -> list[dict[str, Any]]:

@@ -78,6 +78,7 @@ def trajectory(row: Row) -> Trajectory:
         messages=tuple(json.loads(row["messages"])),
         stop=Stop(row["stop"]),
         rewards={r["name"]: r["value"] for r in row["rewards"]},
+        weights={w["name"]: w["value"] for w in row.get("weights") or ()},
         step_rewards=tuple(row["step_rewards"]),
         timings={t["name"]: t["value"] for t in row["timings"]},
         calls=tuple(CallRecord(**c) for c in row["calls"]),

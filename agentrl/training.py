@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from agentrl.learner.credit import CREDITS
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.objective import Objective
 from agentrl.learner.optimizers import make_optimizers
-from agentrl.learner.packing import Advantage, samples
+from agentrl.learner.packing import Advantage, chosen, samples
 from agentrl.learner.ranks import Ranks, joined
 from agentrl.policy import Policy, resolved
 from agentrl.rollout import Rollout
@@ -120,17 +121,18 @@ async def _train(
 ) -> dict[str, Any]:
     async with opened(config, spec, loaded) as session, interrupts(watcher) as stop, AsyncExitStack() as watched:
         tracking.check(config.run.trackers)
-        run = create(config.run.dir, spec.name, dump_toml(session.config), resume=config.run.resume)
+        written = dump_toml(session.config)
+        run = create(config.run.dir, spec.name, written, resume=config.run.resume)
         watched.callback(run.close)
         begun, state = _found(run, config)
         watcher.started(session, run)
-        named = {name: str(value) for name, value in flat(config.model_dump(mode="json", exclude_none=True)).items()}
+        named = {name: str(value) for name, value in flat(tomllib.loads(written)).items()}
         trackers = watched.enter_context(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said, begun)
         )
         training = _Training(session, run, watcher, curriculum, ranks, trackers)
-        watched.enter_context(blocking_told(watcher.said))
-        await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, watcher.said))
+        watched.enter_context(blocking_told(training.say))
+        await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, training.say))
         await watched.enter_async_context(told_on_signal(training, watcher))
         if not state:
             if run.mark():
@@ -141,6 +143,7 @@ async def _train(
             run.rewind(begun, state["mark"])
             checkpoint.tidy(run.folder / "checkpoints", begun)
             before = state["before"]
+            training.at = begun
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")
         async with training.streaming(begun, state.get("ahead")) as stream:
@@ -203,6 +206,7 @@ class _Training:
     cpu_seconds: float = 0.0
     sampled_tokens: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
+    at: int = 0  # the step that is being made or measured
 
     def __post_init__(self) -> None:
         config = self.session.config
@@ -262,7 +266,7 @@ class _Training:
         return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, ahead=ahead, watch=watch)
 
     async def step(self, step: int, stream: Stream) -> None:
-        config, engine = self.session.config, self.session.engine
+        config, engine, self.at = self.session.config, self.session.engine, step
         begun, cpu = perf_counter(), process_time()
         self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
         taken = await stream.take()
@@ -273,11 +277,11 @@ class _Training:
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
         kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
-        rows = samples(kept, self.advantage, frozenset(config.learner.mask_stops))
+        members = chosen(kept, self.advantage, frozenset(config.learner.mask_stops))
         self.watcher.phase("learn", 0)
         self.learner.set_lr(_lr_share(step, config))
         ages = [age // config.learner.updates for age in stale(kept, self.learner.version)]
-        learned = await to_thread.run_sync(partial(self.learner.update, rows))
+        learned = await to_thread.run_sync(partial(self.learner.update, samples(members)))
         updated = perf_counter()
         await engine.update_weights(self.session.policy.model, self.learner.version)
         if not config.deterministic:
@@ -296,7 +300,7 @@ class _Training:
             "time/learn": updated - rolled,
             "time/sync": perf_counter() - updated,
         }
-        await to_thread.run_sync(self._write, step, groups)
+        await to_thread.run_sync(self._write, step, groups, [t for t, _ in members])
         values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
         self._count(values)
         self.run.log({"step": step, **values})
@@ -307,7 +311,7 @@ class _Training:
 
     async def measure(self, step: int, wanted: int) -> Comparison:
         """Sampled and greedy reward on held-out tasks: the same tasks each time."""
-        self.measuring = rollout = self.session.rollout("test")
+        self.at, self.measuring = step, (rollout := self.session.rollout("test"))
         seed = self.session.config.seed
         tasks = held_out(self.session.spec, wanted)
         self.watcher.phase("measure", 2 * len(tasks))
@@ -354,9 +358,15 @@ class _Training:
             played = [t for g in groups for t in g]
             raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
 
-    def _write(self, step: int, groups: Sequence[Group]) -> None:
+    def _write(self, step: int, groups: Sequence[Group], trained: Sequence[Trajectory]) -> None:
         advantages = self.advantage([list(g) for g in groups])
-        self.run.write_trajectories(step, groups, advantages)
+        logprobs = {id(t): old.tolist() for t, old in zip(trained, self.learner.old, strict=True)}
+        learned = [[logprobs.get(id(t)) for t in g] for g in groups]
+        self.run.write_trajectories(step, groups, advantages, learned=learned)
+
+    def say(self, text: str) -> None:
+        """To whoever watches, and whoever looks later."""
+        self._tell(self.at, [text])
 
     def _tell(self, step: int, sentences: Sequence[str]) -> None:
         for text in sentences:

@@ -51,7 +51,7 @@ def test_packages_may_add_verbs(
     added = {n: EntryPoint(n, f"{n}ing:main", "agentrl.commands") for n in ("greet", "break", "train")}
     monkeypatch.setattr("agentrl.registry.available", lambda kind: added if kind == "command" else {})
     assert main([]) == 0
-    assert "greet   from greeting:main" in capsys.readouterr().out
+    assert "greet       from greeting:main" in capsys.readouterr().out
     assert main(["greet", "you"]) == 3
     assert capsys.readouterr().out == "hello you\n"
     assert "did you mean 'greet'?" in refused(capsys, "greed")

@@ -270,6 +270,19 @@ def test_the_names_are_those_that_the_learner_knows() -> None:
     assert set(get_args(LearnerConfig.model_fields["optimizer"].annotation)) == OPTIMIZERS.keys()
 
 
+def test_tables_of_an_environment_are_saved_too() -> None:
+    own = {"make": {"is_slippery": False}, "config": {"datasets": [{"name": "sum", "config": {"terms": 3}}]}}
+    config = build(("test", {"env": {"name": "gym:FrozenLake-v1", **own}}))
+    assert build(("file", tomllib.loads(dump_toml(config)))) == config
+
+
+def test_rows_and_functions_are_no_settings_and_are_named_in_a_comment() -> None:
+    given = {"data": [{"prompt": "one"}, {"prompt": "two"}], "rewards": [len], "prompt_column": "prompt"}
+    written = dump_toml(build(("test", {"env": {"name": "prompts", **given}})))
+    assert "not written here: env.data, env.rewards" in written
+    assert tomllib.loads(written)["env"] == {"name": "prompts", "prompt_column": "prompt"}
+
+
 @pytest.mark.parametrize("learner", [{"loss": "cispo"}, {"loss": "vespo"}, {"advantage": "gigpo", "gamma": 0.9}, {}])
 def test_a_saved_config_has_every_setting_and_is_taken_again(learner: dict[str, Any]) -> None:
     config = build(("test", {"env": "math-tools", "learner": learner}))

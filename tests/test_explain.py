@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import runs
 
 from agentrl import UserError
-from agentrl.types import CallRecord, Group, Stop, Trajectory
+from agentrl.types import CallRecord, Group, Message, Stop, Trajectory
 from agentrl.view import calls, episode
 from agentrl.view.explain import of_episode, of_token
 from agentrl.view.store import Store
@@ -93,11 +94,18 @@ def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> Non
         == "written by the model, in turn 2, by version 1 of the policy (learned from at version 2: staleness 1)"
     )
     assert said[2] == "logprob -0.1: it was sampled with a probability of 0.905"
-    assert said[3] == "trained with advantage +0.707: made more likely"
+    assert said[3] == "ratio 0.9704: the learner gave it a logprob of -0.13 before the update"
+    assert said[4] == "trained with advantage +0.707: made more likely"
     for part, who in ((prompt, "the prompt"), (world, "the world")):
         masked = of_token(store, texts, "3:0", part["start"])
         assert masked[1].startswith(f"written by {who}")
         assert masked[2] == "masked: it is read and never learned from"
+
+
+def test_a_part_is_told_with_its_weight(tmp_path: Path) -> None:
+    own = replace(runs.wrong(7), rewards={"correct": 1.0, "short": 0.5, "style": None}, weights={"short": 0.2})
+    store = run_of(tmp_path, own, runs.wrong(7))
+    assert of_episode(store, "1:0")[2] == "reward 1.1 of correct 1, short 0.5 x 0.2, style none"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +155,31 @@ def test_messages_say_what_became_of_their_calls(tmp_path: Path) -> None:
         "seconds": 0.5,
     }
     assert (told[3]["status"], told[3]["seconds"]) == ("refused", 0.5)
+
+
+def test_turns_of_the_same_words_have_each_their_own_answers(tmp_path: Path) -> None:
+    """Their calls have the same ids, as an id is made of the turn's words."""
+    said: list[Message] = [{"role": "user", "content": "What do hats cost?"}]
+    for answer in ("error: closed", "7"):
+        said.append({"role": "assistant", "content": "", "tool_calls": [runs.call("price", item="hat")]})  # type: ignore[list-item]
+        said.append({"role": "tool", "content": answer, "tool_call_id": "c0", "name": "price"})
+    said.append({"role": "tool", "content": "of another day", "tool_call_id": "c9", "name": "price"})
+    records = [CallRecord(0, "price", "refused", 0.5), CallRecord(1, "price", "ok", 0.25)]
+    same = [CallRecord(1, "price", "ok", 0.125), CallRecord(1, "price", "refused", 0.75)]
+    store = run_of(
+        tmp_path, runs.played(7, said, 0.0, calls=records), runs.played(7, said, 0.0, calls=records[:1] + same)
+    )
+    told = episode.told(episode.read(store, episode.place("1:0")))
+    assert [told[n].get("status") or told[n]["calls"][0]["status"] for n in (1, 2, 3, 4)] == ["refused"] * 2 + [
+        "ok"
+    ] * 2
+    assert [told[n]["seconds"] for n in (2, 4)] == [0.5, 0.25]
+    assert "status" not in told[5]
+    told = episode.told(episode.read(store, episode.place("1:1")))
+    assert (told[3]["calls"][0]["status"], told[3]["calls"][0]["seconds"]) == (
+        "ok",
+        0.125,
+    )  # its own answer is no refusal
 
 
 def test_tokens_are_shown_as_they_are_read_together(tmp_path: Path) -> None:

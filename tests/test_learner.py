@@ -50,6 +50,16 @@ def rows(count: int = 8, seed: int = 0) -> list[Sample]:
     return found
 
 
+def alike(count: int = 4) -> list[Sample]:
+    """Rows of one prompt."""
+    prompt = [random.Random(9).randrange(VOCABULARY) for _ in range(40)]
+    found = []
+    for r in rows(count, seed=9):
+        mask = [0] * 40 + r.loss_mask
+        found.append(Sample(prompt + r.token_ids, mask, [-3.8 * m for m in mask], [r.advantages[0]] * len(mask)))
+    return found
+
+
 def learner(model: Any, name: str = "adamw", lr: float = 1e-3, **settings: Any) -> Learner:
     policy = copy.deepcopy(model)
     return Learner(policy, make_optimizers(policy, name, lr), LossSettings(threads=1, **settings))
@@ -169,6 +179,41 @@ def test_what_was_good_becomes_likelier_and_what_was_bad_less_likely(model: Any)
         assert likelihood(ours.policy, good) > likelihood(model, good) + 0.1
         assert likelihood(ours.policy, bad) < likelihood(model, bad) - 0.1
         assert ours.version == 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"packing": "prefix"},
+        {"packing": "padded"},
+        {"updates": 3, "temperature": 0.7},
+        {"top_entropy_quantile": 0.4},
+        {"gradient_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_the_old_logprobs_are_those_of_the_models_own_forward_pass(model: Any, settings: dict[str, Any]) -> None:
+    given_rows = [*rows(), *alike(), rows()[0]]  # prefixes in common, and a row that is there twice
+    ours = learner(model, lr=0.05, token_budget=64, **settings)
+    ours.update(given_rows)
+    temperature = settings.get("temperature", 1.0)
+    assert len(ours.old) == len(given_rows)
+    for r, old in zip(given_rows, ours.old, strict=True):
+        with torch.no_grad():
+            logp = (model(torch.tensor([r.token_ids])).logits[0, :-1] / temperature).log_softmax(-1)
+        each = logp.gather(1, torch.tensor(r.token_ids[1:])[:, None])[:, 0]
+        torch.testing.assert_close(old, each[torch.tensor(r.loss_mask[1:]) > 0], atol=1e-5, rtol=1e-5)
+    assert not any(old.requires_grad for old in ours.old)
+    ours.update([])
+    assert ours.old == []
+
+
+def test_the_old_logprobs_cost_no_pass_of_their_own(model: Any) -> None:
+    ours, passes = learner(model, packing="padded", updates=2), []
+    ours.policy.base_model.register_forward_hook(lambda *call: passes.append(1))
+    ours.update(rows())
+    assert len(passes) == 2
+    assert len(ours.old) == 8
 
 
 def test_what_it_tells(model: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.learner.advantage import dr_grpo
 from agentrl.learner.forest import grow
-from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix, samples
+from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix, chosen, samples
 from agentrl.types import Fault, Group, Sample, Segment, Stop, Trajectory
 
 
@@ -24,8 +25,12 @@ def played(reward: float | None, stop: Stop = Stop.TERMINATED, fault: Fault | No
     return Trajectory(0, row, (), stop, {"r": reward}, fault=fault)
 
 
+def rows_of(groups: Sequence[Group], *how: Any) -> list[Sample]:
+    return samples(chosen(groups, *how))
+
+
 def test_a_sample_is_the_row_with_its_advantage() -> None:
-    first, second = samples([Group(0, (played(1.0), played(0.0)))], dr_grpo)
+    first, second = rows_of([Group(0, (played(1.0), played(0.0)))], dr_grpo)
     assert first == Sample(
         [1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1], [0, 0, -0.5, -0.25, 0, -0.125], [0, 0, 0.5, 0.5, 0, 0.5]
     )
@@ -35,19 +40,19 @@ def test_a_sample_is_the_row_with_its_advantage() -> None:
 def test_who_is_not_trained() -> None:
     lost = played(1.0, Stop.FAULT, Fault("x", ""))
     silent = Trajectory(0, (Segment("prompt", (1,)),), (), Stop.MAX_TOKENS, {"r": 5.0})
-    assert samples([Group(0, (played(1.0), played(1.0)))], dr_grpo) == []
-    assert [s.advantages[-1] for s in samples([Group(0, (played(1.0), played(0.0), lost))], dr_grpo)] == [0.5, -0.5]
-    assert [s.advantages[-1] for s in samples([Group(0, (played(1.0), played(0.0), played(None)))], dr_grpo)] == [
+    assert rows_of([Group(0, (played(1.0), played(1.0)))], dr_grpo) == []
+    assert [s.advantages[-1] for s in rows_of([Group(0, (played(1.0), played(0.0), lost))], dr_grpo)] == [0.5, -0.5]
+    assert [s.advantages[-1] for s in rows_of([Group(0, (played(1.0), played(0.0), played(None)))], dr_grpo)] == [
         0.5,
         -0.5,
     ]
-    assert len(samples([Group(0, (played(1.0), silent))], dr_grpo)) == 1
+    assert len(rows_of([Group(0, (played(1.0), silent))], dr_grpo)) == 1
 
 
 def test_masked_stops_count_in_the_mean_and_are_not_trained() -> None:
     group = Group(0, (played(1.0), played(0.0, Stop.MAX_TOKENS), played(0.5)))
-    assert len(samples([group], dr_grpo)) == 2
-    (row,) = samples([group], dr_grpo, frozenset({Stop.MAX_TOKENS}))
+    assert len(rows_of([group], dr_grpo)) == 2
+    (row,) = rows_of([group], dr_grpo, frozenset({Stop.MAX_TOKENS}))
     assert row.advantages[-1] == 0.5
 
 
@@ -118,7 +123,7 @@ def test_each_turn_has_its_own_advantage_and_none_is_anything_else_s() -> None:
         Segment("model", (6,), (-1.0,), (0,)),
     )
     both = Group(0, tuple(Trajectory(0, turns, (), Stop.TERMINATED, rewards={"r": r}) for r in (1.0, 0.0)))
-    one, *others = samples([both], lambda groups: [[(0.5, -0.25), (0.0, 0.0)]])
+    one, *others = rows_of([both], lambda groups: [[(0.5, -0.25), (0.0, 0.0)]])
     assert one.advantages == [0.0, 0.0, 0.5, 0.5, 0.0, -0.25]
     assert not others
 

@@ -192,3 +192,11 @@ def test_lines_from_a_pipe_and_from_a_file() -> None:
         read = subprocess.run([sys.executable, *PLAY], stdin=file, capture_output=True, text=True, check=True)
     assert piped.stdout == read.stdout
     assert "total      0" in read.stdout
+
+
+def test_nobody_at_the_keyboard() -> None:
+    done = subprocess.run(
+        [sys.executable, *PLAY], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert "the input is over; nothing was scored" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -37,11 +37,14 @@ learner = Learner(policy, make_optimizers(policy, "adamw", 1e-3), settings, rank
 if ranks.follows:
     learner.follow()
 else:
-    told = [learner.update(alike(seed)) for seed in (0, 1)]
-    learner.set_lr(0.5)
-    told.append(learner.update(alike(2)[:1]))  # fewer micro-batches than processes
+    told, old = [], []
+    for rows in (alike(0), alike(1), alike(2)[:1]):  # at last fewer micro-batches than processes
+        told.append(learner.update(rows))
+        old += learner.old
+        learner.set_lr(1.0 if len(told) < 2 else 0.5)
     ranks.tell(None)
-torch.save({"policy": policy.state_dict(), "told": [] if ranks.follows else told}, f"{sys.argv[1]}/{ranks.rank}.pt")
+said = {} if ranks.follows else {"told": told, "old": old}
+torch.save({"policy": policy.state_dict(), **said}, f"{sys.argv[1]}/{ranks.rank}.pt")
 ranks.leave()
 """
 
@@ -67,6 +70,9 @@ def test_two_processes_learn_what_one_learns(loss: str, tmp_path: Path) -> None:
         torch.testing.assert_close(first["policy"][name], weight, atol=1e-5, rtol=1e-4)
     for one, other in zip(first["told"], alone["told"], strict=True):
         assert one == pytest.approx(other, abs=1e-4)
+    assert len(first["old"]) == len(alone["old"]) > 10  # of all rows, whoever learned from them
+    for mine, whole in zip(first["old"], alone["old"], strict=True):
+        torch.testing.assert_close(mine, whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -100,5 +106,17 @@ def test_alone_there_is_nothing_to_do() -> None:
     assert not ranks.follows
     assert ranks.own([1, 2, 3]) == [1, 2, 3]
     assert ranks.gathered("mine") == ["mine"]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 5, 6])
+def test_what_was_shared_out_is_put_together_again(world: int, count: int) -> None:
+    ranks = [Ranks(rank, world) for rank in range(world)]
+    whole = list(range(count))
+    assert ranks[0].put_together([r.own(whole) for r in ranks]) == whole
+
+
+def test_alone_nobody_is_told() -> None:
+    ranks = Ranks()
     ranks.tell(None)
     ranks.leave()

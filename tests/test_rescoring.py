@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -26,6 +27,7 @@ class Counter(ToolEnv):
     """Counts; what it is worth is the count."""
 
     goal = 2
+    reward_weights = {"said": 0.5}
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         self.sum = 0
@@ -78,8 +80,33 @@ def test_an_episode_comes_back_as_it_was(run: Path) -> None:
     for name in ("task", "messages", "stop", "rewards", "token_ids", "loss_mask", "versions", "fault", "answer"):
         assert getattr(back, name) == getattr(good, name), name
     assert [(c.turn, c.name, c.status) for c in back.calls] == [(0, "add", "ok"), (1, "add", "ok")]
+    assert (back.weights, back.reward) == ({"said": 0.5}, 1.5)
     assert back.logprobs == pytest.approx(good.logprobs)
     assert stored.trajectory(stored.row(run, stored.place("train-3:2"))).fault == Fault("gone", "it is")
+
+
+def test_an_episode_of_an_older_run_comes_back(run: Path) -> None:
+    """Schema 1 had neither weights nor the learner's logprobs."""
+    path = run / "trajectories" / "train-000003.parquet"
+    table = pq.read_table(path)
+    old = [
+        {k: v for k, v in row.items() if k != "weights"}
+        | {"segments": [{k: v for k, v in s.items() if k != "learner_logprobs"} for s in row["segments"]]}
+        for row in table.to_pylist()
+    ]
+    made = pa.Table.from_pylist(old).replace_schema_metadata({"agentrl_trajectories": "1"})
+    assert "weights" not in made.column_names
+    pq.write_table(made, path)
+    back = stored.trajectory(stored.row(run, stored.place("3:0")))
+    assert (back.weights, back.reward) == ({}, 2.0)
+    assert back.sampled_tokens > 0
+    from agentrl.view.explain import of_episode
+    from agentrl.view.store import Store
+
+    store = Store(run)
+    store.refresh()
+    assert store.problems == {}
+    assert of_episode(store, "3:0")[2] == "reward 1.5 of counted 1, said 1"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +142,7 @@ def test_episodes_are_scored_by_the_environment_as_it_is_now(run: Path, monkeypa
     assert [r.rewards for r in acted] == [{"counted": 1.0, "said": 1.0}, {"counted": 0.0, "said": 0.0}]
     assert asked == ["1", "1"]
     monkeypatch.setattr(Counter, "goal", 0)
-    assert [(r.before.reward, r.reward) for r in scored(run)] == [(2.0, 2.0), (0.0, 1.0)]
+    assert [(r.before.reward, r.reward) for r in scored(run)] == [(1.5, 1.5), (0.0, 1.0)]
 
 
 def test_episodes_are_scored_by_functions(run: Path) -> None:
@@ -140,7 +167,7 @@ def test_rescore_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[
     assert "2 episodes of" in told
     assert "polite" in told
     rows = pq.read_table(out).to_pylist()
-    assert [(r["row"], r["reward_before"], r["reward"]) for r in rows] == [(0, 2.0, 2.0), (1, 0.0, 0.0)]
+    assert [(r["row"], r["reward_before"], r["reward"]) for r in rows] == [(0, 1.5, 2.0), (1, 0.0, 0.0)]
     assert cli.main(["rescore", str(run), "--out", str(out)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert cli.main(["rescore", str(run / "trajectories")]) == 2

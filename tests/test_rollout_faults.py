@@ -12,7 +12,7 @@ import pytest
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, metrics, tool
 from agentrl.episode import Limits
 from agentrl.learner.advantage import Scored
-from agentrl.learner.packing import samples
+from agentrl.learner.packing import chosen, samples
 from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation, SamplingParams, Stop
@@ -153,7 +153,7 @@ async def test_a_faulted_episode_is_in_no_statistic_and_its_group_goes_on() -> N
         asked.extend([m.reward for m in group] for group in groups)
         return [[1.0] * len(group) for group in groups]
 
-    assert len(samples([group], advantage)) == 3
+    assert len(samples(chosen([group], advantage))) == 3
     assert asked == [[5.0] * 3]
 
 

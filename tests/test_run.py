@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ GOOD = Trajectory(
     messages=({"role": "user", "content": "Köln?"}, {"role": "assistant", "content": "1", "tool_calls": []}),
     stop=Stop.MAX_TURNS,
     rewards={"correct": 1.0, "style": None},
+    weights={"style": 0.5},
     step_rewards=(0.0, 0.5),
     timings={"reset": 0.25, "total": 1.5},
     calls=(CallRecord(0, "search", "ok", 0.125),),
@@ -44,25 +46,38 @@ def test_trajectories_are_rows_that_pyarrow_reads() -> None:
     run.write_trajectories(3, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
     table = pq.read_table("runs/a/trajectories/train-000003.parquet")
     assert table.schema.equals(SCHEMA)
-    assert table.schema.metadata[b"agentrl_trajectories"] == b"1"
+    assert table.schema.metadata[b"agentrl_trajectories"] == b"2"
     good, lost = table.to_pylist()
     assert (good["step"], good["split"], good["task"], good["member"]) == (3, "train", 2**40, 0)
     assert (good["reward"], good["advantage"], good["stop"], good["fault"]) == (1.0, 0.5, "max_turns", None)
     assert good["rewards"] == [{"name": "correct", "value": 1.0}, {"name": "style", "value": None}]
+    assert good["weights"] == [{"name": "style", "value": 0.5}]
     assert good["advantages"] == [0.5]
     assert (lost["advantage"], lost["advantages"]) == (0.0, [])
     assert good["step_rewards"] == [0.0, 0.5]
     assert good["timings"] == [{"name": "reset", "value": 0.25}, {"name": "total", "value": 1.5}]
-    assert good["segments"] == [
-        {"author": "prompt", "token_ids": [1, 2], "logprobs": None, "versions": None},
-        {"author": "model", "token_ids": [3, 4], "logprobs": [-0.5, -0.25], "versions": [7, 7]},
-        {"author": "world", "token_ids": [5], "logprobs": None, "versions": None},
+    names = ("author", "token_ids", "logprobs", "versions", "learner_logprobs")
+    assert [tuple(s[n] for n in names) for s in good["segments"]] == [
+        ("prompt", [1, 2], None, None, None),
+        ("model", [3, 4], [-0.5, -0.25], [7, 7], None),
+        ("world", [5], None, None, None),
     ]
     assert json.loads(good["messages"])[0] == {"role": "user", "content": "Köln?"}
     assert good["calls"] == [{"turn": 0, "name": "search", "status": "ok", "seconds": 0.125}]
     assert (lost["member"], lost["reward"], lost["stop"], lost["fault"]) == (1, None, "fault", "env_step")
     assert (lost["fault_message"], lost["calls"][0]["name"]) == ("it said ?", "?")
     assert json.loads(lost["messages"]) == [{"role": "user", "content": "half ?"}]
+
+
+def test_the_learners_logprobs_stand_beside_the_engines() -> None:
+    run = create("runs/a", "shop", "")
+    turns = (*GOOD.segments, Segment("model", (6,), (-2.0,), (8,)))
+    run.write_trajectories(
+        3, [Group(2**40, (replace(GOOD, segments=turns), LOST))], [(0.5, 0.0)], learned=[[[-0.5, -0.125, -1.5], None]]
+    )
+    good, lost = pq.read_table("runs/a/trajectories/train-000003.parquet").to_pylist()
+    assert [s["learner_logprobs"] for s in good["segments"]] == [None, [-0.5, -0.125], None, [-1.5]]
+    assert [s["learner_logprobs"] for s in lost["segments"]] == [None]
 
 
 def test_trajectories_are_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +151,23 @@ def test_a_folder_that_cannot_be_written_is_told(folder: str) -> None:
     Path("file").write_text("in the way")
     with pytest.raises(UserError, match=rf"cannot write the run folder '{folder}': .*; give another --run.dir"):
         create(folder, "shop", "")
+
+
+def test_other_programs_read_them_too() -> None:
+    import datasets
+    import duckdb
+    import pandas
+
+    run = create("runs/a", "shop", "")
+    run.write_trajectories(3, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+    path = "runs/a/trajectories/train-000003.parquet"
+    query = (
+        f"select count(*), avg(reward), max(len(segments)), any_value(calls[1].name) from '{path}' where fault is null"
+    )
+    assert duckdb.sql(query).fetchall() == [(1, 1.0, 3, "search")]
+    frame = pandas.read_parquet(path)
+    assert list(frame["stop"]) == ["max_turns", "fault"]
+    assert frame.groupby("task")["advantage"].sum()[2**40] == 0.5
+    rows = datasets.load_dataset("parquet", data_files=path, split="train", cache_dir="cache")
+    assert rows[0]["segments"][1]["token_ids"] == [3, 4]
+    run.close()

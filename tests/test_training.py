@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import agentrl_envs
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from agentrl import UserError, evaluate, train
 from agentrl.config import build
 from agentrl.policy import load
 from agentrl.training import _lr_share
+from agentrl.watching import Watcher
 
 DATA = Path(agentrl_envs.__file__).parent / "data"
 SMALL: dict[str, Any] = {
@@ -73,6 +77,45 @@ def test_the_engine_and_the_learner_agree_on_logprobs(summary: dict[str, Any]) -
     assert max(differences) < 1e-4
 
 
+def test_the_learners_logprobs_are_kept_of_what_it_trained(summary: dict[str, Any]) -> None:
+    """On-policy they are the engine's, and those of the model's own forward pass."""
+    model, trained = load("nano").model, 0
+    for row in rows(summary, "train-000001"):
+        own = [s for s in row["segments"] if s["author"] == "model"]
+        assert all(s["learner_logprobs"] is None for s in row["segments"] if s["author"] != "model")
+        assert all((s["learner_logprobs"] is not None) == bool(row["advantage"]) for s in own)
+        if not row["advantage"]:
+            continue
+        ids = torch.tensor([[t for s in row["segments"] for t in s["token_ids"]]])
+        with torch.no_grad():
+            logp = model(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = torch.tensor([s["author"] == "model" for s in row["segments"] for _ in s["token_ids"]])[1:]
+        learner = torch.tensor([p for s in own for p in s["learner_logprobs"]])
+        engine = torch.tensor([p for s in own for p in s["logprobs"]])
+        torch.testing.assert_close(learner, logp[mask], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close((learner - engine).exp(), torch.ones_like(engine), atol=1e-4, rtol=0)
+        trained += len(learner)
+    lines = [json.loads(line) for line in Path(summary["metrics"]).read_text().splitlines()]
+    assert trained == next(line["trained_tokens"] for line in lines if line["step"] == 1 and "trained_tokens" in line)
+
+
+def test_played_ahead_the_learners_logprobs_are_others(tmp_path: Path) -> None:
+    settings = SMALL | {"rollout": SMALL["rollout"] | {"max_staleness": 1}, "eval": {"final_tasks": 2, "every": 0}}
+    found = train("math-tools", run={"dir": str(tmp_path / "run")}, **settings, learner={"lr": 1e-3})
+    fresh, stale = ([s for r in rows(found, f"train-00000{n}") for s in r["segments"]] for n in (1, 2))
+    (first, second) = (
+        [
+            exp(a - b)
+            for s in segments
+            for a, b in zip(s["learner_logprobs"] or (), s["logprobs"] if s["learner_logprobs"] else (), strict=True)
+        ]
+        for segments in (fresh, stale)
+    )
+    assert all(v == 0 for s in stale for v in s["versions"] or ())  # learned from at version 1
+    assert max(abs(r - 1) for r in first) < 1e-4
+    assert max(abs(r - 1) for r in second) > 0.01
+
+
 def test_groups_share_a_task_and_their_advantages_sum_to_nothing(summary: dict[str, Any]) -> None:
     groups: dict[int, list[dict[str, Any]]] = {}
     for row in rows(summary, "train-000001"):
@@ -127,6 +170,40 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
     assert {r["fault"] for r in faulted} == {"tool_timeout"}
     assert {r["reward"] for r in faulted} == {None}
     assert {r["advantage"] for r in faulted} == {0.0}
+
+
+def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "import anyio\n"
+        "from agentrl_envs.math_tools import MathTools\n\n\n"
+        "class Slow(MathTools):\n"
+        "    played = 0\n\n"
+        "    async def score(self, trajectory):\n"
+        "        Slow.played += 1\n"
+        "        if Slow.played == 9:  # the first of training: four tasks were measured, sampled and greedy\n"
+        "            time.sleep(0.6)\n"
+        "            await anyio.sleep(1.2)\n"
+        "        return await super().score(trajectory)\n"
+    )
+    small: dict[str, Any] = {
+        "steps": 1,
+        "rollout": {"tasks": 2, "group_size": 2, "stall_s": 0.3},
+        "eval": {"final_tasks": 4, "every": 0},
+    }
+    heard: list[str] = []
+
+    class Listening(Watcher):
+        def said(self, text: str) -> None:
+            heard.append(text)
+
+    train(f"{tmp_path / 'slow.py'}:Slow", run={"dir": str(tmp_path / "run")}, watcher=Listening(), **small)
+    told = [json.loads(line) for line in (tmp_path / "run" / "told.jsonl").read_text().splitlines()]
+    stall = re.compile(r"nothing has gone on for 0\.3 s: \d+ episodes? waits? on ")
+    assert any(stall.match(t["text"]) for t in told if t["step"] == 1)
+    blocked = next(t for t in told if "the event loop was held up for" in t["text"] and "Slow.score" in t["text"])
+    assert blocked["step"] == 1
+    assert [t["text"] for t in told] == heard
 
 
 def test_episodes_longer_than_the_context_stop_with_a_reason(tmp_path: Path) -> None:

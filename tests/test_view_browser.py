@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def until(page: Any, holds: str) -> None:
         page.wait_for_timeout(20)
 
 
+def test_parts_of_a_reward_are_shown_with_their_weights(browser: Any, tmp_path: Path) -> None:
+    own = replace(runs.solved(7), rewards={"correct": 1.0, "constructor": 0.5}, weights={"correct": 2.0})
+    site = Site(runs.of(tmp_path / "run", [own, runs.wrong(7)]))
+    page = Page(browser, site)
+    p = page.open("/#/episodes?id=train-1:0")
+    p.wait_for_selector(".facts")
+    assert "2.5 of correct 1 \u00d7 2, constructor 0.5" in text(p, ".facts")
+    page.close()
+    site.close()
+
+
 def text(page: Any, selector: str) -> str:
     return str(page.inner_text(selector))
 
@@ -180,7 +192,7 @@ def test_episodes_are_searched_ordered_and_opened_by_keys_alone(page: Page) -> N
     p.keyboard.press("j")
     until(p, f"document.querySelector('.pane h2')?.textContent !== {first!r}")
     p.keyboard.press("t")
-    p.wait_for_selector(".tok")
+    p.wait_for_selector(".tokens .tok")
     p.keyboard.press("c")
     until(p, "location.hash.includes('color=logprob')")
     p.keyboard.press("Escape")
@@ -221,20 +233,38 @@ def test_tokens_are_coloured_and_each_says_why(page: Page) -> None:
     p.wait_for_selector(".row[data-id]")
     p.keyboard.press("j")
     p.keyboard.press("Enter")
-    p.wait_for_selector(".tok.by-model")
+    p.wait_for_selector(".tokens .tok.by-model")
     assert p.locator(".tok.by-prompt").count() > 5
     assert p.locator(".tok.by-world").count() >= 1
-    for color, classes in (("logprob", "h"), ("advantage", "p"), ("staleness", "h")):
+    for color, classes in (("logprob", "h"), ("ratio", "p"), ("advantage", "p"), ("staleness", "h")):
         p.locator(".colors").get_by_role("button", name=color).click()
         p.wait_for_selector(f".tokens .tok[class*=' {classes}']")
         assert p.locator(".tokens .off").count() > 5  # what the model did not write has no such number
         page.shot(f"tokens-{color}")
+    p.locator(".colors").get_by_role("button", name="ratio").click()
+    for shade in ("p4", "p3", "p1", "a0", "n1", "n3", "n4"):  # both ways from 1, on a scale of factors
+        p.wait_for_selector(f".tokens .tok.{shade}")
+    p.locator(".tokens .tok.p4").first.hover()
+    assert "ratio 2.718" in p.locator(".tokens .tok.p4").first.get_attribute("title")
+    p.locator(".tokens .tok.p4").first.click()
+    until(p, "document.querySelector('.told').textContent.includes('ratio 2.718')")
     p.locator(".tokens .tok").last.click()
     until(p, "document.querySelector('.told').textContent.includes('written by the model')")
     assert "trained with advantage +" in text(p, ".told")
     p.keyboard.press("ArrowLeft")
     until(p, "document.querySelectorAll('.tok.chosen').length === 1")
     assert "token=" in p.url
+
+
+def test_an_episode_that_was_not_trained_has_no_ratios(page: Page) -> None:
+    p = page.open("/#/episodes?q=advantage%3D0+step%3D3&id=&mode=tokens&color=ratio")
+    p.wait_for_selector(".row[data-id]")
+    p.keyboard.press("j")
+    p.keyboard.press("Enter")
+    p.wait_for_selector(".tokens .tok.plain")
+    assert p.locator(".tokens .tok:is(.a0, .p1, .p2, .p3, .p4, .n1, .n2, .n3, .n4)").count() == 0
+    p.locator(".tokens .tok.plain").first.hover()
+    assert "ratio none: not trained" in p.locator(".tokens .tok.plain").first.get_attribute("title")
 
 
 def test_faults_tools_and_waits(page: Page) -> None:
@@ -271,7 +301,7 @@ def test_a_hostile_conversation_is_text(page: Page) -> None:
     assert box["height"] < 200  # a letter with 400 accents does not paint over others
     page.shot("hostile")
     p.keyboard.press("t")
-    p.wait_for_selector(".tok")
+    p.wait_for_selector(".tokens .tok")
     assert p.locator(".tokens script, .tokens img").count() == 0
     page.shot("hostile-tokens")
 
@@ -286,7 +316,7 @@ def test_ten_megabytes_do_not_freeze_the_page(page: Page) -> None:
     p.get_by_role("button", name="show all").click()
     until(p, "Number(document.querySelector('.more .dim').textContent.split(' ')[0].replaceAll(',', '')) > 200000")
     p.keyboard.press("t")  # in the middle of it
-    p.wait_for_selector(".tok")
+    p.wait_for_selector(".tokens .tok")
     assert p.locator(".tok").count() < 5_000
     assert "of 200,002 tokens" in text(p, ".conversation .more")
 
@@ -302,6 +332,12 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(browser: Any, tmp_path: Path) ->
     runs.write(run, 2, [Group(8, (runs.solved(8), runs.solved(8)))])
     until(p, "(document.querySelector('.run')?.textContent || '').includes('step 2 / 3')")
     until(p, "document.querySelector('[data-panel=reward] svg').textContent.includes('2')")
+    run.tell(2, "nothing has gone on for 60 s: 7 episodes wait on tool 'search' \u202e (oldest 94 s)")
+    until(p, "document.querySelector('.findings').textContent.includes('the run itself said (step 2)')")
+    assert "7 episodes wait on tool 'search' U+202E (oldest 94 s)".replace("U", "[U").replace("E (", "E] (") in text(
+        p, ".findings"
+    )
+    page.shot("told")
     p.keyboard.press("2")
     until(p, "document.querySelector('#counted').textContent === '4 episodes'")
     runs.write(run, 3, [Group(9, (runs.solved(9), runs.solved(9)))])
@@ -320,7 +356,7 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(browser: Any, tmp_path: Path) ->
 def test_it_can_be_read_by_day_and_by_night(browser: Any, site: Site, scheme: str) -> None:
     page = Page(browser, site, color_scheme=scheme)
     p = page.open("/#/episodes?run=0&id=train-30:0&mode=tokens")
-    p.wait_for_selector(".tok.by-model")
+    p.wait_for_selector(".tokens .tok.by-model")
     for selector in ("body", ".row .id", ".dim", ".tok.by-model", ".tok.by-prompt", ".tok.by-world", "nav a", ".bad"):
         assert p.evaluate(CONTRAST, selector) >= 4.5, selector
     for name, address in (

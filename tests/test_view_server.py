@@ -71,6 +71,7 @@ def test_an_episode_its_tokens_and_why(site: Site) -> None:
     tokens = site.json("tokens?run=1&id=train-1:0")
     assert len(tokens["texts"]) == len(tokens["ids"]) == len(tokens["logprobs"]) == tokens["total"]
     assert "What do 7 hats cost?" in "".join(tokens["texts"])
+    assert len(tokens["log_ratios"]) == tokens["total"]
     assert site.json("tokens?run=1&id=1:0&from=5")["ids"] == tokens["ids"][5:]
     assert "written by the model" in site.json(f"explain?run=1&id=1:0&token={tokens['total'] - 1}")[1]
 

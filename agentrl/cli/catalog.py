@@ -62,8 +62,9 @@ def _one(name: str) -> str:
 
 def _described(kind: Kind, name: str) -> str:
     found, _ = registry.member(kind, name)
-    if kind == "env":
-        return settings.env_help(name)
+    prefix = {"env": "env", "tool": f"tool.{name}", "reward": f"env.reward_settings.{name}"}.get(kind)
+    if prefix is not None and isinstance(found, type):
+        return settings.of_class(f"{kind} {name}", found, prefix)
     if isinstance(found, Tool):
         return f"tool {name}: {found.description}\n{found.parameters}"
     return f"{kind} {name}: {inspect.getdoc(found) or ''}\n{found() if kind == 'model' else ''}".strip()

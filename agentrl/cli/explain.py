@@ -12,8 +12,9 @@ HELP = """usage: agentrl explain RUN EPISODE [TOKEN]
   agentrl explain runs/last 3:17 150          # its token 150 (from 0)
 
 An episode: what it earned, where its advantage comes from, what was masked and why, its tool calls. A token: who wrote
-it, which version of the policy, its logprob, why it is masked or what it was trained with. `agentrl view` shows the
-names of episodes and the numbers of tokens.
+it, which version of the policy, its logprob, the ratio of the learner's probability to the engine's and what the
+settings made of it, why it is masked or what it was trained with. `agentrl view` shows the names of episodes and the
+numbers of tokens.
 """
 
 

@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     splits = [own["split"]] if own["split"] else []
     files = stored.files(run, splits)
     config, used = _functions(config, own["rewards"])
-    out = Path(own["out"] or run / "rescored" / f"{time.strftime('%Y%m%d-%H%M%S')}.parquet")
+    out = Path(own["out"] or _unused(run / "rescored"))
     if out.exists():
         raise UserError(f"{str(out)!r} is there already; give another --out")
     console = Console()
@@ -75,6 +75,14 @@ def main(words: Sequence[str]) -> int:
     _show(console, run, found)
     console.print(f"\nepisode by episode: {out}", style="dim", markup=False, highlight=False)
     return 0
+
+
+def _unused(folder: Path) -> Path:
+    """A file of this second, or of the next one where that is taken."""
+    now = time.time()
+    while (path := folder / f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}.parquet").exists():
+        now += 1
+    return path
 
 
 def _functions(config: TrainConfig, rewards: str | None) -> tuple[TrainConfig, Mapping[str, Reward] | None]:
@@ -114,7 +122,7 @@ def _write(out: Path, found: Sequence[Rescored]) -> None:
         {
             **r.where._asdict(),
             "task": r.before.task,
-            "reward_before": _before(r),
+            "reward_before": r.before.reward,
             "reward": r.reward,
             "rewards": [{"name": n, "value": v} for n, v in (r.rewards or {}).items()],
             "why": r.why or None,
@@ -128,11 +136,6 @@ def _write(out: Path, found: Sequence[Rescored]) -> None:
         raise UserError(f"cannot write {str(out)!r}: {error.strerror or error}") from None
 
 
-def _before(r: Rescored) -> float | None:
-    """The weights of then are not kept where they were the environment's own: they are taken as they are now."""
-    return r.before.reward
-
-
 def _show(console: Console, run: Path, found: Sequence[Rescored]) -> None:
     by_name: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for r in found:
@@ -140,14 +143,14 @@ def _show(console: Console, run: Path, found: Sequence[Rescored]) -> None:
             for name, value in parts.items():
                 if value is not None:
                     by_name[name][place].append(value)
-        if r.reward is not None and _before(r) is not None:
-            by_name["(all)"][0].append(_before(r) or 0.0)
+        if r.reward is not None and r.before.reward is not None:
+            by_name["(all)"][0].append(r.before.reward)
             by_name["(all)"][1].append(r.reward)
     table = Table("reward", "then", "now", box=None, header_style="bold")
     for name, (then, now) in sorted(by_name.items()):
         table.add_row(name, f"{fmean(then):.3f}" if then else "-", f"{fmean(now):.3f}" if now else "-")
     failed = [r for r in found if r.rewards is None]
-    other = sum(r.reward != _before(r) for r in found if r.rewards is not None)
+    other = sum(r.reward != r.before.reward for r in found if r.rewards is not None)
     console.print(f"{len(found)} episodes of {run}: {other} are worth something else", markup=False, highlight=False)
     console.print(table)
     if failed:

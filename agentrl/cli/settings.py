@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from agentrl import registry
 from agentrl.config import Layer, TrainConfig, known_settings, read_overrides, read_toml
 from agentrl.env import EnvSpec
 from agentrl.signature import arguments_model
@@ -42,21 +43,18 @@ def help_text(sections: Sequence[str] = ()) -> str:
             continue
         default = (
             ""
-            if field.default in (PydanticUndefined, None, ())
+            if field.default in (PydanticUndefined, None, ()) or field.default == {}
             else f" [{getattr(field.default, 'name', field.default)}]"
         )
         lines.append(f"  --{name:<28} {field.description or _words(name)}{default}")
     return "\n".join(lines)
 
 
-def env_help(env: str) -> str:
-    """The settings of one environment."""
-    cls, _ = registry.member("env", env)
-    model = arguments_model(cls.__init__, f"env {env!r}")
-    fields = (
-        f"  --env.{f.alias} [{'required' if f.is_required() else f.default}]" for f in model.model_fields.values()
-    )
-    return "\n".join([f"settings of {env}: {(cls.__doc__ or '').strip()}", *fields])
+def of_class(what: str, cls: Any, prefix: str) -> str:
+    """What an environment, a toolset or a reward is, and its settings."""
+    fields = arguments_model(cls.__init__, what).model_fields.values()
+    lines = (f"  --{prefix}.{f.alias} [{'required' if f.is_required() else f.default}]" for f in fields)
+    return "\n".join([f"{what}: {inspect.getdoc(cls) or ''}", *(["", "settings:"] if fields else []), *lines])
 
 
 def _words(name: str) -> str:

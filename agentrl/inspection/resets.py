@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Sequence
 
@@ -76,11 +77,23 @@ async def seeds_used(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
         return [ok(name, f"{len(tasks)} seeds gave {len(starts)} different tasks")]
     tries = [*((policy, 0) for policy in IDLE.values()), *((calls, dice) for dice in range(1, 13))]
     courses = [await plays.play(policy, tasks, dice=dice) for policy, dice in tries]
-    if all(len({str(course(t)) for t in played}) == 1 for played in courses):
+    same = all(len({str(course(t)) for t in played}) == 1 for played in courses)
+    if same and len({await _hidden(plays, task) for task in tasks}) == 1:
         return [fail(name, "every seed gave the same task and the same end; take the task from `seed` in reset")]
     return [
         warn(name, "every task begins with the same words; good where the seed decides what is hidden, and only there")
     ]
+
+
+async def _hidden(plays: Plays, task: int) -> str:
+    """What an environment keeps to itself after a reset."""
+    env = plays.spec.make()
+    try:
+        await env.reset(seed=task, options={"split": "train"})
+        return re.sub(r"0x[0-9a-f]+", "", repr(sorted(vars(env).items(), key=lambda item: item[0])))
+    finally:
+        await env.close()
+        await env.close_tools()
 
 
 async def splits_apart(plays: Plays, train: Sequence[int], test: Sequence[int]) -> list[Finding]:

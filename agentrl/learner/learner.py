@@ -47,7 +47,7 @@ class Learner:
     """Updates the policy in place; ``version`` counts its updates.
 
     The old policy is the one before the batch's first update, whose logprobs are then ``logp.detach()``: no forward
-    pass is made for them.
+    pass is made for them. ``old`` has them for the rows of the last update: (trained,), in order, on the CPU.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Learner:
         self.ranks, self._share = ranks or Ranks(), 1.0
         self.ranks.agree(policy.parameters())
         self._optimizers = list(optimizers)
+        self.old: list[Tensor] = []
         self._head = output_head(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
         self._reference: Any = (policy if has_adapter(policy) else frozen_copy(policy)) if settings.beta else None
@@ -127,6 +128,7 @@ class Learner:
 
     def update(self, rows: Sequence[Sample]) -> dict[str, float]:
         """Learn from a batch; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
+        self.old = []
         if not rows:
             return {}
         if not self.ranks.follows:
@@ -147,11 +149,13 @@ class Learner:
                 measures.add(measured)
                 total += float(loss.detach())
             norm = self._step()
-        everyone, measures = self.ranks.gathered((total, measures)), Measures()
-        for _, own in everyone:
+        mine = [known.old.cpu() for known in self.ranks.own(seen) if known.old is not None]
+        everyone, measures = self.ranks.gathered((total, measures, mine)), Measures()
+        for _, own, _ in everyone:
             measures.add(own)
+        self.old = _in_order(rows, batches, self.ranks.put_together([own for *_, own in everyone]))
         return {
-            "loss": sum(loss for loss, _ in everyone) / s.updates,
+            "loss": sum(loss for loss, *_ in everyone) / s.updates,
             "grad_norm": norm,
             "trained_tokens": float(sum(lengths)),
             "trained_rows": float(len(rows)),
@@ -252,6 +256,13 @@ class _Seen:
     ref: Tensor | None
     old: Tensor | None = None
     uncertain: Tensor | None = None
+
+
+def _in_order(rows: Sequence[Sample], batches: Sequence[MicroBatch], values: Sequence[Tensor]) -> list[Tensor]:
+    """What the micro-batches have of their trained tokens, one piece for each row."""
+    pairs = ((b.rows, b.by_row(v)) for b, v in zip(batches, values, strict=True))
+    found = {id(row): own for its, pieces in pairs for row, own in zip(its, pieces, strict=True)}
+    return [found[id(row)] for row in rows]
 
 
 def checkpointed(policy: nn.Module) -> list[nn.Module]:

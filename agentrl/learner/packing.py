@@ -57,32 +57,43 @@ class MicroBatch:
     def row_index(self) -> Tensor:
         return torch.tensor([r for r, _ in self.trained], dtype=torch.int64)
 
+    def by_row(self, values: Tensor) -> list[Tensor]:
+        """(trained,) cut into one piece for each row."""
+        return list(torch.split(values, [sum(row.loss_mask) for row in self.rows]))
+
     @cached_property
     def forest(self) -> Forest:
         return grow([r.token_ids for r in self.rows])
 
 
-def samples(groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset[Stop] = frozenset()) -> list[Sample]:
-    """The rows worth learning from: zero-advantage members cost nothing, so they are not made.
+def chosen(
+    groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset[Stop] = frozenset()
+) -> list[tuple[Trajectory, Worth]]:
+    """The members worth learning from, and what they are worth: one of zero advantage would cost, and teach nothing.
 
     Args:
         groups: a faulted or unscored member gets no advantage and is in no statistic.
         advantage: of the members of all groups.
         mask_stops: members that stopped for one of these reasons count in the statistics, but are not trained.
     """
-    rows = []
+    found = []
     members = [[t for t in group if t.fault is None] for group in groups]
     for alive, own in zip(members, advantage(members), strict=True):
         for t, a in zip(alive, own, strict=True):
-            worth = a if isinstance(a, tuple) else (a,) * t.turns
-            if any(worth) and t.sampled_tokens and t.stop not in mask_stops:
-                rows.append(Sample(t.token_ids, t.loss_mask, t.logprobs, _spread(t, worth)))
-    return rows
+            teaches = any(a) if isinstance(a, tuple) else bool(a)
+            if teaches and t.sampled_tokens and t.stop not in mask_stops:
+                found.append((t, a))
+    return found
 
 
-def _spread(trajectory: Trajectory, worth: Sequence[float]) -> list[float]:
+def samples(members: Iterable[tuple[Trajectory, Worth]]) -> list[Sample]:
+    """A row for each, in order."""
+    return [Sample(t.token_ids, t.loss_mask, t.logprobs, _spread(t, worth)) for t, worth in members]
+
+
+def _spread(trajectory: Trajectory, worth: Worth) -> list[float]:
     """One per token: its turn's advantage, 0.0 where it was not sampled."""
-    turns = iter(worth)
+    turns = iter(worth if isinstance(worth, tuple) else (worth,) * trajectory.turns)
     return [a for s in trajectory.segments for a in [next(turns) if s.author == "model" else 0.0] * len(s.token_ids)]
 
 

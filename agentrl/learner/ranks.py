@@ -39,6 +39,10 @@ class Ranks:
         """This process's share."""
         return batches[self.rank :: self.world]
 
+    def put_together(self, shares: Sequence[Sequence[T]]) -> list[T]:
+        """All, from what every process made of its ``own``, in the order of before."""
+        return [shares[i % self.world][i // self.world] for i in range(sum(map(len, shares)))]
+
     def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
         """Every gradient becomes the sum of all processes' own."""
         if self.world == 1:

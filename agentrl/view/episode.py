@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import UserError
-from agentrl.view import calls
+from agentrl.view import calls, ratio
 from agentrl.view.store import Store
 from agentrl.view.tokens import CONTEXT, Texts
 
@@ -54,7 +54,7 @@ def read(store: Store, where: Place) -> Row:
         raise UserError(f"the run {str(store.folder)!r} has no {path.name}") from None
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    lists = ("segments", "calls", "rewards", "advantages", "step_rewards", "timings")
+    lists = ("segments", "calls", "rewards", "weights", "advantages", "step_rewards", "timings")
     return {"fault_message": None, **found, **{name: found.get(name) or [] for name in lists}}
 
 
@@ -78,9 +78,11 @@ def messages(row: Row) -> list[dict[str, Any]]:
 
 
 def told(row: Row) -> list[dict[str, Any]]:
-    """The messages as the page shows them: the turn, and what became of each call."""
+    """The messages as the page shows them: the turn, and what became of each call, by its id within the turn.
+
+    Two turns of the same words have calls of the same ids.
+    """
     said = messages(row)
-    answers = {m.get("tool_call_id"): text_of(m.get("content")) for m in said if m.get("role") == "tool"}
     turn = sum(s["author"] == "model" for s in row["segments"])
     turn -= sum(m.get("role") == "assistant" for m in said)  # those before the first turn are the prompt's
     found: list[dict[str, Any]] = []
@@ -89,12 +91,20 @@ def told(row: Row) -> list[dict[str, Any]]:
         shown = {"number": number, "role": str(message.get("role", "")), "name": str(message.get("name") or "")}
         shown |= piece(text_of(message.get("content")))
         if shown["role"] == "assistant":
-            shown |= {"turn": turn if turn >= 0 else None, "calls": _calls(message, answers, row, turn, records)}
+            records = {}
+            calls_ = _calls(message, _answers(said[number + 1 :]), row, turn, records)
+            shown |= {"turn": turn if turn >= 0 else None, "calls": calls_}
             turn += 1
-        elif record := records.get(message.get("tool_call_id")):
+        elif shown["role"] == "tool" and (record := records.get(message.get("tool_call_id"))):
             shown |= {"status": record["status"], "seconds": record["seconds"]}
         found.append(shown)
     return found
+
+
+def _answers(later: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+    """What tools said until the next turn."""
+    own = takewhile(lambda m: m.get("role") != "assistant", later)
+    return {m.get("tool_call_id"): text_of(m.get("content")) for m in own if m.get("role") == "tool"}
 
 
 def _calls(
@@ -151,9 +161,11 @@ def segments(row: Row) -> list[dict[str, Any]]:
 
 
 def tokens(row: Row, texts: Texts, start: int, limit: int = TOKENS) -> dict[str, Any]:
-    """Columns, one entry a token, from ``start`` on: texts, ids, logprobs and versions (null: not the model's)."""
+    """Columns, one entry a token, from ``start`` on: texts and ids; logprobs and versions, null where they are not the
+    model's; the logarithms of the ratios of the learner's probabilities to the engine's, null where it was not trained.
+    """
     end, at = start + limit, 0
-    found: dict[str, list[Any]] = {"texts": [], "ids": [], "logprobs": [], "versions": []}
+    found: dict[str, list[Any]] = {"texts": [], "ids": [], "logprobs": [], "versions": [], "log_ratios": []}
     for s in row["segments"]:
         count = len(s["token_ids"])
         low, high = max(start - at, 0), min(end - at, count)
@@ -162,5 +174,6 @@ def tokens(row: Row, texts: Texts, start: int, limit: int = TOKENS) -> dict[str,
             found["texts"] += texts.of(s["token_ids"][before:high])[low - before :]
             for name, key in (("ids", "token_ids"), ("logprobs", "logprobs"), ("versions", "versions")):
                 found[name] += s[key][low:high] if s[key] is not None else [None] * (high - low)
+            found["log_ratios"] += ratio.of_segment(s)[low:high] or [None] * (high - low)
         at += count
     return {"start": start, "total": at, "why": texts.why, **found}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import UserError
-from agentrl.view import episode
+from agentrl.view import episode, ratio
 from agentrl.view.episode import Place, Row
 from agentrl.view.index import one
 from agentrl.view.search import page
@@ -101,7 +101,8 @@ def of_episode(store: Store, name: str) -> list[str]:
     row = episode.read(store, where)
     group = group_of(store, where)
     counts = {a: sum(s["length"] for s in episode.segments(row) if s["author"] == a) for a in AUTHORS}
-    parts = ", ".join(f"{visible(r['name'])} {_number(r['value'])}" for r in row["rewards"])
+    weights = {w["name"]: w["value"] for w in row["weights"]}
+    parts = ", ".join(_part(r, weights.get(r["name"], 1.0)) for r in row["rewards"])
     said = [
         f"{where.split}-{where.step}:{where.row} of {store.name}: step {row['step']}, task {row['task']}, "
         f"member {row['member']} of {len(group) or '?'}",
@@ -112,8 +113,14 @@ def of_episode(store: Store, name: str) -> list[str]:
         why_not_trained(store, row, group)
         or f"trained: {counts['model']} tokens of the model, in {len(row['advantages'])} turns",
         f"masked: {counts['prompt']} tokens of the prompt and {counts['world']} of the world",
+        *ratio.of_episode(row),
     ]
     return said + _tools(row)
+
+
+def _part(reward: Row, weight: float) -> str:
+    weighed = "" if weight == 1.0 or reward["value"] is None else f" x {weight:g}"
+    return f"{visible(reward['name'])} {_number(reward['value'])}{weighed}"
 
 
 def _tools(row: Row) -> list[str]:
@@ -152,7 +159,9 @@ def token_told(store: Store, texts: Texts, row: Row, group: Sequence[Row], numbe
         said.append(f"logprob {logprob:.4g}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
     if why := why_not_trained(store, row, group):
         return [*said, why]
-    return [*said, _turn_trained(part), where_from(store, row, group)]
+    weighed = ratio.of_token(store, row, segment, at, part["advantage"] or 0.0)
+    trained = [_turn_trained(part)] if weighed.trained else []
+    return [*said, *weighed.said, *trained, where_from(store, row, group)]
 
 
 def _turn_trained(part: Row) -> str:

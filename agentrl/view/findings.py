@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,21 +15,24 @@ from agentrl.view.index import numbers, one
 from agentrl.view.query import failed, faulted
 from agentrl.view.refusals import Refusals
 from agentrl.view.text import cut, visible
+from agentrl.view.told import Said
 from agentrl.view.trend import Trend, trend
 
 LEAST_COST = 0.03  # of the greatest reward there was: what costs less is not told
 RECENT = (5, 50)  # steps, at least and at most
+TOLD = 8  # kinds of things that the run itself said
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class Finding(NamedTuple):
     """A sentence; ``query`` finds the episodes that it is about, where there are any."""
 
-    kind: Literal["bad", "note", "good"]
+    kind: Literal["bad", "note", "good", "said"]  # said: by the run itself
     text: str
     query: str = ""
 
 
-def findings(curves: Curves, table: Any, refused: Mapping[str, Refusals]) -> list[Finding]:
+def findings(curves: Curves, table: Any, refused: Mapping[str, Refusals], said: Sequence[Said] = ()) -> list[Finding]:
     """The most important first."""
     steps, rewards = curves.series("reward")
     whole = trend(steps, rewards)
@@ -37,6 +41,7 @@ def findings(curves: Curves, table: Any, refused: Mapping[str, Refusals]) -> lis
     where = f"split=train step>={first}"
     return [
         *of_trend(whole, steps, table),
+        *of_told(said, table),
         *of_costs(lately, refused, where),
         *of_faults(lately, where),
         *of_groups(lately, where),
@@ -79,6 +84,22 @@ def of_trend(whole: Trend, steps: list[int], table: Any) -> Iterator[Finding]:
             yield Finding(
                 "bad", f"{text}; the best episodes earn {most:.3g}", f"split=train step>={whole.since} failed"
             )
+
+
+def of_told(said: Sequence[Said], table: Any) -> Iterator[Finding]:
+    """What the run said of itself, the latest first; sentences that differ in numbers alone are one."""
+    alike: dict[str, list[Said]] = {}
+    for one_said in said:
+        alike.setdefault(_NUMBER.sub("#", one_said.text), []).append(one_said)
+    latest = sorted(alike.values(), key=lambda those: those[-1].step, reverse=True)
+    there = set(numbers(table["step"]).tolist())
+    for those in latest[:TOLD]:
+        step, text = those[-1]
+        when = f"step {step}" if len(those) == 1 else f"{len(those)} times, last at step {step}"
+        shown = visible(cut(text, 600), newlines=False)
+        yield Finding("said", f"the run itself said ({when}): {shown}", f"step={step}" if step in there else "")
+    if len(latest) > TOLD:
+        yield Finding("said", f"{len(latest) - TOLD} earlier things that the run itself said are in told.jsonl")
 
 
 def of_costs(lately: Any, refused: Mapping[str, Refusals], where: str) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ class Look:
         return [f._asdict() for f in self._once("findings", self.found)]
 
     def found(self) -> list[Finding]:
-        return findings(self.store.curves, self.store.now.table, self._refusals())
+        return findings(self.store.curves, self.store.now.table, self._refusals(), self.store.told.said)
 
     def trouble(self) -> dict[str, Any]:
         return self._once("trouble", lambda: trouble(self.store.curves, self.store.now.table, self._refusals()))

@@ -178,7 +178,19 @@ def _episode(look: Look, request: Request) -> dict[str, Any]:
     where = episode.place(_word(request, "id"))
     row = look.row(where)
     group = group_of(look.store, where)
-    small = ("step", "split", "task", "member", "reward", "rewards", "advantage", "advantages", "stop", "fault")
+    small = (
+        "step",
+        "split",
+        "task",
+        "member",
+        "reward",
+        "rewards",
+        "weights",
+        "advantage",
+        "advantages",
+        "stop",
+        "fault",
+    )
     return {
         "id": f"{where.split}-{where.step}:{where.row}",
         **{name: row.get(name) for name in (*small, "fault_message", "step_rewards", "timings")},

@@ -19,6 +19,7 @@ from agentrl.errors import UserError, nearest
 from agentrl.view import index
 from agentrl.view.curves import Curves
 from agentrl.view.kept import Mark, read_kept, write_kept
+from agentrl.view.told import Told
 
 BATCH = 48  # files read together
 READERS = 2  # threads: the page is to be served meanwhile
@@ -42,6 +43,7 @@ class Store:
         self.folder = folder
         self.name = folder.resolve().name
         self.curves = Curves(folder / "metrics.jsonl")
+        self.told = Told(folder / "told.jsonl")
         self.now = Snapshot(0, index.empty(), 0.0)
         self.problems: dict[str, str] = {}  # files that cannot be read, and why
         self._files: dict[str, tuple[Mark, Any]] = {}
@@ -75,7 +77,7 @@ class Store:
 
     def _written(self) -> float:
         times = [mark.mtime_ns / 1e9 for mark, _ in self._files.values()]
-        for path in (self.curves.path, self.folder / "config.toml"):
+        for path in (self.curves.path, self.told.path, self.folder / "config.toml"):
             with suppress(OSError):
                 times.append(path.stat().st_mtime)
         return max(times, default=0.0)
@@ -85,7 +87,7 @@ class Store:
         if time.monotonic() - self._looked < older_than_s or not self._lock.acquire(blocking=False):
             return
         try:
-            if self.curves.refresh():
+            if self.curves.refresh() | self.told.refresh():
                 self._show(self.now.progress)
             self._look()
             self._looked = time.monotonic()

@@ -89,8 +89,8 @@ def tool_of(document: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]]
     async def function(**arguments: Any) -> str:
         return await call(document["name"], arguments)
 
-    schema = json_schema(document["parameters"])
-    return ApiTool(document["name"], document["description"], schema, pydantic.BaseModel, function)
+    named = (document["name"], document["description"], document["parameters"])
+    return ApiTool(*named, pydantic.BaseModel, function)
 
 
 def json_schema(theirs: Any) -> JsonSchema:
@@ -110,7 +110,8 @@ def json_schema(theirs: Any) -> JsonSchema:
 
 @cache
 def _documents(file: Path) -> list[dict[str, Any]]:
-    return json_lines(file)
+    """Once a process: an episode has dozens of functions."""
+    return [{**doc, "parameters": json_schema(doc["parameters"])} for doc in json_lines(file)]
 
 
 def documents(data: Path, classes: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -55,7 +55,9 @@ export class Conversation {
   }
 
   facts(e) {
-    const parts = e.rewards.map((r) => `${r.name} ${num(r.value)}`).join(", ");
+    const weights = new Map(e.weights.map((w) => [w.name, w.value]));
+    const weighed = (r) => (r.value === null || (weights.get(r.name) ?? 1) === 1 ? "" : ` × ${num(weights.get(r.name))}`);
+    const parts = e.rewards.map((r) => `${r.name} ${num(r.value)}${weighed(r)}`).join(", ");
     const times = e.timings.filter((t) => t.value >= 0.0005).map((t) => `${t.name} ${seconds(t.value)}`).join(" · ");
     return el("dl", { class: "facts" },
       el("dt", {}, "reward"), el("dd", {}, el("b", {}, num(e.reward)), parts ? [" of ", visible(parts)] : null),

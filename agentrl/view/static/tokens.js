@@ -4,12 +4,15 @@ import { ask } from "./api.js";
 import { clear, count, el, num, visible } from "./dom.js";
 import { go, state } from "./state.js";
 
-export const COLORS = ["author", "logprob", "advantage", "staleness"];
+export const COLORS = ["author", "logprob", "ratio", "advantage", "staleness"];
+const APART = [1.01, 1.05, 1.25, 2]; // ratios between the shades, and one over them
 const SURE = [0.99, 0.9, 0.7, 0.5, 0.3, 0.1, 0.03, 0.01]; // probabilities between the shades
 
 const probability = (logprob) => Math.exp(Math.min(logprob, 0));
+const sided = (value, shade) => (shade ? `${value > 0 ? "p" : "n"}${shade}` : "a0");
 const shadeOf = { // class of a token of the model's
   logprob: (t) => (t.logprob === null ? "plain" : "h" + SURE.filter((p) => probability(t.logprob) < p).length),
+  ratio: (t) => (t.ratio === null ? "plain" : sided(Math.log(t.ratio), APART.filter((r) => Math.abs(Math.log(t.ratio)) >= Math.log(r)).length)),
   advantage: (t, most) => (!t.advantage ? "a0" : (t.advantage > 0 ? "p" : "n") + Math.max(1, Math.min(4, Math.ceil((4 * Math.abs(t.advantage)) / most)))),
   staleness: (t) => (t.stale === null ? "plain" : "h" + Math.max(0, Math.min(8, t.stale))),
 };
@@ -40,6 +43,7 @@ export class Tokens {
     const kinds = {
       author: [key("by-prompt", "prompt"), key("by-model", "model"), key("by-world", "world")],
       logprob: [key("h0", "sure"), key("h2", "70–90 %"), key("h4", "30–50 %"), key("h6", "3–10 %"), key("h8", "< 1 %")],
+      ratio: [key("n4", "≤ ½"), key("n2", "0.8–0.95"), key("a0", "1"), key("p2", "1.05–1.25"), key("p4", "≥ 2"), el("span", { class: "dim" }, "learner / engine")],
       advantage: [key("n4", "worse than the group"), key("a0", "0"), key("p4", "better")],
       staleness: [key("h0", "0 updates old"), key("h1", "1"), key("h4", "4"), key("h8", "8 or more")],
     };
@@ -75,11 +79,11 @@ export class Tokens {
     const s = this.episode.segments.find((p) => number >= p.start && number < p.start + p.length);
     const version = got.versions[i], at = this.episode.learned_at;
     return { number, id, text: got.texts[i], author: s.author, turn: s.turn, advantage: s.advantage, first: number === s.start,
-      logprob: got.logprobs[i], version, stale: version === null || at === null ? null : at - version };
+      logprob: got.logprobs[i], ratio: got.log_ratios[i] === null ? null : Math.exp(got.log_ratios[i]), version, stale: version === null || at === null ? null : at - version };
   }
 
   title(t) {
-    const of = t.author === "model" ? `\nlogprob ${num(t.logprob, 4)} (${num(100 * probability(t.logprob ?? 0), 2)} %)\nadvantage ${num(t.advantage)}\nversion ${t.version}, staleness ${t.stale ?? "unknown"}` : "\nmasked";
+    const of = t.author === "model" ? `\nlogprob ${num(t.logprob, 4)} (${num(100 * probability(t.logprob ?? 0), 2)} %)\nratio ${t.ratio === null ? "none: not trained" : num(t.ratio, 4)}\nadvantage ${num(t.advantage)}\nversion ${t.version}, staleness ${t.stale ?? "unknown"}` : "\nmasked";
     return `token ${t.number}, id ${t.id}, ${t.author}${of}`;
   }
 

@@ -1,0 +1,68 @@
+"""Where the commands and snippets of the documentation run: the files that they name, and a small run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sqlite3
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pages
+
+import agentrl
+from agentrl import new
+from agentrl.cli import main
+
+HERE = Path(__file__).parent
+SMALL: dict[str, Any] = {
+    "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 64},
+    "eval": {"every": 0, "final_tasks": 2},
+}
+
+
+def laid_out(folder: Path) -> Path:
+    """The files that pages name, those that they show, and what commands before them would have made."""
+    shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("__*"))
+    for page in pages.PAGES:
+        for fence in pages.fences(page):
+            if fence.file:
+                (folder / fence.file).write_text(fence.text, encoding="utf-8")
+    with sqlite3.connect(folder / "shop.db") as database:
+        database.execute("CREATE TABLE prices (thing TEXT, price INTEGER)")
+        database.execute("INSERT INTO prices VALUES ('hat', 7)")
+    database.close()
+    columns = ("--id_column", "key", "--title_column", "name", "--text_column", "body")
+    assert main(["index", str(folder / "wiki.jsonl"), "--out", str(folder / "wiki.db"), *columns]) == 0
+    return folder
+
+
+def plugins(folder: Path) -> list[str]:
+    """What `agentrl new` writes, as it is when installed: places for the path of modules."""
+    places = []
+    known = {e.name for e in importlib.metadata.entry_points(group="agentrl.envs")}
+    for kind, name in (("env", "crates"), ("tool", "days-between")):
+        assert name not in known, f"{name} is installed: the pages' own is not what would run"
+        made = new.write(kind, name, folder / f"agentrl-{name}")  # type: ignore[arg-type]
+        project = tomllib.loads((made / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        info = made / "site" / f"{project['name'].replace('-', '_')}-0.1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
+        groups = project["entry-points"].items()
+        entries = (f"[{g}]\n" + "".join(f"{n} = {v}\n" for n, v in e.items()) for g, e in groups)
+        (info / "entry_points.txt").write_text("".join(entries))
+        places += [str(made / "src"), str(made / "site")]
+    return places
+
+
+def small_run(name: str, env: str, **own: object) -> None:
+    """``runs/NAME`` of the working folder: one step."""
+    agentrl.train(env, env_settings=own, steps=1, run={"dir": f"runs/{name}"}, **SMALL)
+
+
+def point_last() -> None:
+    """``runs/last`` is ``runs/mine`` again."""
+    last = Path("runs/last")
+    last.unlink(missing_ok=True)
+    last.symlink_to("mine")

@@ -1,0 +1,444 @@
+"""The documentation: its commands run, or would; its snippets run; what it says the program says, the program says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import desk
+import pages
+import pytest
+from pages import ROOT, Command, Fence
+
+import agentrl
+from agentrl import registry, tracking
+from agentrl.cli import VERBS, export, main, past, play, serve, serve_tools, settings, training, view
+from agentrl.cli import check as check_verb
+from agentrl.cli import evaluation as eval_verb
+from agentrl.cli.words import split
+from agentrl.config import build, known_settings, read_toml
+from agentrl.env import ToolEnv
+from agentrl.policy import configured, locate
+from agentrl.toolset import named
+
+COMMANDS = pages.every_command()
+OURS = [c for c in COMMANDS if c.words[0] == "agentrl"]
+OTHERS = [c for c in COMMANDS if c.words[0] != "agentrl"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def _id(found: Command | Fence) -> str:
+    return f"{found.page}:{found.line}"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return desk.laid_out(tmp_path_factory.mktemp("docs") / "desk")
+
+
+@pytest.fixture(scope="session")
+def plugins(folder: Path) -> list[str]:
+    return desk.plugins(folder)
+
+
+@pytest.fixture
+def at_desk(folder: Path, plugins: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In the folder of files that the pages name, with the plugins of `agentrl new`; what it imports is forgotten."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*plugins, *sys.path])
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def _made(folder: Path) -> None:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        desk.small_run("mine", "math-tools")
+        for copy in ("a", "b"):
+            shutil.copytree("runs/mine", f"runs/{copy}")
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def with_runs(at_desk: Path, _made: None) -> Path:
+    desk.point_last()
+    return at_desk
+
+
+# -- commands of ours: each one's words are good ------------------------------------------------------------------
+
+
+def _found(spec: Any) -> None:
+    """The environment is made of its settings, and its tools are there."""
+    env = spec.make()
+    if isinstance(env, ToolEnv):
+        spec.kit.tools_of(env)
+
+
+def _train(words: Sequence[str]) -> None:
+    config = configured(*settings.layers(training._resumed(words)))
+    _found(settings.spec_of(config))
+    tracking.check(config.run.trackers)
+    if config.rollout.curriculum:
+        registry.imported("rollout.curriculum", config.rollout.curriculum)
+
+
+def _eval(words: Sequence[str]) -> None:
+    own, layers = eval_verb._own(settings.layers(words))
+    _found(settings.spec_of(configured(*layers) if own["endpoint"] is None else build(*layers)))
+
+
+def _play(words: Sequence[str]) -> None:
+    own, config = play._read(words)
+    _found(settings.spec_of(config))
+    assert own["script"] is None or Path(own["script"]).is_file()
+
+
+def _check(words: Sequence[str]) -> None:
+    kind, name = words[:2]
+    if kind == "env":
+        _found(settings.spec_of(check_verb._config(name, words[2:])[0]))
+    elif kind == "tool":
+        named(name, check_verb._config("none", words[2:])[0].tool.get(name.partition(":")[0]))
+    else:
+        locate(name)
+
+
+def _serve_tools(words: Sequence[str]) -> None:
+    own = serve_tools._read(words[1:])
+    for name in words[0].split(","):
+        named(name, own.tool.get(name.partition(":")[0]))
+
+
+def _past(words: Sequence[str], own: dict[str, Any], names: int) -> None:
+    past.settings(past.folder(words[0]), words[names:], own)
+
+
+READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are read, names are found; nothing is loaded
+    "train": _train,
+    "eval": _eval,
+    "play": _play,
+    "check": _check,
+    "serve": lambda words: locate(serve._read(words).model),
+    "serve-tools": _serve_tools,
+    "view": lambda words: split(words, view.Settings, "RUN..."),
+    "export": lambda words: export._read(words[1:]),
+}
+
+
+@pytest.mark.parametrize("command", [c for c in OURS if c.words[1] in READ and "--help" not in c.words], ids=_id)
+def test_a_command_is_understood(command: Command, with_runs: Path) -> None:
+    READ[command.words[1]](command.words[2:])
+
+
+def test_every_command_has_a_rule() -> None:
+    for command in OURS:
+        assert command.words[1] in {*VERBS, "index"}, command
+    for command in OTHERS:
+        assert _rule(command), f"{_id(command)}: no rule of this test knows {command}"
+
+
+# -- commands of ours: they run, but for what is said -------------------------------------------------------------
+
+SMALL_TRAIN = ["--steps", "1", "--rollout.tasks", "2", "--rollout.group_size", "2", "--rollout.max_turn_tokens", "64"]
+SMALL_TRAIN += ["--eval.every", "0", "--eval.final_tasks", "2"]
+CANNOT = {  # what is in a command: why it is not run here
+    r"--push_to_hub": "sends a model to the hub",
+    r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
+    r"--endpoint ": "needs a server of chat completions; tests/test_endpoint.py has one",
+    r"--engine (vllm|server)|^agentrl serve ": "needs vLLM: make vllm",
+    r"^agentrl serve-tools ": "serves until it is ended; tests/test_serve_tools.py does so",
+    r"^agentrl view ": "serves until it is ended; tests/test_view_server.py does so",
+    r"^agentrl play (?!.*--script)": "waits for a person; tests/test_play.py has one",
+    r"reward-model:": "needs a reward model; tests/test_reward_model.py has one",
+    r"mcp:http": "needs a server; tests/test_mcp.py has one",
+    r"--tools remote:": "needs a service; tests/test_e2b.py has one",
+    r"--(engine|env) openenv": "needs a server; tests/test_openenv.py has one",
+}
+QUICK = {"list", "index", "report", "explain", "rescore", "new", "play", "export"}  # a second at most
+
+
+def _cannot(command: Command) -> str | None:
+    return next((why for pattern, why in CANNOT.items() if re.search(pattern, str(command))), None)
+
+
+def _marked(command: Command) -> Any:
+    quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command)
+    quick = quick and "runs/symbols" not in command.words
+    return pytest.param(command, id=_id(command), marks=() if quick else pytest.mark.slow)
+
+
+def _globbed(word: str) -> list[str]:
+    """As a shell does."""
+    return [str(p) for p in sorted(Path().glob(word))] if word.startswith("notes/") else [word]
+
+
+def _shortened(given: Sequence[str]) -> list[str]:
+    """The same command, of little work."""
+    words = [w for word in given for w in _globbed(word)]
+    verb = words[0]
+    if "--help" in words:
+        return words
+    if verb == "train" and "--resume" in words:
+        return [*words, "--steps", "2", "--eval.final_tasks", "2"]
+    if verb == "train":
+        return [*words, *SMALL_TRAIN]
+    few = verb == "eval" or words[:2] in (["check", "env"], ["check", "tool"])
+    return [*words, *(("--tasks", "2") if few else ())]
+
+
+@pytest.mark.parametrize("command", [_marked(c) for c in OURS])
+def test_a_command_runs(command: Command, with_runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if (why := _cannot(command)) is not None:
+        pytest.skip(why)
+    words = _shortened(command.words[1:])
+    if "runs/symbols" in words and not Path("runs/symbols").exists():
+        desk.small_run("symbols", "prompts", data="rows.jsonl")
+    if words[0] == "new":  # where nothing of that name is there yet
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.startswith(str(with_runs))])
+    for flag in ("--out", "--run.dir"):  # what the command before, or the last test, has made
+        if flag in words and "--resume" not in words:
+            _remove(Path(words[words.index(flag) + 1]))
+    assert main(words) == 0
+
+
+def _remove(path: Path) -> None:
+    assert not path.is_absolute()
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+# -- commands of others: what they name is there ------------------------------------------------------------------
+
+
+def _make(words: Sequence[str]) -> None:
+    for target in (w for w in words if "=" not in w):
+        assert re.search(rf"^{re.escape(target)}:", MAKEFILE, re.M), f"no target {target!r}"
+
+
+def _pip(words: Sequence[str]) -> None:
+    packages = [w for w in words[1:] if not w.startswith("-")]
+    for package in packages:
+        name, _, extras = package.rstrip("]").partition("[")
+        if name in (".", PROJECT["name"]):
+            for extra in filter(None, extras.split(",")):
+                assert extra in EXTRAS, f"no extra {extra!r}"
+        elif name == "agentrl-crates":
+            assert extras == "test"
+        else:  # what the Makefile installs, or a tracker
+            assert package in MAKEFILE or package in ("tensorboard", "bfcl-eval"), package
+
+
+def _python(words: Sequence[str]) -> None:
+    if words[0] == "-m":
+        assert words[1] in ("venv", "build"), words
+        return
+    source = (ROOT / words[0]).read_text(encoding="utf-8")
+    for flag in (w for w in words[1:] if w.startswith("--")):
+        assert f'"{flag}"' in source, f"{words[0]} has no {flag}"
+
+
+def _torchrun(words: Sequence[str]) -> None:
+    assert words[0] == "--nproc_per_node"
+    assert words[2:4] == ("-m", "agentrl")
+    READ[words[4]](words[5:])
+
+
+def _exact(*accepted: str) -> Callable[[Sequence[str]], None]:
+    def rule(words: Sequence[str]) -> None:
+        assert " ".join(words) in accepted
+
+    return rule
+
+
+RULES: dict[str, Callable[[Sequence[str]], None]] = {
+    "make": _make,
+    "pip": _pip,
+    "python": _python,
+    "python3": _python,
+    "torchrun": _torchrun,
+    "source": _exact(".venv/bin/activate"),
+    "kill": _exact("-USR1 PID"),
+    "export": _exact("E2B_API_KEY=..."),
+}
+
+
+def _rule(command: Command) -> Callable[[Sequence[str]], None] | None:
+    return RULES.get(command.words[0])
+
+
+@pytest.mark.parametrize("command", [c for c in OTHERS if _rule(c)], ids=_id)
+def test_what_another_command_names_is_there(command: Command, with_runs: Path) -> None:
+    RULES[command.words[0]](command.words[1:])
+
+
+# -- snippets -----------------------------------------------------------------------------------------------------
+
+SNIPPETS: dict[str, list[Fence]] = {}
+for _fence in pages.every_fence("python"):
+    SNIPPETS.setdefault(_fence.page, []).append(_fence)
+
+
+def _slow(page: str) -> Any:
+    trains = any(re.search(r"\b(train|evaluate|check_env)\(", f.text) for f in SNIPPETS[page] if not f.skipped)
+    return pytest.param(page, id=page, marks=pytest.mark.slow if trains else ())
+
+
+@pytest.fixture
+def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``train`` and ``evaluate`` check what they are given, and do a step of it, with nano."""
+    real_train, real_evaluate = agentrl.train, agentrl.evaluate
+
+    def train(env: Any, model: Any = "nano", *, env_settings: Any = None, curriculum: Any = None, **given: Any) -> Any:
+        config = configured(("arguments", {**given, "env": {"name": "of the snippet"}, "model": model}))
+        rollout = {**config.rollout.model_dump(exclude_unset=True), **desk.SMALL["rollout"]}
+        return real_train(
+            env,
+            env_settings=env_settings,
+            curriculum=curriculum,
+            **{**given, **desk.SMALL, "rollout": rollout, "steps": 1},
+        )
+
+    monkeypatch.setattr(agentrl, "train", train, raising=False)
+    monkeypatch.setattr(agentrl, "evaluate", lambda *a, **k: real_evaluate(*a, **{**k, "tasks": 2}), raising=False)
+
+
+@pytest.mark.parametrize("page", [_slow(p) for p in SNIPPETS])
+def test_the_snippets_of_a_page_run(page: str, with_runs: Path, small_training: None) -> None:
+    """One after the other, with what those before them have made."""
+    names: dict[str, Any] = {"__name__": "snippet"}
+    ran = 0
+    for fence in SNIPPETS[page]:
+        code = compile("\n" * (fence.line - 1) + fence.text, page, "exec")
+        if not fence.skipped:
+            exec(fence.before, names)
+            exec(code, names)
+            ran += 1
+    if not ran:
+        pytest.skip("; ".join(f.skipped or "" for f in SNIPPETS[page]))
+
+
+@pytest.mark.parametrize("fence", pages.every_fence("toml"), ids=_id)
+def test_settings_and_metadata_can_be_read(fence: Fence, at_desk: Path) -> None:
+    found = tomllib.loads(fence.text)
+    if "project" not in found:
+        Path("shown.toml").write_text(fence.text, encoding="utf-8")
+        _found(settings.spec_of(build(read_toml(Path("shown.toml")))))
+
+
+def test_no_code_is_in_a_language_that_nothing_looks_at() -> None:
+    assert {f.language for p in pages.PAGES for f in pages.fences(p)} <= {"bash", "python", "toml", ""}
+    assert all(p.read_text(encoding="utf-8").count("\n```") % 2 == 0 for p in pages.PAGES)
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in pages.links(page):
+        if link.startswith("http"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in pages.anchors(target), f"{link}: no such heading"
+
+
+def test_the_map_has_every_page() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in pages.links(index)}
+    assert not [p.name for p in pages.PAGES if p.parent.name == "docs" and p != index and p.resolve() not in linked]
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_settings_that_are_named_exist(page: Path) -> None:
+    known = known_settings()
+    for name in re.findall(r"`(?:--)?((?:engine|rollout|learner|lora|eval|run)\.[a-z_]+)\b", pages.text(page)):
+        assert name in known or name.endswith(".py"), name
+
+
+def test_the_readme_names_every_extra() -> None:
+    install = pages.text(ROOT / "README.md").partition("## Install")[2]
+    told = {e for names in re.findall(r"\.\[([\w,-]+)\]", install) for e in names.split(",")}
+    assert told == EXTRAS.keys() - {"test", "test-vllm", "bench"}
+
+
+# -- what the program says ----------------------------------------------------------------------------------------
+
+
+@cache
+def _sentences() -> list[re.Pattern[str]]:
+    """Every text in the source of some length, with anything where a value stands."""
+    found = []
+    for path in (p for room in ("agentrl", "envs", "tools") for p in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else None for p in node.values]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts = [node.value]
+            else:
+                continue
+            if sum(len(str(p).strip()) for p in parts if p) >= 14:
+                pattern = "".join(".*" if p is None else re.escape(str(p)) for p in parts)
+                found.append(re.compile(pattern, re.S))
+    return found
+
+
+QUOTED = re.findall(r"^> (.+)$", pages.text(ROOT / "docs/troubleshooting.md"), re.M)
+
+
+@pytest.mark.parametrize("quoted", QUOTED, ids=lambda q: q[:40])
+def test_a_quoted_message_is_the_program_s_own(quoted: str) -> None:
+    assert any(p.fullmatch(quoted) for p in _sentences())
+
+
+# -- names of TRL -------------------------------------------------------------------------------------------------
+
+NAMES = pages.rows(ROOT / "docs/from-trl.md", "| TRL's `GRPOConfig`")
+
+
+@pytest.mark.parametrize("row", NAMES, ids=lambda row: row[0])
+def test_what_stands_for_a_name_of_trl_is_there(row: list[str]) -> None:
+    _, ours, _, default = row
+    if ours.startswith("nothing to set"):
+        return
+    name = re.findall(r"`([\w.]+)`", ours)[0]
+    if name.startswith("env."):
+        assert f"{name.removeprefix('env.')}:" in (ROOT / "envs/agentrl_envs/prompts.py").read_text(encoding="utf-8")
+        return
+    assert str(known_settings()[name].default) == default
+
+
+def test_names_of_trl_are_trl_s() -> None:
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("needs trl: the extra bench")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl import GRPOConfig
+    fields = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+    for theirs, _, default, _ in NAMES:
+        found = fields[theirs.strip("`")]
+        assert str(getattr(found, "value", found)) == default, theirs
