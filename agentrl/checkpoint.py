@@ -51,7 +51,8 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 def tidy(folder: Path, step: int) -> None:
     """Remove what a run at a step has no use for: the oldest, damaged ones of later steps, what is half-written."""
-    before, later = [], []
+    before: list[Path] = []
+    later: list[Path] = []
     for path in _steps(folder):
         (later if _step(path) > step else before).append(path)
     for path in [*before[:-KEPT], *later, *folder.glob(".step-*.part")]:

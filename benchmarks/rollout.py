@@ -66,6 +66,7 @@ class SlowMath(MathTools):
 
     def __init__(self, mean_s: float = 0.0, sigma: float = 0.0, draw: int = 0) -> None:
         super().__init__()
+        self.tools = ()  # its own calculator alone
         self.mean_s, self.sigma, self.draw = mean_s, sigma, draw
 
     @classmethod

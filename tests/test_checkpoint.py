@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
     assert [timeless(row) for row in lines(whole)] == [timeless(row) for row in lines(broken)]
     names = {str(p.relative_to(whole)) for p in whole.rglob("*")} | {"told.jsonl"}
     assert {str(p.relative_to(broken)) for p in broken.rglob("*")} == names
-    assert (broken / "told.jsonl").read_text() == ""
+    assert all(json.loads(line) for line in (broken / "told.jsonl").read_text().splitlines())
 
 
 def test_metrics_that_a_power_cut_has_shortened_end_with_a_line(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ class Odd(Env):
         return "2+2?", {"lock": threading.Lock()}
 
     async def step(self, action: Reply) -> Step:
-        return Step("", float(len(action.text) % 2), True, False, {})
+        return Step("", random.random(), True, False, {})
 
 
 def test_what_a_reset_tells_may_be_anything(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_tensorboard_shows_no_step_twice_where_a_run_goes_on(tmp_path: Path) -> 
                 found.log(step, {"reward": step + begun / 10})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    shown = [(e.step, pytest.approx(e.value)) for e in events.Scalars("reward")]
+    shown = [(e.step, round(e.value, 3)) for e in events.Scalars("reward")]
     assert shown == [(1, 1.0), (2, 2.0), (3, 3.2), (4, 4.2), (5, 5.2)]
 
 
