@@ -185,7 +185,7 @@ def _cannot(command: Command) -> str | None:
 
 
 def _marked(command: Command) -> Any:
-    quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command)
+    quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command) is not None
     quick = quick and "runs/symbols" not in command.words
     return pytest.param(command, id=_id(command), marks=() if quick else pytest.mark.slow)
 
