@@ -21,6 +21,7 @@ class MathTools(ToolEnv):
     """
 
     system_prompt = math_tasks.SYSTEM_PROMPT
+    tools = ("calculator",)
     max_turns = 5
 
     def __init__(
@@ -30,7 +31,9 @@ class MathTools(ToolEnv):
         tool: Literal["calculator", "python"] = "calculator",
     ) -> None:
         super().__init__()
-        self.level, self.families, self.tools = level, families, (tool,)
+        self.level, self.families = level, families
+        if tool != "calculator":  # a subclass may have tools of its own
+            self.tools = (tool,)
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
