@@ -60,6 +60,8 @@ def at_desk(folder: Path, plugins: list[str], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*plugins, *sys.path])
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for file in folder.glob("*.py"):  # another test may have one of that name
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
