@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,7 +99,8 @@ def hub(request: pytest.FixtureRequest) -> Iterator[Hub]:
 def exported(hub: Hub, *words: str, token: str | None = "hf_secret") -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's address is read when its library is imported."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    variables |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": "nowhere", "NO_PROXY": "*"}
+    home = os.path.join(tempfile.gettempdir(), "agentrl-no-hub")
+    variables |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": home, "NO_PROXY": "*"}
     variables |= {"HF_TOKEN": token} if token else {}
     return subprocess.run(
         [sys.executable, "-m", "agentrl", "export", *words],
