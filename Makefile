@@ -19,7 +19,7 @@ slow: $(VENV)/.installed-test
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own.
 vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -m vllm $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm $$(grep -l "mark.vllm" tests/*.py) $(ARGS)
 
 # The page of `agentrl view`, in the system's Chromium, which is installed where it is missing.
 browser: $(VENV)/.installed-test

@@ -61,7 +61,7 @@ async def test_a_documented_function_is_a_tool_with_a_json_schema() -> None:
         return "told"
 
     theirs = {"type": "dict", "properties": {"type": {"type": "float"}, "at": {"type": "tuple", "items": []}}}
-    tool = tool_of({"name": "f", "description": "Does.", "parameters": theirs}, call)
+    tool = tool_of({"name": "f", "description": "Does.", "parameters": json_schema(theirs)}, call)
     assert tool.parameters == {
         "type": "object",
         "properties": {"type": {"type": "number"}, "at": {"type": "array", "items": []}},
