@@ -13,9 +13,9 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow and not vllm and not browser" $(ARGS)
 
-# Trainings to their numbers, plugins in venvs of their own.
+# Trainings to their numbers, plugins in venvs of their own; two at once.
 slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "slow and not vllm and not browser" $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "slow and not vllm and not browser" $(ARGS)
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own.
 vllm: $(VLLM_VENV)/.installed
