@@ -35,11 +35,14 @@ def limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-@pytest.fixture(autouse=True)
-def _unlimited() -> Iterator[None]:
+@contextmanager
+def limited() -> Iterator[None]:
+    """The limit ends with the test, before pytest itself writes what came of it."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager
@@ -55,6 +58,7 @@ def disk(path: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@limited()
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("before")
@@ -72,6 +76,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.toml"]
 
 
+@limited()
 def test_what_the_disk_refuses_is_a_sentence(tmp_path: Path) -> None:
     limit(10)
     with pytest.raises(UserError) as told, writing(tmp_path):
@@ -82,6 +87,7 @@ def test_what_the_disk_refuses_is_a_sentence(tmp_path: Path) -> None:
     )
 
 
+@limited()
 def test_the_settings_of_a_run_are_not_lost_where_it_cannot_go_on(tmp_path: Path) -> None:
     run = create(str(tmp_path / "r"), "shop", 'env = {name = "shop"}\n')
     run.close()
@@ -139,6 +145,7 @@ class Filling(Watcher):
 
 
 @pytest.mark.parametrize("phase", ["learn", "end"])
+@limited()
 def test_a_run_on_a_full_disk_goes_on_once_there_is_room(phase: str, tmp_path: Path) -> None:
     whole, full = tmp_path / "whole", tmp_path / "full"
     train("math-tools", run={"dir": str(whole), "save_every": 1}, **EXACT)
