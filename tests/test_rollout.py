@@ -189,7 +189,7 @@ async def test_episodes_do_not_wait_for_each_other() -> None:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.5)  # so long that a busy machine begins them all
         at_once -= 1
         return "ok"
 
@@ -199,7 +199,7 @@ async def test_episodes_do_not_wait_for_each_other() -> None:
     begun = anyio.current_time()
     groups = await rollout(Slow, [call("slow", n=1)] * 2 + ["5"]).batch(range(16), 8)
     assert most == 128
-    assert anyio.current_time() - begun < 128 * 2 * 0.05 / 3  # serial: 12.8 s
+    assert anyio.current_time() - begun < 128 * 2 * 0.5 / 3  # serial: 128 s
     assert [g.task for g in groups] == list(range(16))
     assert {t.turns for g in groups for t in g} == {3}
 
