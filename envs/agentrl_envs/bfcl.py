@@ -46,8 +46,10 @@ class BFCL(ToolEnv):
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[Mapping[str, Sequence[Row]]]:
-        """The rows by split."""
-        yield await to_thread.run_sync(rows, cls(**settings).name)
+        """The rows by split. The APIs are imported beforehand, off the event loop."""
+        found = await to_thread.run_sync(rows, cls(**settings).name)
+        await to_thread.run_sync(bfcl_world.imported, {c for row in found["all"] for c in row["involved_classes"]})
+        yield found
 
     def count(self, split: str) -> int | None:
         return len(self.shared[split])
@@ -57,7 +59,7 @@ class BFCL(ToolEnv):
         self.row = row = chosen[seed % len(chosen)]
         self.user_turn = self.steps = 0
         self.valid, self.over = True, False
-        self.world, self.wanted = bfcl_world.World(row), bfcl_world.World(row)
+        self.world, self.wanted = await to_thread.run_sync(lambda: (bfcl_world.World(row), bfcl_world.World(row)))
         self.told: list[str] = []  # what the functions said, in all turns
         self.called = False  # in this turn of the user
         held_out = {name for names in row.get("missed_function", {}).values() for name in names}

@@ -7,7 +7,7 @@ import copy
 import importlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,13 @@ from agentrl import ContractError, Tool, ToolError
 from agentrl.types import JsonSchema
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # theirs -> JSON's
+
+
+def imported(classes: Iterable[str]) -> None:
+    """Import the modules of some APIs, which takes a second."""
+    backend = importlib.import_module("bfcl_eval.constants.executable_backend_config")
+    for name in classes:
+        importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[name])
 
 
 class World:
