@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
+from types import CodeType, FrameType
 
 LIMIT_S = 0.25
 _OWN = str(Path(__file__).parent) + os.sep
@@ -60,17 +60,19 @@ class _Watch:
         self.ident = threading.get_ident()
         self.over = threading.Event()
         self.beaten = perf_counter()
-        self.culprit: str | None = None  # of the block that lasts
-        self.known: set[str] = set()
+        self.culprit: tuple[CodeType, int] | None = None  # and its line, of the block that lasts
+        self.known: set[CodeType] = set()
 
     def beat(self) -> None:
         """In the loop: it turns."""
         now, culprit = perf_counter(), self.culprit
         held, self.beaten, self.culprit = now - self.beaten, now, None
-        if culprit is not None and culprit not in self.known:
-            self.known.add(culprit)
+        if culprit is not None and culprit[0] not in self.known:
+            code, line = culprit
+            self.known.add(code)
             self.tell(
-                f"the event loop was held up for {held:.1f} s by {culprit}; every episode waits meanwhile: make it "
+                f"the event loop was held up for {held:.1f} s by {code.co_qualname} "
+                f"({Path(code.co_filename).name}:{line}); every episode waits meanwhile: make it "
                 "await, or a sync tool, which runs in a thread"
             )
         if not self.over.is_set():
@@ -81,15 +83,13 @@ class _Watch:
         while not self.over.wait(self.limit_s / 4):
             if perf_counter() - self.beaten > self.limit_s and self.culprit is None:
                 frame = sys._current_frames().get(self.ident)
-                self.culprit = _named(frame, self.whose) if frame is not None else None
+                self.culprit = _culprit(frame, self.whose) if frame is not None else None
 
 
-def _named(frame: FrameType, whose: tuple[str, ...] | None) -> str | None:
-    """The innermost function of a user's; where there is none, the innermost of all, or nobody."""
+def _culprit(frame: FrameType, whose: tuple[str, ...] | None) -> tuple[CodeType, int] | None:
+    """The innermost function of a user's, and its line; where there is none, the innermost of all, or nobody."""
     found = _innermost(frame, whose) or (frame if whose is None else None)
-    if found is None:
-        return None
-    return f"{found.f_code.co_qualname} ({Path(found.f_code.co_filename).name}:{found.f_lineno})"
+    return None if found is None else (found.f_code, found.f_lineno)
 
 
 def _innermost(frame: FrameType, whose: tuple[str, ...] | None) -> FrameType | None:

@@ -30,6 +30,7 @@ def spin():
     while True: pass
 for _ in range(20):
     threading.Thread(target=spin).start()
+spin()
 """,
 }
 

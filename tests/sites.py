@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -24,6 +25,10 @@ class Site:
         found = re.search(r"http://127\.0\.0\.1:\d+", self.said)
         assert found, self.said + (self.process.communicate()[1] if self.process.poll() is not None else "")
         self.url = found[0]
+        end = time.monotonic() + 60
+        while any(run["progress"] < 1.0 for run in self.json("runs")):  # they are read meanwhile
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
