@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import anyio
-import pydantic
 
 from agentrl import registry
 from agentrl.breaker import breaker_of
 from agentrl.errors import ContractError, ToolError, nearest
-from agentrl.signature import arguments_model, checked, listed, problems
+from agentrl.signature import settings_of
 from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
 from agentrl.types import CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory, utf8_within
@@ -276,7 +275,7 @@ class EnvSpec:
         self.name = env if isinstance(env, str) else cls.__name__
         if member is not None and cls.named_by is not None:
             settings = {**settings, cls.named_by: member}
-        self.settings = self._checked(settings)
+        self.settings = settings_of(cls, settings, f"env {self.name!r}", "env", (self.name, cls.named_by))
         self.kit = Kit()
 
     def equipped(self, tools: Sequence[str] = (), settings: Mapping[str, Mapping[str, Any]] | None = None) -> Self:
@@ -287,26 +286,6 @@ class EnvSpec:
         for name in tools:
             named(name, self.kit.settings.get(name.partition(":")[0]))
         return self
-
-    def _checked(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings given, converted to the types of ``__init__``; ``a,b`` is a list where one is wanted."""
-        model = arguments_model(self.cls.__init__, f"env {self.name!r}")
-        known = {f.alias or "": f.annotation for f in model.model_fields.values()}
-        for name in settings:
-            if name not in known:
-                raise ContractError(f"env {self.name!r} has no setting 'env.{name}'{nearest(name, known)}")
-        given = listed(settings, known)
-        try:
-            values = checked(model, given)
-        except pydantic.ValidationError as error:
-            where, what = problems(error)[0]
-            if what == "field required":
-                if where == self.cls.named_by:
-                    raise ContractError(f"env {self.name!r} needs a name: {self.name}:{where.upper()}") from None
-                raise ContractError(f"env {self.name!r} needs a value for --env.{where}") from None
-            shown = f", not {settings[where]!r}" if where in settings else ""
-            raise ContractError(f"env.{where} of env {self.name!r}: {what}{shown}") from None
-        return {k: values[k] for k in given}
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[EnvSpec]:

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-import pydantic
-
 from agentrl import registry
 from agentrl.aside import in_thread
 from agentrl.errors import ContractError, UserError, nearest
 from agentrl.reward_model import RewardModel
-from agentrl.signature import arguments_model, checked, problems
+from agentrl.signature import settings_of
 
 Reward = Callable[..., Any]
 
@@ -93,19 +91,7 @@ def _function(reward: Any, settings: Mapping[str, Any]) -> Any:
 
 @lru_cache(maxsize=64)  # one for all episodes of a run: they are made anew each, with the same settings
 def _made(name: str, cls: Any, settings: str) -> Any:
-    model = arguments_model(cls.__init__, f"reward {name!r}")
-    given = json.loads(settings)
-    known = [f.alias or "" for f in model.model_fields.values()]
-    for setting in given:
-        if setting not in known:
-            raise ContractError(f"env.reward_settings.{name}.{setting}: unknown{nearest(setting, known)}")
-    try:
-        values = checked(model, given)
-    except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
-        shown = "" if what == "field required" else f", not {given[where]!r}"
-        raise ContractError(f"env.reward_settings.{name}.{where}: {what}{shown}") from None
-    return cls(**{k: values[k] for k in given})
+    return cls(**settings_of(cls, json.loads(settings), f"reward {name!r}", f"env.reward_settings.{name}"))
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import docstring_parser
 import pydantic
 
-from agentrl.errors import ContractError
+from agentrl.errors import ContractError, nearest
 
 
 def arguments_model(function: Callable[..., Any], what: str, *, described: bool = False) -> type[pydantic.BaseModel]:
@@ -59,8 +59,38 @@ def problems(error: pydantic.ValidationError) -> list[tuple[str, str]]:
     return [(".".join(str(p) for p in e["loc"]), e["msg"][:1].lower() + e["msg"][1:]) for e in error.errors()]
 
 
-def listed(settings: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, where ``a,b`` is a list if its type is one."""
+def settings_of(
+    cls: Any, given: Mapping[str, Any], what: str, section: str, family: tuple[str, str | None] = ("", None)
+) -> dict[str, Any]:
+    """The settings given, converted to the types of ``cls.__init__``; ``a,b`` is a list where one is wanted.
+
+    Args:
+        what: how a sentence calls it, such as ``env 'shop'``.
+        section: what stands before a setting's name: ``env`` where it is given as ``--env.level``.
+        family: its name, and the setting that ``NAME:VALUE`` gives, if any.
+
+    Raises:
+        ContractError: a setting is unknown, missing or wrong.
+    """
+    model = arguments_model(cls.__init__, what)
+    known = {f.alias or "": f.annotation for f in model.model_fields.values()}
+    for name in given:
+        if name not in known:
+            raise ContractError(f"{what} has no setting '{section}.{name}'{nearest(name, known)}")
+    try:
+        values = checked(model, _listed(given, known))
+    except pydantic.ValidationError as error:
+        where, wrong = problems(error)[0]
+        if wrong == "field required":
+            name, named_by = family
+            form = f"name: {name}:{where.upper()}" if where == named_by else f"value for --{section}.{where}"
+            raise ContractError(f"{what} needs a {form}") from None
+        value = given[where.partition(".")[0]]
+        raise ContractError(f"{section}.{where} of {what}: {wrong}, not {value!r}") from None
+    return {name: values[name] for name in given}
+
+
+def _listed(settings: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
     return {
         k: [part.strip() for part in v.split(",")] if isinstance(v, str) and _is_list(types[k]) else v
         for k, v in settings.items()

@@ -54,7 +54,7 @@ def rows(path: Path) -> Iterator[Row]:
         for batch in file.iter_batches(64):
             yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        raise _unreadable(path, error) from None
 
 
 def row(run: Path, where: Place) -> Row:
@@ -62,12 +62,21 @@ def row(run: Path, where: Place) -> Row:
     path = run / "trajectories" / f"{where.split}-{where.step:06d}.parquet"
     if not path.is_file():
         raise UserError(f"the run {str(run)!r} has no {path.name}")
-    count = 0
-    for found in rows(path):
-        if count == where.row:
-            return found
-        count += 1
+    try:
+        file = pq.ParquetFile(path)
+        left, count = where.row, file.metadata.num_rows
+        for group in range(file.num_row_groups):
+            if left < (size := file.metadata.row_group(group).num_rows):
+                found: Row = file.read_row_group(group).slice(left, 1).to_pylist()[0]
+                return found
+            left -= size
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
     raise UserError(f"{path.name} has the episodes 0 to {count - 1}, not {where.row}")
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} cannot be read: {str(error).splitlines()[0]}")
 
 
 def trajectory(row: Row) -> Trajectory:

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Self
 
-import pydantic
-
 from agentrl import registry
-from agentrl.errors import ContractError, UserError, nearest
-from agentrl.signature import arguments_model, checked, listed, problems
+from agentrl.errors import ContractError, UserError
+from agentrl.signature import settings_of
 from agentrl.tool import Tool
 
 
@@ -68,27 +66,10 @@ def named(name: str, settings: Mapping[str, Any] | None = None) -> Tool | Toolse
         given = dict(settings or {})
         if member is not None and found.named_by is not None:
             given[found.named_by] = member
-        return _made(name, found, given)
+        short = name.partition(":")[0]
+        return found(**settings_of(found, given, f"tool {name!r}", f"tool.{short}", (short, found.named_by)))
     if settings:
         raise ContractError(f"tool {name!r} has no settings; {', '.join(settings)} was given")
     if not isinstance(found, Tool | Toolset):
         raise UserError(f"tool {name!r} is {found!r:.80}, which is no tool; decorate it with @agentrl.tool")
     return found
-
-
-def _made(name: str, cls: type[Toolset], settings: Mapping[str, Any]) -> Toolset:
-    model = arguments_model(cls.__init__, f"tool {name!r}")
-    known = {f.alias or "": f.annotation for f in model.model_fields.values()}
-    short = name.partition(":")[0]
-    for setting in settings:
-        if setting not in known:
-            raise ContractError(f"tool {name!r} has no setting 'tool.{short}.{setting}'{nearest(setting, known)}")
-    try:
-        values = checked(model, listed(settings, known))
-    except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
-        if what == "field required":
-            form = f"{short}:{where.upper()}" if where == cls.named_by else f"a value for --tool.{short}.{where}"
-            raise ContractError(f"tool {name!r} needs {form}") from None
-        raise ContractError(f"tool.{short}.{where}: {what}, not {settings[where.partition('.')[0]]!r}") from None
-    return cls(**{k: values[k] for k in settings})

@@ -26,7 +26,7 @@ from agentrl import registry, tracking
 from agentrl.cli import VERBS, export, main, past, play, serve, serve_tools, settings, training, view
 from agentrl.cli import check as check_verb
 from agentrl.cli import evaluation as eval_verb
-from agentrl.cli.words import split
+from agentrl.cli.words import flags, split
 from agentrl.config import build, known_settings, read_toml
 from agentrl.env import ToolEnv
 from agentrl.policy import configured, locate
@@ -127,7 +127,7 @@ def _check(words: Sequence[str]) -> None:
 
 
 def _serve_tools(words: Sequence[str]) -> None:
-    own = serve_tools._read(words[1:])
+    own = flags(words[1:], serve_tools.Settings)
     for name in words[0].split(","):
         named(name, own.tool.get(name.partition(":")[0]))
 
@@ -141,10 +141,10 @@ READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are rea
     "eval": _eval,
     "play": _play,
     "check": _check,
-    "serve": lambda words: locate(serve._read(words).model),
+    "serve": lambda words: locate(flags(words, serve.Settings).model),
     "serve-tools": _serve_tools,
     "view": lambda words: split(words, view.Settings, "RUN..."),
-    "export": lambda words: export._read(words[1:]),
+    "export": lambda words: flags(words[1:], export.Settings),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import runs
 
 from agentrl import UserError
+from agentrl.stored import place
 from agentrl.types import CallRecord, Group, Message, Stop, Trajectory
 from agentrl.view import calls, episode
 from agentrl.view.explain import of_episode, of_token
@@ -84,7 +85,7 @@ def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> Non
     for step in (1, 2, 3):
         runs.write(run, step, [Group(7, (runs.solved(7, version=1), runs.wrong(7)))])
     store = opened(tmp_path / "run")
-    row = episode.read(store, episode.place("3:0"))
+    row = episode.read(store, place("3:0"))
     prompt, _call, world, answer = episode.segments(row)
     texts = Texts(store)
     said = of_token(store, texts, "3:0", answer["start"] + 1)
@@ -146,7 +147,7 @@ def test_messages_say_what_became_of_their_calls(tmp_path: Path) -> None:
     made = runs.played(7, said, 0.0, calls=[CallRecord(0, "price", "refused", 0.5)], stop=Stop.MAX_TURNS)  # type: ignore[arg-type]
     whole = Trajectory(**{**{f: getattr(made, f) for f in made.__slots__}, "segments": made.segments[1:]})
     store = run_of(tmp_path, whole)
-    told = episode.told(episode.read(store, episode.place("1:0")))
+    told = episode.told(episode.read(store, place("1:0")))
     assert [m.get("turn") for m in told] == [None, None, 0, None]
     assert told[2]["calls"][0] == {
         "name": "price",
@@ -169,13 +170,13 @@ def test_turns_of_the_same_words_have_each_their_own_answers(tmp_path: Path) -> 
     store = run_of(
         tmp_path, runs.played(7, said, 0.0, calls=records), runs.played(7, said, 0.0, calls=records[:1] + same)
     )
-    told = episode.told(episode.read(store, episode.place("1:0")))
+    told = episode.told(episode.read(store, place("1:0")))
     assert [told[n].get("status") or told[n]["calls"][0]["status"] for n in (1, 2, 3, 4)] == ["refused"] * 2 + [
         "ok"
     ] * 2
     assert [told[n]["seconds"] for n in (2, 4)] == [0.5, 0.25]
     assert "status" not in told[5]
-    told = episode.told(episode.read(store, episode.place("1:1")))
+    told = episode.told(episode.read(store, place("1:1")))
     assert (told[3]["calls"][0]["status"], told[3]["calls"][0]["seconds"]) == (
         "ok",
         0.125,

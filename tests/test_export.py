@@ -155,7 +155,7 @@ def test_a_card_says_what_came_of_a_run(run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nano"], "agentrl export takes: MODEL --out DIR"),
+        (["nano"], "--out is missing: a folder that is empty, or not there yet"),
         (["--out", "x"], "agentrl export takes: MODEL --out DIR"),
         (["nano", "--oout", "x"], "oout: unknown setting; did you mean 'out'?"),
         (["nano", "--out", "x", "--push_to_hub", "small"], "--push_to_hub: "),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 
+from agentrl.stored import place
 from agentrl.types import Group, Segment
 from agentrl.view import episode
 from agentrl.view.explain import of_episode, of_token
@@ -113,7 +114,7 @@ def test_what_is_not_known_of_a_ratio_is_said(tmp_path: Path) -> None:
     store = opened(tmp_path / "run", "")
     assert of_token(store, Texts(store), "1:0", 0)[3] == "ratio unknown: a logprob of the token is not finite"
     assert of_token(store, Texts(store), "1:1", 0)[3] == "ratio unknown: the learner's logprobs were not kept"
-    row = episode.read(store, episode.place("1:0"))
+    row = episode.read(store, place("1:0"))
     assert episode.tokens(row, Texts(store), 0)["log_ratios"] == [None, 0.0]
     old = dict(row, segments=[{k: v for k, v in s.items() if k != "learner_logprobs"} for s in row["segments"]])
     assert episode.tokens(old, Texts(store), 0)["log_ratios"] == [None, None]  # as an older run has them

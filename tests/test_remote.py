@@ -190,7 +190,7 @@ async def test_the_model_s_mistakes_are_told_to_it(name: str, arguments: dict[st
 
 def test_wrong_settings_are_sentences() -> None:
     name = "agentrl_tools.remote:Remote"
-    with pytest.raises(ContractError, match=r"needs agentrl_tools\.remote:KIND"):
+    with pytest.raises(ContractError, match=r"needs a name: agentrl_tools\.remote:KIND"):
         named(name, {})
     with pytest.raises(ContractError, match="sandboxes 1 or more; not 60, 40, 900 and 0"):
         named(name, {"kind": "e2b", "sandboxes": 0})

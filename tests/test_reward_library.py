@@ -184,9 +184,13 @@ def test_a_judge_that_names_no_score_is_the_worlds_fault(answer: str) -> None:
     ("rewards", "settings", "sentence"),
     [
         (["regexp"], {}, "no reward 'regexp'; did you mean 'regex'"),
-        (["regex"], {"regex": {"patern": "x"}}, r"env.reward_settings.regex.patern: unknown; did you mean 'pattern'"),
-        (["length"], {"length": {"free": "x"}}, r"env.reward_settings.length.free: .*, not 'x'"),
-        (["judge"], {}, r"env.reward_settings.judge.url: field required"),
+        (
+            ["regex"],
+            {"regex": {"patern": "x"}},
+            r"no setting 'env.reward_settings.regex.patern'; did you mean 'pattern'",
+        ),
+        (["length"], {"length": {"free": "x"}}, r"env.reward_settings.length.free of reward 'length': .*, not 'x'"),
+        (["judge"], {}, r"reward 'judge' needs a value for --env.reward_settings.judge.url"),
         (["exact"], {"exact": {"a": 1}}, r"env.reward_settings.exact: it has no settings"),
         (["exact"], {"regex": {}}, r"env.reward_settings.regex: no reward 'regex' is used"),
     ],

@@ -103,5 +103,5 @@ async def test_mistakes_are_sentences(tmp_path: Path) -> None:
         Search(tmp_path / "c.db", k=0)
     with pytest.raises(UserError, match="agentrl index FILES --out"):
         await told(Search(tmp_path / "gone.db"), "x")
-    with pytest.raises(ContractError, match=r"needs agentrl_tools\.search:INDEX"):
+    with pytest.raises(ContractError, match=r"needs a name: agentrl_tools\.search:INDEX"):
         EnvSpec(Reads).equipped(["agentrl_tools.search:Search"])

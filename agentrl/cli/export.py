@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from agentrl.config import Section, read_overrides
-from agentrl.errors import ConfigError, UserError, nearest
-from agentrl.signature import problems
+from agentrl.cli.words import flags
+from agentrl.config import Section
+from agentrl.errors import ConfigError, UserError
 
 HELP = """usage: agentrl export MODEL --out DIR [--push_to_hub USER/NAME [--public true]]
 
@@ -23,7 +23,7 @@ and vLLM load the folder as it is. MODEL is what --model takes.
 
 
 class Settings(Section):
-    out: Path = Field(description="a folder that is empty, or not there yet")
+    out: Annotated[Path, BeforeValidator(str)] = Field(description="a folder that is empty, or not there yet")
     push_to_hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="a name on the hub: USER/NAME")
     public: bool = Field(False, description="whether anybody may see it there")
 
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     if words[0].startswith("-"):
         raise ConfigError(f"agentrl export takes: MODEL --out DIR; not {' '.join(words)!r}")
-    name, settings = words[0], _read(words[1:])
+    name, settings = words[0], flags(words[1:], Settings)
     out = settings.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists and is not an empty folder")
@@ -53,18 +53,3 @@ def main(words: Sequence[str]) -> int:
     if settings.push_to_hub:
         print(hub.push(out, settings.push_to_hub, private=not settings.public))
     return 0
-
-
-def _read(words: Sequence[str]) -> Settings:
-    source, given = read_overrides(words)
-    for name in given:
-        if name not in Settings.model_fields:
-            raise ConfigError(f"{name}: unknown setting{nearest(name, Settings.model_fields)} [{source}]")
-    given = {name: str(value) if name != "public" else value for name, value in given.items()}
-    try:
-        return Settings.model_validate(given)
-    except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
-        if where not in given:
-            raise ConfigError("agentrl export takes: MODEL --out DIR") from None
-        raise ConfigError(f"--{where}: {what}, not {given[where]!r}") from None

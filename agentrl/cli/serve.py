@@ -9,12 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-import pydantic
 from pydantic import Field
 
-from agentrl.config import Section, read_overrides
-from agentrl.errors import ConfigError, nearest
-from agentrl.signature import problems
+from agentrl.cli.words import flags
+from agentrl.config import Section
+from agentrl.errors import ConfigError
 
 HELP = """usage: agentrl serve --model MODEL [--port PORT] [--SETTING VALUE ...]
 
@@ -44,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         fields = Settings.model_fields.items()
         print(HELP + "\n" + "\n".join(f"  --{name:<12} {field.description}" for name, field in fields))
         return 0
-    settings = _read(words)
+    settings = flags(words, Settings)
     import torch
 
     from agentrl import lora, policy
@@ -69,18 +68,6 @@ def main(words: Sequence[str]) -> int:
         while server.running():
             time.sleep(0.2)
     raise ConfigError(f"the vLLM server at {server.url} ended by itself; what it wrote stands above")
-
-
-def _read(words: Sequence[str]) -> Settings:
-    source, given = read_overrides(words)
-    for name in given:
-        if name not in Settings.model_fields:
-            raise ConfigError(f"{name}: unknown setting{nearest(name, Settings.model_fields)} [{source}]")
-    try:
-        return Settings.model_validate(given)
-    except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
-        raise ConfigError(f"--{where}: {what}" + (f", not {given[where]!r}" if where in given else "")) from None
 
 
 def _end(_signal: int, _frame: FrameType | None) -> Any:

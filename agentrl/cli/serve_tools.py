@@ -12,15 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
-import pydantic
 from pydantic import Field
 
 from agentrl import __version__
 from agentrl.aside import in_thread
-from agentrl.config import Section, read_overrides
+from agentrl.cli.words import flags
+from agentrl.config import Section
 from agentrl.env import called
 from agentrl.errors import ConfigError, ToolError, UserError, WorldFault, nearest
-from agentrl.signature import problems
 from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
 
@@ -56,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     names = [name.strip() for name in words[0].split(",") if name.strip()]
     if words[0].startswith("-") or not names:
         raise ConfigError(f"agentrl serve-tools begins with names of tools, not {words[0]!r}")
-    settings = _read(words[1:])
+    settings = flags(words[1:], Settings)
     for short in settings.tool:
         if short not in (known := [name.partition(":")[0] for name in names]):
             raise ConfigError(f"tool.{short}: no tool of that name is served{nearest(short, known)}")
@@ -84,18 +83,6 @@ def _wire() -> Iterator[Wire]:
         sys.stdout.flush()
         os.dup2(wire.read, 0)
         os.dup2(wire.write, 1)
-
-
-def _read(words: Sequence[str]) -> Settings:
-    source, given = read_overrides(words)
-    for name in given:
-        if name not in Settings.model_fields:
-            raise ConfigError(f"{name}: unknown setting{nearest(name, Settings.model_fields)} [{source}]")
-    try:
-        return Settings.model_validate(given)
-    except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
-        raise ConfigError(f"--{where}: {what}") from None
 
 
 async def _serve(found: Sequence[Tool | Toolset], port: int | None, wire: Wire | None) -> None:

@@ -24,15 +24,22 @@ def split(words: Sequence[str], settings: type[S], usage: str) -> tuple[list[str
     names = list(words[:first])
     if not names:
         raise ConfigError(f"it takes: {usage}")
-    source, given = read_overrides(words[first:])
+    return names, flags(words[first:], settings)
+
+
+def flags(words: Sequence[str], settings: type[S]) -> S:
+    """The settings that ``--name value`` words give. Raises ConfigError: one is unknown, missing or wrong."""
+    source, given = read_overrides(words)
     for name in given:
         if name not in settings.model_fields:
             raise ConfigError(f"{name}: unknown setting{nearest(name, settings.model_fields)} [{source}]")
     try:
-        return names, settings.model_validate(given)
+        return settings.model_validate(given)
     except pydantic.ValidationError as error:
         where, what = problems(error)[0]
-        raise ConfigError(f"--{where}: {what}, not {given.get(where)!r}") from None
+        if what == "field required":
+            raise ConfigError(f"--{where} is missing: {settings.model_fields[where].description}") from None
+        raise ConfigError(f"--{where}: {what}" + (f", not {given[where]!r}" if where in given else "")) from None
 
 
 def flags_told(settings: type[Section]) -> str:

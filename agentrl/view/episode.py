@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from agentrl import stored
 from agentrl.errors import UserError
+from agentrl.stored import Place, Row
 from agentrl.view import calls, ratio
 from agentrl.view.store import Store
 from agentrl.view.tokens import CONTEXT, Texts
 
 LIMIT = 20_000  # characters of a text sent at once
 TOKENS = 4_000
-_ID = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
-Row = Mapping[str, Any]
-
-
-class Place(NamedTuple):
-    """Where an episode stands: ``train-3:17`` is row 17 of ``train-000003.parquet``; ``3:17`` is the same."""
-
-    split: str
-    step: int
-    row: int
-
-
-def place(name: str) -> Place:
-    """Raises UserError: it is no name of an episode."""
-    found = _ID.match(name)
-    if found is None or ".." in name:
-        raise UserError(f"an episode is SPLIT-STEP:ROW, such as train-3:17 or 3:17, not {name!r}")
-    return Place(found[1] or "train", int(found[2]), int(found[3]))
 
 
 def read(store: Store, where: Place) -> Row:
@@ -44,28 +24,9 @@ def read(store: Store, where: Place) -> Row:
     Raises:
         UserError: there is no such file, or no such row in it.
     """
-    path = store.file_of(where.split, where.step)
-    try:
-        file = pq.ParquetFile(path)
-        if where.row >= file.metadata.num_rows:
-            raise UserError(f"{path.name} has the episodes 0 to {file.metadata.num_rows - 1}, not {where.row}")
-        (found,) = _rows(file, where.row)
-    except FileNotFoundError:
-        raise UserError(f"the run {str(store.folder)!r} has no {path.name}") from None
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    found = stored.row(store.folder, where)
     lists = ("segments", "calls", "rewards", "weights", "advantages", "step_rewards", "timings")
     return {"fault_message": None, **found, **{name: found.get(name) or [] for name in lists}}
-
-
-def _rows(file: Any, row: int) -> list[Row]:
-    for group in range(file.num_row_groups):
-        count = file.metadata.row_group(group).num_rows
-        if row < count:
-            rows: list[Row] = file.read_row_group(group).slice(row, 1).to_pylist()
-            return rows
-        row -= count
-    return []
 
 
 def messages(row: Row) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import UserError
+from agentrl.stored import Place, Row, place
 from agentrl.view import episode, ratio
-from agentrl.view.episode import Place, Row
 from agentrl.view.index import one
 from agentrl.view.search import page
 from agentrl.view.store import Store
@@ -97,7 +97,7 @@ def where_from(store: Store, row: Row, group: Sequence[Row]) -> str:
 
 def of_episode(store: Store, name: str) -> list[str]:
     """Sentences about an episode. Raises UserError: there is no such one."""
-    where = episode.place(name)
+    where = place(name)
     row = episode.read(store, where)
     group = group_of(store, where)
     counts = {a: sum(s["length"] for s in episode.segments(row) if s["author"] == a) for a in AUTHORS}
@@ -134,7 +134,7 @@ def _tools(row: Row) -> list[str]:
 
 def of_token(store: Store, texts: Texts, name: str, number: int) -> list[str]:
     """Sentences about a token, by its place in the episode, from 0. Raises UserError: there is no such one."""
-    where = episode.place(name)
+    where = place(name)
     row = episode.read(store, where)
     return token_told(store, texts, row, group_of(store, where), number)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pyarrow.compute as pc
 
+from agentrl.stored import Place, Row
 from agentrl.view import episode
-from agentrl.view.episode import Place, Row
 from agentrl.view.findings import Finding, findings, recent_from
 from agentrl.view.refusals import Refusals, conversations, refusals
 from agentrl.view.search import Search

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UserError
+from agentrl.stored import place
 from agentrl.view import episode
 from agentrl.view.explain import group_of, where_from, why_not_trained
 from agentrl.view.findings import Finding, recent_from
@@ -110,10 +111,10 @@ def _conversation(store: Store, table: Any, at: int) -> str:
     split, step, number = (table[n][at].as_py() for n in ("split", "step", "row"))
     name = f"{split}-{step}:{number}"
     try:
-        row = episode.read(store, episode.place(name))
+        row = episode.read(store, place(name))
     except UserError as error:
         return f"<p>{_words(str(error))}</p>"
-    group = group_of(store, episode.place(name))
+    group = group_of(store, place(name))
     why = why_not_trained(store, row, group) or where_from(store, row, group)
     ended = f"{row['fault']}: {row['fault_message']}" if row["fault"] else row["stop"]
     reward = "none" if row["reward"] is None else f"{row['reward']:.3g}"

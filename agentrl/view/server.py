@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import UserError
+from agentrl.stored import place
 from agentrl.view import episode
 from agentrl.view.explain import group_of, token_told, where_from, why_not_trained
 from agentrl.view.look import Look
@@ -175,7 +176,7 @@ def _groups(look: Look, request: Request) -> dict[str, Any]:
 
 
 def _episode(look: Look, request: Request) -> dict[str, Any]:
-    where = episode.place(_word(request, "id"))
+    where = place(_word(request, "id"))
     row = look.row(where)
     group = group_of(look.store, where)
     small = (
@@ -192,7 +193,7 @@ def _episode(look: Look, request: Request) -> dict[str, Any]:
         "fault",
     )
     return {
-        "id": f"{where.split}-{where.step}:{where.row}",
+        "id": str(where),
         **{name: row.get(name) for name in (*small, "fault_message", "step_rewards", "timings")},
         "learned_at": look.store.curves.version_at(row["step"], row["split"]),
         "not_trained": why_not_trained(look.store, row, group),
@@ -204,18 +205,18 @@ def _episode(look: Look, request: Request) -> dict[str, Any]:
 
 
 def _text(look: Look, request: Request) -> dict[str, Any]:
-    row = look.row(episode.place(_word(request, "id")))
+    row = look.row(place(_word(request, "id")))
     call = _number(request, "call", 0) if "call" in request.query_params else None
     return episode.piece(episode.full_text(row, _number(request, "message", 0), call), _number(request, "from", 0))
 
 
 def _tokens(look: Look, request: Request) -> dict[str, Any]:
-    row = look.row(episode.place(_word(request, "id")))
+    row = look.row(place(_word(request, "id")))
     return episode.tokens(row, look.texts, _number(request, "from", 0))
 
 
 def _explain(look: Look, request: Request) -> list[str]:
-    where = episode.place(_word(request, "id"))
+    where = place(_word(request, "id"))
     return token_told(
         look.store, look.texts, look.row(where), group_of(look.store, where), _number(request, "token", 0)
     )

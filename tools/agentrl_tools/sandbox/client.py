@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 
 from agentrl import UserError, WorldFault
 from agentrl_tools.sandbox.launch import Launch
+from agentrl_tools.sandbox.process import ended, last_words, started
 
 START_S = 60.0
 GRACE_S = 5.0  # that the server may be late with its answer; then it is started again
@@ -88,37 +87,20 @@ class Sandbox:
 
     async def _start(self) -> None:
         launch = self.launch
-        rights: dict[str, Any] = {}
-        if launch.user is not None:
-            rights = {"user": launch.user, "group": launch.user, "extra_groups": []}
-        self.process = await asyncio.create_subprocess_exec(
-            *launch.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if launch.kind == "landlock" else {},
-            limit=1 << 26,
-            start_new_session=True,  # Ctrl-C is ours
-            **rights,
-        )
+        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if launch.kind == "landlock" else {}
+        self.process = await started(launch, env, limit=1 << 26)
         self._send(dict(launch.settings))
         assert self.process.stdout is not None
         try:
             said = await asyncio.wait_for(self.process.stdout.readline(), START_S)
         except TimeoutError:
             said = b""
-        told = json.loads(said) if said else {"error": await self._last_words()}
+        told = json.loads(said) if said else {"error": await last_words(self.process) or "it said nothing"}
         if "error" in told:
             await self.stop()
             raise UserError(f"the sandbox ({launch.kind}) does not start: {told['error']}")
         self.generation += 1
         self.reader = asyncio.create_task(self._read(self.process.stdout))
-
-    async def _last_words(self) -> str:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        kill(self.process)
-        return (await self.process.stderr.read(2000)).decode(errors="replace").strip() or "it said nothing"
 
     async def _read(self, answers: asyncio.StreamReader) -> None:
         try:
@@ -143,11 +125,7 @@ class Sandbox:
     async def stop(self) -> None:
         process, self.process = self.process, None
         if process is not None:
-            kill(process)
-            await process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-            process._transport.close()  # type: ignore[attr-defined]  # its pipes, now and not when it is collected
+            await ended(process)
         if self.reader is not None:
             self.reader.cancel()
             await asyncio.wait({self.reader})
@@ -157,13 +135,6 @@ class Sandbox:
         await self.stop()
         if self.launch.folder is not None:
             shutil.rmtree(self.launch.folder, ignore_errors=True)
-
-
-def kill(process: asyncio.subprocess.Process) -> None:
-    """Not Popen.kill, which would reap one that has just ended, behind the back of asyncio."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
 
 
 def places() -> int:

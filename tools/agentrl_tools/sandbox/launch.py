@@ -74,7 +74,7 @@ def bubblewrap_trouble(user: int | None = None) -> str | None:
     if (path := shutil.which("bwrap")) is None:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
     probe = [path, *_namespaces(user), "--ro-bind", "/", "/", "true"]
-    done = subprocess.run(probe, capture_output=True, text=True, env={}, timeout=20, check=False, **_as(user))
+    done = subprocess.run(probe, capture_output=True, text=True, env={}, timeout=20, check=False, **rights(user))
     return None if done.returncode == 0 else f"bubblewrap does not work here ({done.stderr.strip() or done.returncode})"
 
 
@@ -219,5 +219,6 @@ def _drops_to(user: int | None) -> int | None:
     return NOBODY if _is_root(user) else None
 
 
-def _as(user: int | None) -> dict[str, Any]:
+def rights(user: int | None) -> dict[str, Any]:
+    """Of a process that is to be this user's."""
     return {} if user is None else {"user": user, "group": user, "extra_groups": []}

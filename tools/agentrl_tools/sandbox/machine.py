@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl import ToolError, UserError, WorldFault
-from agentrl_tools.sandbox.client import GRACE_S, START_S, kill
+from agentrl_tools.sandbox.client import GRACE_S, START_S
 from agentrl_tools.sandbox.launch import Launch
+from agentrl_tools.sandbox.process import ended, last_words, started
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,10 @@ class Machine:
         """Raises UserError where it cannot be had here."""
         if self.process is not None:
             return
-        rights: dict[str, Any] = {}
-        if self.launch.user is not None:
-            rights = {"user": self.launch.user, "group": self.launch.user, "extra_groups": []}
-        self.process = await asyncio.create_subprocess_exec(
-            *self.launch.command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={},
-            limit=1 << 24,
-            start_new_session=True,
-            **rights,
-        )
+        self.process = await started(self.launch, {}, limit=1 << 24)
         answer = await self._said(dict(self.launch.settings), START_S)
         if answer != {"ready": True}:
-            assert self.process.stderr is not None
-            kill(self.process)
-            words = (await self.process.stderr.read(2000)).decode(errors="replace").strip()
+            words = await last_words(self.process)
             await self.close()
             raise UserError(f"the machine of an episode does not start: {words or answer}")
 
@@ -78,9 +65,7 @@ class Machine:
     async def close(self) -> None:
         process, self.process = self.process, None
         if process is not None:
-            kill(process)
-            await process.wait()
-            process._transport.close()  # type: ignore[attr-defined]  # its pipes, now and not when it is collected
+            await ended(process)
 
     async def _asked(self, request: dict[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
         async with self.turn:
