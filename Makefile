@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
+# Two tests at once: most of them wait most of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: train test check slow vllm browser nano clean
 
@@ -11,11 +13,11 @@ train: $(VENV)/.installed
 
 # The quick suite. ARGS="tests/test_tool.py -x" narrows it.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow and not vllm and not browser" $(ARGS)
+	$(PYTEST) -m "not slow and not vllm and not browser" $(ARGS)
 
-# Trainings to their numbers, plugins in venvs of their own; two at once.
+# Trainings to their numbers, plugins in venvs of their own.
 slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n 2 -m "slow and not vllm and not browser" $(ARGS)
+	$(PYTEST) -m "slow and not vllm and not browser" $(ARGS)
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own.
 vllm: $(VLLM_VENV)/.installed

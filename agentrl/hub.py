@@ -25,6 +25,14 @@ def loading(what: str, hint: str = "") -> Iterator[None]:
         raise UserError(f"cannot load {what}: {reason}{hint}") from error
 
 
+def may_push(name: str) -> None:
+    """Raises UserError: there is no token."""
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+        raise UserError(f"cannot push to {name!r}: there is no token; `hf auth login`, or HF_TOKEN in the environment")
+
+
 def push(folder: Path, name: str, *, private: bool) -> str:
     """Upload a folder as the model ``name``, made if it is not there; its address.
 
@@ -38,8 +46,7 @@ def push(folder: Path, name: str, *, private: bool) -> str:
 
     disable_progress_bars()
     api = huggingface_hub.HfApi(library_name="agentrl")
-    if huggingface_hub.get_token() is None:
-        raise UserError(f"cannot push to {name!r}: there is no token; `hf auth login`, or HF_TOKEN in the environment")
+    may_push(name)
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Trained with agentrl")

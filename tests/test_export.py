@@ -143,6 +143,7 @@ def test_without_a_token_it_says_how_to_get_one(hub: Hub, run: Path, tmp_path: P
     done = exported(hub, str(run), "--out", str(tmp_path / "out"), "--push_to_hub", "me/small", token=None)
     assert "there is no token; `hf auth login`" in done.stderr
     assert not hub.made
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_card_says_what_came_of_a_run(run: Path) -> None:

@@ -39,7 +39,11 @@ def main(words: Sequence[str]) -> int:
     out = settings.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists and is not an empty folder")
-    from agentrl import hub, lora, policy
+    from agentrl import hub
+
+    if settings.push_to_hub:
+        hub.may_push(settings.push_to_hub)  # said before the work
+    from agentrl import lora, policy
     from agentrl.card import card
 
     loaded = policy.load(name)
