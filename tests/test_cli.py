@@ -337,7 +337,7 @@ def test_ctrl_c_twice_leaves_at_once() -> None:
             ["--model", "nano", "--port", "99999"],
             "agentrl: --port: input should be less than or equal to 65535",
         ),
-        (["--port", "8000"], "agentrl: --model: "),
+        (["--port", "8000"], "agentrl: --model is missing: "),
         (["--model", "nanno"], "no model 'nanno'; did you mean 'nano'?"),
     ],
 )

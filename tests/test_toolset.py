@@ -101,7 +101,7 @@ def test_patterns_of_the_same_settings_share_what_is_open() -> None:
             {__name__: {"page": 1}},
             "has no setting 'tool.test_toolset.page'; did you mean 'pages'",
         ),
-        ([f"{__name__}:Notes"], {__name__: {"pages": "x"}}, r"tool.test_toolset.pages: .*, not 'x'"),
+        ([f"{__name__}:Notes"], {__name__: {"pages": "x"}}, r"tool.test_toolset.pages of tool .*, not 'x'"),
         ([f"{__name__}:play"], {}, "which is no tool; decorate it with @agentrl.tool"),
     ],
 )

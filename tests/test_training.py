@@ -153,7 +153,7 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
         "from agentrl import tool\n"
         "from agentrl_envs.math_tools import MathTools\n"
         "from agentrl_tools.calculator import calculator as real\n\n\n"
-        "@tool(timeout_s=1, breaker=None)\n"
+        "@tool(timeout_s=0.4, breaker=None)\n"
         "async def calculator(expression: str) -> str:\n"
         '    """Compute."""\n'
         "    if len(expression) % 2:\n"
