@@ -1,21 +1,21 @@
-"""The settings of a run: a TOML file, then dotted overrides, each one checked. Unknown ones name the nearest."""
+"""The settings of a run, with what each one means and what goes with what."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime, time
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
-import tomli_w
 from pydantic import Field
 
-from agentrl.errors import ConfigError, nearest
-from agentrl.signature import problems
 from agentrl.types import Stop
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+_listed = pydantic.BeforeValidator(_split)
+Words = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
 
 
 class Section(pydantic.BaseModel):
@@ -33,15 +33,10 @@ class EngineConfig(Section):
     capacity: int = Field(128, ge=1, description="rows sampled at the same time; of each server, as it was started")
     max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
     threads: int | None = Field(None, ge=1, description="threads while sampling; by the model's size by default")
-    urls: tuple[str, ...] = Field((), description="vLLM servers, as agentrl serve prints them; commas between them")
+    urls: Words = Field((), description="vLLM servers, as agentrl serve prints them; commas between them")
     update: Literal["in-flight", "drain"] | None = Field(
         None, description="running requests go on with new weights (in-flight, the default), or end first; vllm, server"
     )
-
-    @pydantic.field_validator("urls", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @pydantic.model_validator(mode="after")
     def _fitting(self) -> EngineConfig:
@@ -153,7 +148,9 @@ class LearnerConfig(Section):
         "prefix", description="prefix: what rows begin with alike is computed once, where the model allows it"
     )
     token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
-    mask_stops: tuple[Stop, ...] = Field((), description="episodes that stopped so are not trained, such as max_tokens")
+    mask_stops: Annotated[tuple[Stop, ...], _listed] = Field(
+        (), description="episodes that stopped so are not trained, such as max_tokens"
+    )
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
@@ -189,11 +186,6 @@ class LearnerConfig(Section):
             raise ValueError(f"correction_min {low} is over correction_max {high}")
         return self
 
-    @pydantic.field_validator("mask_stops", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
 
 class LoraConfig(Section):
     """An adapter that is trained instead of the model."""
@@ -203,12 +195,7 @@ class LoraConfig(Section):
     quantize: Literal["4bit"] | None = Field(
         None, description="of the weights beside the adapter (QLoRA, bitsandbytes)"
     )
-    targets: tuple[str, ...] = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
-
-    @pydantic.field_validator("targets", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    targets: Words = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
 
     @pydantic.model_validator(mode="after")
     def _ranked(self) -> LoraConfig:
@@ -231,13 +218,8 @@ class RunConfig(Section):
     dir: str | None = Field(None, description="runs/DATE-TIME-ENV by default")
     resume: bool = Field(False, description="a run that the folder holds goes on from its newest checkpoint")
     save_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
-    trackers: tuple[str, ...] = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
+    trackers: Words = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
     project: str = Field("agentrl", description="what the trackers call the place of many runs")
-
-    @pydantic.field_validator("trackers", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @pydantic.model_validator(mode="after")
     def _placed(self) -> RunConfig:
@@ -252,7 +234,7 @@ class TrainConfig(Section):
     """Everything a run is made of. ``env`` holds the name and the environment's own settings."""
 
     env: dict[str, Any] = Field(description="name (or module:Class), and the environment's own settings")
-    tools: tuple[str, ...] = Field((), description="more tools for the environment, by name; commas between them")
+    tools: Words = Field((), description="more tools for the environment, by name; commas between them")
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
     model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
@@ -285,11 +267,6 @@ class TrainConfig(Section):
             raise ValueError("learner.ref_sync_steps: with an adapter the reference is the model without it, always")
         return self
 
-    @pydantic.field_validator("tools", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
     @pydantic.field_validator("env", mode="before")
     @classmethod
     def _named(cls, env: Any) -> Any:
@@ -297,169 +274,3 @@ class TrainConfig(Section):
         if not isinstance(env, dict) or not isinstance(env.get("name"), str):
             raise ValueError("env needs a name")
         return env
-
-
-Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
-
-
-def build(*layers: Layer) -> TrainConfig:
-    """Merge layers, later ones win, and check them.
-
-    Raises:
-        ConfigError: in one sentence: the setting, what is wrong with it, the nearest known one, and where it stands.
-    """
-    merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source, layer in layers:
-        leaves = dict(_leaves(_with_names(layer)))
-        if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
-            del merged["env"]  # another environment: the first one's settings are not its own
-        for path, value in leaves.items():
-            _check_known(path, source)
-            _set(merged, path, value, source)
-            origin[path] = source
-    if "env" not in merged:
-        raise ConfigError("no environment; say --env NAME (agentrl list shows the names)")
-    try:
-        return TrainConfig.model_validate(merged)
-    except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
-        raise ConfigError(f"{where}: {_plain(what)}{_shown(merged, where)} [{_origin(origin, where)}]") from None
-
-
-def _get(settings: Mapping[str, Any], path: str) -> Any:
-    value: Any = settings
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _set(settings: dict[str, Any], path: str, value: Any, source: str) -> None:
-    *parents, last = path.split(".")
-    for part in parents:
-        settings = settings.setdefault(part, {})
-        if not isinstance(settings, dict):
-            raise ConfigError(f"{path}: {part!r} was given a value of its own [{source}]")
-    settings[last] = value
-
-
-def _plain(what: str) -> str:
-    return what.removeprefix("value error, ").removeprefix("Value error, ")
-
-
-def _shown(merged: Mapping[str, Any], where: str) -> str:
-    value = _get(merged, where)
-    return "" if value is None or isinstance(value, Mapping) else f", not {value!r}"
-
-
-def _origin(origin: Mapping[str, str], where: str) -> str:
-    inside = [s for path, s in origin.items() if f"{path}.".startswith(f"{where}.") or where.startswith(f"{path}.")]
-    return inside[-1] if inside else "default"
-
-
-def read_toml(path: Path) -> Layer:
-    """A layer from a file. Raises ConfigError where it is missing or no TOML."""
-    try:
-        return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no config file {str(path)!r}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-
-
-def read_overrides(arguments: Sequence[str]) -> Layer:
-    """A layer from ``--learner.lr 2e-6 --env=math-tools``. Raises ConfigError for what has no such form."""
-    settings: dict[str, Any] = {}
-    words = iter(arguments)
-    for word in words:
-        if not word.startswith("--") or word == "--":
-            raise ConfigError(f"unexpected argument {word!r}; settings look like --learner.lr 1e-6")
-        path, given, text = word[2:].partition("=")
-        if not given and ((text := next(words, "")) == "" or text.startswith("--")):
-            raise ConfigError(f"--{path} has no value")
-        if path == "engine":
-            path = "engine.name"
-        _set(settings, "env.name" if path == "env" else path, _literal(text), "command line")
-    return "command line", settings
-
-
-def _literal(text: str) -> Any:
-    """A number, boolean, list or table as TOML writes it; anything else is text, dates too."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return text if isinstance(value, date | datetime | time) else value
-
-
-def dump_toml(config: TrainConfig) -> str:
-    """The config as a TOML file that `agentrl train` reads back; objects given in Python are named in a comment."""
-    env = {k: v for k, v in config.env.items() if _is_plain(v)}
-    left_out = [f"env.{k}" for k, v in config.env.items() if k not in env and v is not None]
-    note = f"# given in Python, so not written here: {', '.join(left_out)}\n" if left_out else ""
-    return note + tomli_w.dumps({"env": env, **config.model_dump(mode="json", exclude_none=True, exclude={"env"})})
-
-
-def _is_plain(value: Any, tables: bool = False) -> bool:
-    """Whether TOML holds it. Tables in a list are rows of a dataset, unless they are within a table of settings."""
-    if isinstance(value, Mapping):
-        return all(isinstance(k, str) and _is_plain(v, tables=True) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(v, tables) and (tables or not isinstance(v, Mapping)) for v in value)
-    return isinstance(value, str | int | float | bool)
-
-
-def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``env = "shop"`` and ``engine = "transformers"`` are short for a table with a name."""
-    short = {k: {"name": layer[k]} for k in ("env", "engine") if isinstance(layer.get(k), str)}
-    return {**layer, **short}
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def known_settings() -> dict[str, pydantic.fields.FieldInfo]:
-    """Every setting by its dotted name, but the environments' own."""
-    found: dict[str, pydantic.fields.FieldInfo] = {}
-    for name, field in TrainConfig.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found |= {f"{name}.{n}": f for n, f in field.annotation.model_fields.items()}
-        else:
-            found[name] = field
-    return found
-
-
-def _check_known(path: str, source: str) -> None:
-    if path.startswith(("env.", "tool.")):
-        return  # the environment checks its own, and a tool
-    known = known_settings()
-    if path in known:
-        return
-    last = path.rpartition(".")[2]
-    alias = get_close_matches(last, _ALIASES, n=1, cutoff=0.85)
-    close = _ALIASES[alias[0]] if alias else next((k for k in known if k.rpartition(".")[2] == last), None)
-    hint = f"; did you mean {close!r}?" if close else nearest(path, known)
-    hint = hint if "did you mean" in hint else "; agentrl train --help tells of them all"
-    raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
-
-
-# What users of TRL type first.
-_ALIASES = {
-    "learning_rate": "learner.lr",
-    "max_steps": "steps",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_turn_tokens",
-    "per_device_train_batch_size": "rollout.tasks",
-    "output_dir": "run.dir",
-    "optim": "learner.optimizer",
-    "loss_type": "learner.loss",
-    "lr_scheduler_type": "learner.schedule",
-    "model_name_or_path": "model",
-}

@@ -11,9 +11,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agentrl import aside, metrics
-from agentrl.config import TrainConfig, build
+from agentrl.config import TrainConfig
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
+from agentrl.layers import build
 from agentrl.policy import Policy, resolved
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout, Watch

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import registry
-from agentrl.config import Layer, TrainConfig, build
+from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError, UserError, nearest
 from agentrl.hub import loading
+from agentrl.layers import Layer, build
 
 RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 

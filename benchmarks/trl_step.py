@@ -46,7 +46,7 @@ from rollout import SlowMath
 from agentrl import policy
 from agentrl import train as agentrl_train
 from agentrl.tasks import TaskSampler
-from agentrl.training import Watcher
+from agentrl.watching import Watcher
 
 GROUP_SIZE, TURN_TOKENS, TURNS = 8, 64, 5
 

@@ -60,7 +60,7 @@ def test_packages_may_add_verbs(
 
 
 def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    from agentrl.config import known_settings
+    from agentrl.layers import known_settings
 
     assert main(["train", "--help"]) == 0
     said = capsys.readouterr().out

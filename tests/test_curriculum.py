@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl import ContractError, UserError
-from agentrl.config import build
 from agentrl.curriculum import CurriculumSampler, DifficultySampler, Outcome
+from agentrl.layers import build
 from agentrl.types import Group, Stop, Trajectory
 
 

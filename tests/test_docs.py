@@ -27,8 +27,8 @@ from agentrl.cli import VERBS, export, main, past, play, serve, serve_tools, set
 from agentrl.cli import check as check_verb
 from agentrl.cli import evaluation as eval_verb
 from agentrl.cli.words import flags, split
-from agentrl.config import build, known_settings, read_toml
 from agentrl.env import ToolEnv
+from agentrl.layers import build, known_settings, read_toml
 from agentrl.policy import configured, locate
 from agentrl.toolset import named
 

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from agentrl import UserError, evaluate, lora, policy, train
 from agentrl.cli import main
-from agentrl.config import LoraConfig, build
+from agentrl.config import LoraConfig
 from agentrl.engines import adapter
 from agentrl.engines.transfer import Weights
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
+from agentrl.layers import build
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.types import Sample, SamplingParams

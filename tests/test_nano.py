@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl import policy
-from agentrl.config import build
+from agentrl.layers import build
 
 
 @cache

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from agentrl import UserError, evaluate, train
-from agentrl.config import build
+from agentrl.layers import build
 from agentrl.policy import load
-from agentrl.training import _lr_share
+from agentrl.trainer import _lr_share
 from agentrl.watching import Watcher
 
 DATA = Path(agentrl_envs.__file__).parent / "data"

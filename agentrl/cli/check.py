@@ -10,9 +10,10 @@ from rich.text import Text
 
 from agentrl.cli import settings
 from agentrl.cli.inert import inert
-from agentrl.config import TrainConfig, build, read_overrides
+from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError, nearest
 from agentrl.inspection import Finding, check_env, check_tool, failures
+from agentrl.layers import build, read_overrides
 
 HELP = """usage: agentrl check {env,tool,model} NAME [--SETTING VALUE ...]
 

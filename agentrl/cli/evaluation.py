@@ -12,10 +12,11 @@ from rich.table import Table
 
 from agentrl.cli import settings
 from agentrl.cli.settings import loading
-from agentrl.config import Layer, TrainConfig, build
+from agentrl.config import TrainConfig
 from agentrl.env import EnvSpec
 from agentrl.errors import ConfigError, nearest
 from agentrl.evaluation import Measurement, Playing, at_endpoint, held_out, measure, with_model
+from agentrl.layers import Layer, build
 from agentrl.policy import configured
 from agentrl.types import Trajectory
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl import new
-from agentrl.config import read_overrides
 from agentrl.errors import ConfigError, nearest
+from agentrl.layers import read_overrides
 from agentrl.new import Kind
 
 HELP = """usage: agentrl new {env,tool} NAME [--out DIR]

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import TrainConfig, build, read_overrides, read_toml
+from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError, UserError
+from agentrl.layers import build, read_overrides, read_toml
 
 
 def folder(word: str) -> Path:

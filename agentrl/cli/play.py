@@ -15,10 +15,11 @@ from agentrl.chair import Chair, Watched
 from agentrl.cli import settings
 from agentrl.cli.person import Left, Person, Script
 from agentrl.cli.table import Table
-from agentrl.config import Layer, TrainConfig, build
+from agentrl.config import TrainConfig
 from agentrl.engine import Engine
 from agentrl.env import EnvSpec
 from agentrl.errors import ConfigError, UserError, nearest
+from agentrl.layers import Layer, build
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout
 from agentrl.typed import demonstration

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from agentrl.config import Layer, TrainConfig, known_settings, read_overrides, read_toml
+from agentrl.config import TrainConfig
 from agentrl.env import EnvSpec
+from agentrl.layers import Layer, known_settings, read_overrides, read_toml
 from agentrl.signature import arguments_model
 
 

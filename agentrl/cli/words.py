@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import pydantic
 
-from agentrl.config import Section, read_overrides
+from agentrl.config import Section
 from agentrl.errors import ConfigError, nearest
+from agentrl.layers import read_overrides
 from agentrl.signature import problems
 
 S = TypeVar("S", bound=Section)

@@ -9,8 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from agentrl.config import read_overrides
 from agentrl.errors import ConfigError, UserError, nearest
+from agentrl.layers import read_overrides
 from agentrl_tools.corpus import build
 from agentrl_tools.passages import Columns, read
 

@@ -1,0 +1,322 @@
+"""A step of training: groups taken, advantages, one update, weights to the engine; and measuring in between."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from math import cos, pi
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from anyio import to_thread
+
+from agentrl import checkpoint, metrics
+from agentrl.alarms import Alarms
+from agentrl.config import LearnerConfig, TrainConfig
+from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
+from agentrl.diagnosis import Diagnosis
+from agentrl.engine import Sleeper
+from agentrl.env import EnvSpec
+from agentrl.errors import UserError
+from agentrl.evaluation import Measurement, first_fault, held_out, measure
+from agentrl.folder import reason
+from agentrl.learner.advantage import ADVANTAGES
+from agentrl.learner.credit import CREDITS
+from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.objective import Objective
+from agentrl.learner.optimizers import make_optimizers
+from agentrl.learner.packing import Advantage, chosen, samples
+from agentrl.learner.ranks import Ranks
+from agentrl.policy import Policy
+from agentrl.rollout import Rollout
+from agentrl.run import Run
+from agentrl.session import Session
+from agentrl.stream import Ahead, Plan, Stream, stale, streaming
+from agentrl.tasks import TaskSampler
+from agentrl.tracking import Tracking
+from agentrl.types import Group, Message, Trajectory
+from agentrl.waits import Wait
+from agentrl.watching import Watcher
+
+COUNTED = ("steps", "seconds", "cpu_seconds", "sampled_tokens", "faults")
+LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
+OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out tasks, sampled and greedy."""
+
+    sampled: Measurement
+    greedy: Measurement
+    played: Sequence[Trajectory]  # the sampled episodes
+
+
+@dataclass
+class Trainer:
+    """One step after another, and what is kept between them."""
+
+    session: Session
+    run: Run
+    watcher: Watcher
+    curriculum: Curriculum | None
+    ranks: Ranks
+    trackers: Tracking
+    steps: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    sampled_tokens: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+    at: int = 0  # the step that is being made or measured
+
+    def __post_init__(self) -> None:
+        config = self.session.config
+        self.learner = made_learner(config, self.session.spec, self.session.policy, self.ranks)
+        self.advantage = advantage_of(config.learner)
+        self.rollout = self.session.rollout("train")
+        self.busy = self.session.engine.meter.busy_s
+        env = self.session.spec.make()
+        self.tasks = _sampler(config, env.count("train"), self.curriculum)
+        self.alarms = Alarms(tools=bool(env.tool_list))
+        self.diagnosis = Diagnosis(dict(env.reward_weights))
+        self.measuring: Rollout | None = None
+
+    @property
+    def turns(self) -> int:
+        """Turns that have ended, in training and in measuring."""
+        return self.rollout.turns + (self.measuring.turns if self.measuring else 0)
+
+    def waits(self) -> list[Wait]:
+        return [*self.rollout.waits(), *(self.measuring.waits() if self.measuring else ())]
+
+    async def save(self, step: int, stream: Stream, before: Comparison) -> None:
+        """A checkpoint. Where it cannot be written, that is said, and the run goes on."""
+        state = {
+            "learner": self.learner.state(),
+            "sampler": self.tasks.state(),
+            "ahead": _bare(stream.state()),
+            "forged": Counter(self.session.renderer.forged),
+            "counted": {name: getattr(self, name) for name in COUNTED},
+            "alarms": self.alarms,
+            "diagnosis": self.diagnosis,
+            "before": replace(before, played=[replace(t, info={}) for t in before.played]),
+            "mark": self.run.mark(),
+            "rng": torch.get_rng_state(),
+        }
+        try:
+            await to_thread.run_sync(checkpoint.save, self.run.folder / "checkpoints", step, state)
+        except OSError as error:
+            self.watcher.said(f"no checkpoint of step {step}: {reason(error)}; the one before is whole")
+
+    async def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.learner.load(state["learner"])
+        self.tasks.load(state["sampler"])
+        for name, value in state["counted"].items():
+            setattr(self, name, value)
+        self.alarms, self.diagnosis = state["alarms"], state["diagnosis"]
+        self.session.renderer.forged.update(state["forged"])
+        torch.set_rng_state(state["rng"])
+        await self.session.engine.update_weights(self.session.policy.model, self.learner.version)
+
+    def streaming(self, step: int, ahead: Ahead | None) -> AbstractAsyncContextManager[Stream]:
+        r = self.session.config.rollout
+        plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic)
+        seed = self.session.config.seed
+        watch = self.watcher.episode
+        return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, ahead=ahead, watch=watch)
+
+    async def step(self, step: int, stream: Stream) -> None:
+        config, engine, self.at = self.session.config, self.session.engine, step
+        begun, cpu = perf_counter(), process_time()
+        self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
+        taken = await stream.take()
+        groups = [*taken.groups, *taken.others]
+        rolled = perf_counter()
+        self._check_alive(groups)
+        self._tell(step, self.alarms.look(groups))
+        if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
+            await engine.sleep()
+        kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
+        members = chosen(kept, self.advantage, frozenset(config.learner.mask_stops))
+        self.watcher.phase("learn", 0)
+        self.learner.set_lr(_lr_share(step, config))
+        ages = [age // config.learner.updates for age in stale(kept, self.learner.version)]
+        learned = await to_thread.run_sync(partial(self.learner.update, samples(members)))
+        updated = perf_counter()
+        await engine.update_weights(self.session.policy.model, self.learner.version)
+        if not config.deterministic:
+            stream.advance()
+        busy, self.busy = engine.meter.busy_s - self.busy, engine.meter.busy_s
+        values = {
+            **metrics.of_groups(groups, config.rollout.min_group),
+            **metrics.of_ages(ages),
+            "groups/redrawn": float(len(taken.others)),
+            **learned,
+            "lr": config.learner.lr * _lr_share(step, config),
+            "policy_version": float(self.learner.version),
+            "time/generate": busy,
+            "time/wait": rolled - begun,
+            "time/tools": max(rolled - begun - busy, 0.0),
+            "time/learn": updated - rolled,
+            "time/sync": perf_counter() - updated,
+        }
+        await to_thread.run_sync(self._write, step, groups, [t for t, _ in members])
+        values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
+        self._count(values)
+        self.run.log({"step": step, **values})
+        self.trackers.log(step, values)
+        self.trackers.episodes(step, [t for g in groups for t in g])
+        self.watcher.step(step, values)
+        self._tell(step, self.diagnosis.look(values, taken.groups))
+
+    async def measure(self, step: int, wanted: int) -> Comparison:
+        """Sampled and greedy reward on held-out tasks: the same tasks each time."""
+        self.at, self.measuring = step, (rollout := self.session.rollout("test"))
+        seed = self.session.config.seed
+        tasks = held_out(self.session.spec, wanted)
+        self.watcher.phase("measure", 2 * len(tasks))
+        sampled, played = await measure(rollout, tasks, seed=seed, watch=self.watcher.episode)
+        greedy, best = await measure(rollout, tasks, seed=seed, greedy=True, watch=self.watcher.episode)
+        values = {**_prefixed("eval/", sampled), **_prefixed("eval/greedy_", greedy)}
+        self.run.log({"step": step, **values})
+        self.trackers.log(step, values)
+        groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
+        await to_thread.run_sync(self.run.write_trajectories, step, groups, [(0.0, 0.0)] * len(groups), "test")
+        self.watcher.measured(step, sampled, greedy)
+        self.busy = self.session.engine.meter.busy_s
+        return Comparison(sampled, greedy, played)
+
+    def summary(self, before: Comparison, after: Comparison | None) -> dict[str, Any]:
+        session, config = self.session, self.session.config
+        shown_before, shown_after = _telling(before, after)
+        return {
+            "env": session.spec.name,
+            "model": config.model,
+            "seed": config.seed,
+            "steps": self.steps,
+            "interrupted": after is None,
+            "reward_before": before.sampled.reward,
+            "reward_after": after.sampled.reward if after else None,
+            "greedy_before": before.greedy.reward,
+            "greedy_after": after.greedy.reward if after else None,
+            "before": {"sampled": before.sampled.as_dict(), "greedy": before.greedy.as_dict()},
+            "after": {"sampled": after.sampled.as_dict(), "greedy": after.greedy.as_dict()} if after else None,
+            "train_seconds": round(self.seconds, 3),
+            "cpu_seconds": round(self.cpu_seconds, 3),
+            "sampled_tokens": int(self.sampled_tokens),
+            "faults": self.faults,
+            "forged_control_tokens": dict(session.renderer.forged),
+            "conversation_before": shown_before,
+            "conversation_after": shown_after,
+            "run_dir": str(self.run.folder),
+            "model_dir": str(self.run.folder / "model"),
+            "metrics": str(self.run.folder / "metrics.jsonl"),
+        }
+
+    def _check_alive(self, groups: Sequence[Group]) -> None:
+        if not any(g.scored for g in groups):
+            played = [t for g in groups for t in g]
+            raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
+
+    def _write(self, step: int, groups: Sequence[Group], trained: Sequence[Trajectory]) -> None:
+        advantages = self.advantage([list(g) for g in groups])
+        logprobs = {id(t): old.tolist() for t, old in zip(trained, self.learner.old, strict=True)}
+        learned = [[logprobs.get(id(t)) for t in g] for g in groups]
+        self.run.write_trajectories(step, groups, advantages, learned=learned)
+
+    def say(self, text: str) -> None:
+        """To whoever watches, and whoever looks later."""
+        self._tell(self.at, [text])
+
+    def _tell(self, step: int, sentences: Sequence[str]) -> None:
+        for text in sentences:
+            self.watcher.said(text)
+            self.run.tell(step, text)
+
+    def _count(self, values: Mapping[str, float]) -> None:
+        self.steps += 1
+        self.seconds += values["step_time"]
+        self.cpu_seconds += values["cpu_seconds"]
+        self.sampled_tokens += values.get("sampled_tokens", 0.0)
+        for name, n in values.items():
+            if name.startswith("faults/"):
+                kind = name.removeprefix("faults/")
+                self.faults[kind] = self.faults.get(kind, 0) + int(n)
+
+
+def _sampler(config: TrainConfig, count: int | None, curriculum: Curriculum | None) -> TaskSampler:
+    if curriculum is not None:
+        return CurriculumSampler(count, config.seed, curriculum=curriculum)
+    kind = {"order": TaskSampler, "difficulty": DifficultySampler}[config.rollout.sampler]
+    return kind(count, config.seed)
+
+
+def made_learner(config: TrainConfig, spec: EnvSpec, policy: Policy, ranks: Ranks) -> Learner:
+    c, model = config.learner, policy.model
+    optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
+    turns = config.rollout.max_turns or spec.cls.max_turns
+    longest = turns * config.rollout.max_turn_tokens
+    if c.correction == "sequence_mask" and longest > LONG:
+        warnings.warn(
+            f"learner.correction sequence_mask leaves out whole rows, and ever more of them the longer they are "
+            f"(here up to {longest:,} tokens): at a mismatch of 0.02 nats a token a tenth of those of 2,000; "
+            "geometric_mask goes by the mean",
+            stacklevel=2,
+        )
+    loss = LossSettings(
+        **{name: getattr(c, name) for name in OBJECTIVE},
+        temperature=config.rollout.temperature,
+        max_grad_norm=c.max_grad_norm,
+        updates=c.updates,
+        packing=c.packing,
+        token_budget=c.token_budget,
+        threads=c.threads,
+        longest=longest,
+        ref_sync_steps=c.ref_sync_steps,
+        gradient_checkpointing=c.gradient_checkpointing,
+    )
+    return Learner(model, optimizers, loss, ranks)
+
+
+def advantage_of(c: LearnerConfig) -> Advantage:
+    """The function that the settings name, with what they say of it."""
+    if c.advantage in ADVANTAGES:
+        return ADVANTAGES[c.advantage]
+    more = {"step_weight": c.step_weight} if c.advantage == "gigpo" else {}
+    return partial(CREDITS[c.advantage], gamma=c.gamma, **more)
+
+
+def _lr_share(step: int, config: TrainConfig) -> float:
+    """Share of the peak learning rate: a linear warm-up, then constant, or down to a tenth, straight or as a cosine."""
+    c = config.learner
+    if step <= c.warmup_steps:
+        return step / (c.warmup_steps + 1)
+    if c.schedule == "constant":
+        return 1.0
+    done = (step - 1 - c.warmup_steps) / max(config.steps - c.warmup_steps, 1)
+    return max(0.1, 1.0 - done) if c.schedule == "linear" else 0.1 + 0.45 * (1 + cos(pi * done))
+
+
+def _bare(ahead: Ahead) -> Ahead:
+    """Without what resets told in ``info``: it may be anything, and no checkpoint can hold that."""
+    others = [Group(g.task, tuple(replace(t, info={}) for t in g)) for g in ahead.others]
+    return ahead._replace(others=others)
+
+
+def _prefixed(prefix: str, measurement: Measurement) -> dict[str, float]:
+    return {f"{prefix}{name}": value for name, value in measurement.as_dict().items()}
+
+
+def _telling(before: Comparison, after: Comparison | None) -> tuple[list[Message], list[Message]]:
+    """One task's conversation before and after: one that was failed and is now solved, if there is any."""
+    if after is None:
+        return list(before.played[0].messages), []
+    pairs = list(zip(before.played, after.played, strict=True))
+    gain = max(pairs, key=lambda pair: (pair[1].reward or 0.0) - (pair[0].reward or 0.0))
+    return list(gain[0].messages), list(gain[1].messages)
