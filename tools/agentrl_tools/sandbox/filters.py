@@ -12,7 +12,9 @@ from agentrl import UserError
 
 CLONE_THREAD = 0x00010000
 
-_PROCESSES = "fork vfork execve execveat"
+_PROGRAMS = "execve execveat"
+_PROCESSES = "fork vfork"
+_OWN = "prctl setrlimit"
 _SIGNALS = "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo"
 _MODES = "chmod fchmod fchmodat fchmodat2 utime utimes futimesat utimensat"
 _ALWAYS = """
@@ -20,9 +22,9 @@ socket connect bind listen accept accept4
 ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_open pidfd_getfd pidfd_send_signal
 mount umount umount2 move_mount open_tree open_tree_attr fsopen fsconfig fsmount fspick mount_setattr pivot_root chroot
 unshare setns keyctl add_key request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-setrlimit memfd_create memfd_secret shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget semop semctl semtimedop
+memfd_create memfd_secret shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget semop semctl semtimedop
 mq_open mq_unlink setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid capset personality
-prctl chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr
+chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr
 removexattrat file_setattr mknod mknodat name_to_handle_at open_by_handle_at fanotify_init lookup_dcookie
 init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff sethostname setdomainname
 settimeofday clock_settime clock_adjtime adjtimex acct quotactl quotactl_fd syslog ioperm iopl modify_ldt vhangup
@@ -30,14 +32,19 @@ sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpriority io
 """
 
 
-def interpreter() -> bytes:
-    """For Python code: threads, files, and nothing that reaches another process."""
-    return _built(f"{_ALWAYS} {_PROCESSES} {_SIGNALS} {_MODES}", threads_only=True)
+def server() -> bytes:
+    """For the fork server, and so for its sessions: it forks, ends them, and sets their limits."""
+    return _built(f"{_ALWAYS} {_PROGRAMS} {_MODES}")
+
+
+def session() -> bytes:
+    """For a session, beside the server's: threads and files are left. Short: the kernel tries it for every call."""
+    return _built(f"{_OWN} {_PROCESSES} {_SIGNALS}", own_limits=True, threads_only=True)
 
 
 def shell() -> bytes:
     """For commands in a process namespace of their own: they may start processes, signal them, and set modes."""
-    return _built(_ALWAYS, threads_only=False)
+    return _built(f"{_ALWAYS} {_OWN}", own_limits=True)
 
 
 # Newer than some libseccomp: numbers that every architecture shares.
@@ -45,7 +52,7 @@ _NUMBERS = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "open_tre
 
 
 @cache
-def _built(refused: str, *, threads_only: bool) -> bytes:
+def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False) -> bytes:
     """Raises UserError where libseccomp is not to be had."""
     try:
         import pyseccomp as seccomp
@@ -58,7 +65,8 @@ def _built(refused: str, *, threads_only: bool) -> bytes:
     denied = seccomp.ERRNO(errno.EPERM)
     for name in refused.split():
         _add(found, denied, name)
-    _add(found, denied, "prlimit64", seccomp.Arg(2, seccomp.NE, 0))  # reading limits is fine
+    if own_limits:
+        _add(found, denied, "prlimit64", seccomp.Arg(2, seccomp.NE, 0))  # reading limits is fine
     if threads_only:
         _add(found, denied, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD, 0))
         _add(found, seccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags are out of a filter's sight: libc falls back

@@ -116,7 +116,7 @@ def _bubblewrap(limits: Limits, preload: Sequence[str], interpreter: str, user: 
     readable = _readable(interpreter)
     space = ["--perms", "1777", "--size", str(8 * limits.disk_mb << 20), "--tmpfs", "/session", "--chdir", "/session"]
     command = _wrapped(interpreter, "server.py", readable, space, user)
-    settings = _settings(limits, filters.interpreter(), root="/session/s", user=_drops_to(user), landlock=False)
+    settings = _settings(limits, filters.server(), root="/session/s", user=_drops_to(user), landlock=False)
     return Launch(command, {**settings, **_session(preload, readable)}, user, kind="bubblewrap")
 
 
@@ -146,7 +146,7 @@ def _landlocked(limits: Limits, preload: Sequence[str], interpreter: str, user: 
     if os.getuid() == 0:
         os.chown(root, user or NOBODY, user or NOBODY)
     readable = _readable(interpreter)
-    settings = _settings(limits, filters.interpreter(), root=root, user=_drops_to(user), landlock=True)
+    settings = _settings(limits, filters.server(), root=root, user=_drops_to(user), landlock=True)
     command = [interpreter, "-I", "-B", f"{folder}/inside/server.py"]
     return Launch(command, {**settings, **_session(preload, readable)}, user, folder, "landlock")
 
@@ -165,7 +165,8 @@ def _settings(limits: Limits, bpf: bytes, **more: Any) -> dict[str, Any]:
 
 
 def _session(preload: Sequence[str], readable: Sequence[str]) -> dict[str, Any]:
-    return {"preload": list(preload), "readable": [*readable, *_DEVICES]}
+    own = base64.b64encode(filters.session()).decode()
+    return {"preload": list(preload), "readable": [*readable, *_DEVICES], "session_bpf": own}
 
 
 @cache

@@ -40,7 +40,7 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(HOME=home, TMPDIR="/tmp", PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", TERM="dumb")
     confine.alone()
-    confine.limit(
+    limits = confine.limits(
         AS=settings["memory_mb"] * MEGABYTE,
         CPU=settings["cpu_s"],
         FSIZE=settings["disk_mb"] * MEGABYTE,
@@ -50,6 +50,7 @@ def main() -> None:
         MEMLOCK=0,
         MSGQUEUE=0,
     )
+    confine.limit(limits)
     confine.filtered(base64.b64decode(settings["bpf"]))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # commands have no hold of the answers

@@ -14,6 +14,7 @@ _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_SET_PDEATHSIG = 4, 
 _SECCOMP_MODE_FILTER = 2
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
 _FILES_BY_ABI = (0, 13, 14, 15, 15, 16)  # how many kinds of access to files each version of landlock knows
 
 
@@ -29,13 +30,20 @@ def drop_to(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def limit(**limits: int) -> None:
-    """Such as ``AS=1 << 30``; never above what there was."""
-    for name, value in limits.items():
+def limits(**wanted: int) -> list[tuple[int, tuple[int, int]]]:
+    """Such as ``AS=1 << 30``, as setrlimit takes it; never above what there is."""
+    found = []
+    for name, value in wanted.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+        found.append((kind, (value, value)))
+    return found
+
+
+def limit(found: Sequence[tuple[int, tuple[int, int]]]) -> None:
+    for kind, values in found:
+        resource.setrlimit(kind, values)
 
 
 def landlock_version() -> int:
@@ -43,23 +51,30 @@ def landlock_version() -> int:
     return max(0, int(_LIBC.syscall(_SYS_LANDLOCK, None, 0, 1)))
 
 
-def only_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
-    """From here on no other files than those beneath these; whether the kernel could."""
-    version = landlock_version()
+def only_files(readable: Sequence[str], writable: Sequence[str], version: int) -> None:
+    """From here on no other files than those beneath these; ``version`` is landlock's, and 0 does nothing."""
+    every = (1 << _FILES_BY_ABI[min(version, 5)]) - 1
+    _restricted(every, [*((p, _READ) for p in readable), *((p, every) for p in writable)], version)
+
+
+def only_writes(writable: Sequence[str], version: int) -> None:
+    """From here on nothing is written but beneath these, whatever else was allowed before."""
+    every = (1 << _FILES_BY_ABI[min(version, 5)]) - 1
+    _restricted(every & ~_READ, [(p, every & ~_READ) for p in writable], version)
+
+
+def _restricted(handled: int, rules: Sequence[tuple[str, int]], version: int) -> None:
     if version == 0:
-        return False
-    handled = (1 << _FILES_BY_ABI[min(version, 5)]) - 1
+        return
     network = 3 if version >= 4 else 0
     scoped = 3 if version >= 6 else 0  # abstract sockets, signals
     attributes = struct.pack("QQQ", handled, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
-    rules = _LIBC.syscall(_SYS_LANDLOCK, attributes, len(attributes), 0)
-    _check(rules, "landlock_create_ruleset")
-    for paths, access in ((readable, _READ_FILE | _READ_DIR | _EXECUTE), (writable, handled)):
-        for path in paths:
-            _allow(rules, path, access & handled)
-    _check(_LIBC.syscall(_SYS_LANDLOCK + 2, rules, 0), "landlock_restrict_self")
-    os.close(rules)
-    return True
+    made = _LIBC.syscall(_SYS_LANDLOCK, attributes, len(attributes), 0)
+    _check(made, "landlock_create_ruleset")
+    for path, access in rules:
+        _allow(made, path, access & handled)
+    _check(_LIBC.syscall(_SYS_LANDLOCK + 2, made, 0), "landlock_restrict_self")
+    os.close(made)
 
 
 def _allow(rules: int, path: str, access: int) -> None:

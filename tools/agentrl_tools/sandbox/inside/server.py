@@ -25,15 +25,19 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl_tools.sandbox.inside import confine
+    from agentrl_tools.sandbox.inside import confine, pages
     from agentrl_tools.sandbox.inside import session as sessions
 else:  # by its file: this runs where the package is not
     sys.path.insert(0, str(Path(__file__).parent))
     import confine
+    import pages
     import session as sessions
+
+CONTROL = 200  # a session's descriptor
+MEGABYTE = 1 << 20
 
 
 @dataclass
@@ -52,14 +56,22 @@ class Session:
 
 
 class Server:
+    """What a session may not do either is given up by the server itself, once (``confined``); a fork inherits it."""
+
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
-        self.bpf = base64.b64decode(str(settings["bpf"]))
+        self.bpf = base64.b64decode(str(settings["session_bpf"]))
+        self.landlock = confine.landlock_version()
+        self.limits = confine.limits(
+            AS=int(str(settings["memory_mb"])) * MEGABYTE, CPU=int(str(settings["cpu_s"])), NOFILE=64
+        )
         self.sessions: dict[str, Session] = {}
         self.spare: Session | None = None  # forked before it is needed
+        self.leaving: list[Session] = []  # killed, and not yet gone: they end while the next one is forked
         self.inbox = b""
         self.selector = selectors.DefaultSelector()
         self.root = str(settings["root"])
+        self.nothing = os.open(os.devnull, os.O_RDONLY) if os.path.exists(os.devnull) else os.pipe()[0]
         os.set_blocking(0, False)
         self.selector.register(0, selectors.EVENT_READ, None)
 
@@ -67,6 +79,7 @@ class Server:
         while True:
             if self.spare is None:
                 self.spare = self._forked()
+            self._bury()
             now = time.monotonic()
             waits = [s.deadline - now for s in self.sessions.values() if s.request is not None]
             for key, _ in self.selector.select(max(0.0, min(waits)) if waits else None):
@@ -129,9 +142,9 @@ class Server:
         pid = os.fork()
         if pid == 0:
             try:
-                signal.set_wakeup_fd(-1)
-                self.selector.close()
-                sessions.serve(self._moved_in(theirs, into), lambda: self._confined(folder))
+                self._moved_in(theirs.fileno(), into)
+                self._confined(folder)
+                sessions.serve(CONTROL)
             finally:
                 os._exit(1)
         theirs.close()
@@ -142,44 +155,21 @@ class Server:
         self.selector.register(out, selectors.EVENT_READ, made)
         return made
 
-    def _moved_in(self, control: socket.socket, into: int) -> socket.socket:
+    def _moved_in(self, control: int, into: int) -> None:
         """In the child: output down the pipe, nothing to read, and none of the server's descriptors."""
-        at = os.dup2(control.fileno(), 200)
-        nothing = os.open(os.devnull, os.O_RDONLY) if os.path.exists(os.devnull) else os.pipe()[0]
-        os.dup2(nothing, 0)
+        os.dup2(control, CONTROL)
+        os.dup2(self.nothing, 0)
         os.dup2(into, 1)
         os.dup2(into, 2)
-        control.detach()
-        os.closerange(3, at)
-        os.closerange(at + 1, 4096)
-        sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout, sys.stderr = (
-            os.fdopen(fd, "w", encoding="utf-8", errors="replace", closefd=False) for fd in (1, 2)
-        )
-        return socket.socket(fileno=at)
+        os.closerange(3, CONTROL)
+        os.closerange(CONTROL + 1, 4096)
 
     def _confined(self, folder: str) -> None:
-        settings = self.settings
         os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(HOME=folder, TMPDIR=folder, PATH="/usr/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
-        confine.alone()
+        os.environ["HOME"] = os.environ["TMPDIR"] = folder
         confine.die_with_parent()
-        readable = [str(p) for p in settings["readable"]]  # type: ignore[attr-defined]
-        if not confine.only_files(readable, [folder, "/dev/null"]) and settings["landlock"]:
-            os._exit(1)
-        megabyte = 1 << 20
-        confine.limit(
-            AS=int(str(settings["memory_mb"])) * megabyte,
-            CPU=int(str(settings["cpu_s"])),
-            FSIZE=16 * megabyte,
-            NOFILE=64,
-            CORE=0,
-            STACK=16 * megabyte,
-            MEMLOCK=0,
-            MSGQUEUE=0,
-            SIGPENDING=64,
-        )
+        confine.only_writes([folder, "/dev/null"], self.landlock)
+        confine.limit(self.limits)
         confine.filtered(self.bpf)
 
     def _heard(self, found: Session, descriptor: int) -> None:
@@ -217,12 +207,14 @@ class Server:
         found.request = None
         if request is None:
             return
+        keep = bool(request.get("keep"))
+        if not keep:
+            self._end(found.name)  # first: it ends while the answer is written
         self._reply(request, status, bytes(found.kept), found.dropped)
-        if not request.get("keep"):
-            self._end(found.name)
+        if not keep:
             return
         os.kill(found.pid, signal.SIGSTOP)  # threads it left behind do not go on
-        if _size(found.folder) > int(str(self.settings["disk_mb"])) << 20:
+        if _size(found.folder) > int(str(self.settings["disk_mb"])) * MEGABYTE:
             self._end(found.name)
 
     def _over(self, found: Session, status: str) -> None:
@@ -245,10 +237,18 @@ class Server:
         for watched in (found.control, found.output):
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(watched)
+        if found.pid:
+            os.kill(found.pid, signal.SIGKILL)
         found.control.close()
         os.close(found.output)
-        self._reaped(found)
-        shutil.rmtree(found.folder, ignore_errors=True)
+        self.leaving.append(found)
+
+    def _bury(self) -> None:
+        """Wait for those that were killed, and take away their files."""
+        for found in self.leaving:
+            self._reaped(found)
+            shutil.rmtree(found.folder, ignore_errors=True)
+        self.leaving.clear()
 
     def _reaped(self, found: Session, tries: int = 0) -> int:
         """Its exit status; the signal that ended it, negative. One that has closed its socket is about to end."""
@@ -293,11 +293,28 @@ def main() -> None:
     for name in settings["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    confine.alone()
+    confined(settings)
     gc.collect()
+    pages.collapsed()
     gc.freeze()
     os.write(1, json.dumps({"ready": confine.landlock_version(), "user": os.getuid()}).encode() + b"\n")
     Server(settings).run()
+
+
+def confined(settings: dict[str, Any]) -> None:
+    """All that every session gives up and the server does not need. It costs a session nothing."""
+    os.environ.clear()
+    os.environ.update(PATH="/usr/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", encoding="utf-8", errors="replace", closefd=False) for fd in (1, 2))
+    confine.alone()
+    version = confine.landlock_version()
+    if settings["landlock"] and not version:
+        sys.exit("this kernel has no landlock")
+    confine.only_files(settings["readable"], [settings["root"], "/dev/null"], version)
+    limits = {"FSIZE": 16 * MEGABYTE, "STACK": 16 * MEGABYTE, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "SIGPENDING": 64}
+    confine.limit(confine.limits(**limits))
+    confine.filtered(base64.b64decode(settings["bpf"]))
 
 
 def _line() -> bytes:

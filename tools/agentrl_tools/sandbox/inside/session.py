@@ -11,30 +11,27 @@ import builtins
 import contextlib
 import linecache
 import os
-import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
 
 FILE = "<code>"
 DONE, RAISED = b"d", b"r"
 
 
-def serve(control: socket.socket, prepare: Callable[[], None]) -> None:
-    """In the new process; ends with it."""
-    prepare()
+def serve(control: int) -> None:
+    """In the new process, which has given up all it will; ends with it."""
     names: dict[str, object] = {"__name__": "__main__", "__builtins__": builtins}
     while (code := _received(control)) is not None:
         ended = _run(code, names)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the code may have closed it
                 stream.flush()
-        control.sendall(ended)
+        os.write(control, ended)
     os._exit(0)
 
 
-def _received(control: socket.socket) -> str | None:
+def _received(control: int) -> str | None:
     head = _exactly(control, 4)
     if head is None:
         return None
@@ -42,10 +39,10 @@ def _received(control: socket.socket) -> str | None:
     return None if body is None else body.decode()
 
 
-def _exactly(control: socket.socket, size: int) -> bytes | None:
+def _exactly(control: int, size: int) -> bytes | None:
     found = b""
     while len(found) < size:
-        if not (part := control.recv(min(size - len(found), 1 << 16))):
+        if not (part := os.read(control, min(size - len(found), 1 << 16))):
             return None
         found += part
     return found
