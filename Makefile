@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 # Two tests at once: most of them wait most of the time.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: train test check slow vllm browser nano clean
 
