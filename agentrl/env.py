@@ -124,14 +124,20 @@ class ToolEnv(Env):
         if not action.tool_calls:
             return Step([], 0.0, True, False, {})
         results: list[Message] = [{"role": "tool", "content": ""} for _ in action.tool_calls]
+        if len(results) == 1:  # a task of its own would cost more than many a tool
+            await self._answer(action.tool_calls[0], results[0])
+        else:
+            await self._answer_all(action.tool_calls, results)
+        self._turn += 1
+        return Step(results, 0.0, False, False, {})
+
+    async def _answer_all(self, asked: Sequence[ToolCall], results: Sequence[Message]) -> None:
         try:
             async with anyio.create_task_group() as calls:
-                for slot, call in zip(results, action.tool_calls, strict=True):
+                for slot, call in zip(results, asked, strict=True):
                     calls.start_soon(self._answer, call, slot)
         except ExceptionGroup as group:  # the first to fail has cancelled the others
             raise group.exceptions[0] from group.exceptions[0].__cause__
-        self._turn += 1
-        return Step(results, 0.0, False, False, {})
 
     async def _answer(self, call: ToolCall, slot: Message) -> None:
         """Run one call and write its result, or why there is none, into its place in the row."""

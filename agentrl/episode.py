@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -173,27 +172,21 @@ class Episode:
         """Await an environment's method under the turn's deadline."""
         if not hasattr(call, "__await__"):
             raise ContractError(f"{self._method()} must be `async def`; it returned {call!r:.80}")
-        try:
-            with anyio.fail_after(self.rollout.limits.turn_timeout_s) as scope:
+        limit = self.rollout.limits.turn_timeout_s
+        with anyio.move_on_after(limit) as scope:
+            try:
                 return await call
-        except TimeoutError:
-            if scope.cancel_called:
-                limit = self.rollout.limits.turn_timeout_s
-                raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s") from None
-            raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised TimeoutError") from None
+            except TimeoutError:
+                if not scope.cancel_called:
+                    raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised TimeoutError") from None
+        raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s")
 
     @property
     def token_ids(self) -> list[int]:
         return [t for s in self.segments for t in s.token_ids]
 
-    @contextmanager
-    def _stage(self, name: str) -> Any:
-        self.stage, begun = name, perf_counter()
-        self.since = begun
-        try:
-            yield
-        finally:
-            self.timings[name] += perf_counter() - begun
+    def _stage(self, name: str) -> _Stage:
+        return _Stage(self, name)
 
     def _method(self) -> str:
         return f"{self.rollout.spec.cls.__name__}.{METHODS[self.stage]}" if self.stage in METHODS else self.stage
@@ -246,6 +239,22 @@ class Episode:
             fault=self.fault,
             info=dict(self.info),
         )
+
+
+class _Stage:
+    """Inside, an episode is at that, and the seconds count. No generator: there are several a turn."""
+
+    __slots__ = ("begun", "episode", "name")
+
+    def __init__(self, episode: Episode, name: str) -> None:
+        self.episode, self.name = episode, name
+
+    def __enter__(self) -> None:
+        self.episode.stage, self.begun = self.name, perf_counter()
+        self.episode.since = self.begun
+
+    def __exit__(self, *_: object) -> None:
+        self.episode.timings[self.name] += perf_counter() - self.begun
 
 
 # The environment's methods, by stage.
