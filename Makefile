@@ -19,9 +19,9 @@ test: $(VENV)/.installed-test
 slow: $(VENV)/.installed-test
 	$(PYTEST) -m "slow and not vllm and not browser" $(ARGS)
 
-# The engines that are vLLM, with its build for the CPU, in a venv of its own; two files at once, each with its servers.
+# The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once.
 vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist loadfile -m vllm $$(grep -l "mark.vllm" tests/*.py) $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m vllm $$(grep -l "mark.vllm" tests/*.py) $(ARGS)
 
 # The page of `agentrl view`, in the system's Chromium, which is installed where it is missing.
 browser: $(VENV)/.installed-test
