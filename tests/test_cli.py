@@ -47,11 +47,14 @@ def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]
 def test_packages_may_add_verbs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "greeting.py").write_text("def main(words):\n    print('hello', *words)\n    return 3\n")
+    greeting = "def main(words):\n    'Say hello.'\n    print('hello', *words)\n    return 3\n"
+    (tmp_path / "greeting.py").write_text(greeting)
     added = {n: EntryPoint(n, f"{n}ing:main", "agentrl.commands") for n in ("greet", "break", "train")}
     monkeypatch.setattr("agentrl.registry.available", lambda kind: added if kind == "command" else {})
     assert main([]) == 0
-    assert "greet       from greeting:main" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "greet       say hello" in said
+    assert "break       from breaking:main" in said
     assert main(["greet", "you"]) == 3
     assert capsys.readouterr().out == "hello you\n"
     assert "did you mean 'greet'?" in refused(capsys, "greed")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 
 from agentrl import registry
 from agentrl.errors import UserError, nearest
@@ -54,10 +56,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage() -> str:
     """The verbs here, and those that packages add under the entry-point group ``agentrl.commands``."""
-    added = {name: f"from {e.dist.name if e.dist else e.value}" for name, e in registry.available("command").items()}
-    verbs = {name: does for name, (_, does) in VERBS.items()} | {n: d for n, d in added.items() if n not in VERBS}
+    added = {name: _does(name, e) for name, e in registry.available("command").items() if name not in VERBS}
+    verbs = {name: does for name, (_, does) in VERBS.items()} | added
     lines = "\n".join(f"  {name:<11} {does}" for name, does in verbs.items())
     return f"usage: agentrl {{{','.join(verbs)}}} ...\n\n{lines}"
+
+
+def _does(name: str, entry: EntryPoint) -> str:
+    """The first line of a package's own words on its command; where it has none, whose it is."""
+    try:
+        told = inspect.getdoc(registry.load("command", name))
+    except Exception:  # a package that does not even import is no reason to withhold the help
+        told = None
+    first = (told or "").partition("\n")[0].rstrip(".")
+    return first[:1].lower() + first[1:] or f"from {entry.dist.name if entry.dist else entry.value}"
 
 
 def _main_of(verb: str) -> Callable[[Sequence[str]], int]:

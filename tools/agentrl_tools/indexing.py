@@ -32,6 +32,7 @@ SETTINGS = {"out": str, "force": bool, "id_column": str, "title_column": str, "t
 
 
 def main(given: Sequence[str]) -> int:
+    """Make a corpus of texts, for the tool search."""
     if not given or {"-h", "--help"} & set(given):
         print(HELP)
         return 0
