@@ -165,18 +165,19 @@ def test_other_settings_and_another_process_are_refused(tmp_path: Path, capsys: 
 
 def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train("math-tools", run={"dir": str(whole), "save_every": 2}, **EXACT)
-    run = {"dir": str(broken), "save_every": 2, "resume": True}
+    settings = EXACT | {"steps": 2}
+    train("math-tools", run={"dir": str(whole), "save_every": 1}, **settings)
+    run = {"dir": str(broken), "save_every": 1, "resume": True}
     with pytest.raises(ProcessLookupError):
-        train("math-tools", run=run, watcher=Killed(4), **EXACT)
+        train("math-tools", run=run, watcher=Killed(2), **settings)
     for name in ("metrics.jsonl", "told.jsonl"):
         with (broken / name).open("a") as file:
-            file.write('{"step": 4, "rew')
-    (broken / "trajectories" / ".train-000004.parquet.part").write_bytes(b"PAR1")
-    for folder in (".model.part", "checkpoints/.step-000004.part"):
+            file.write('{"step": 2, "rew')
+    (broken / "trajectories" / ".train-000002.parquet.part").write_bytes(b"PAR1")
+    for folder in (".model.part", "checkpoints/.step-000002.part"):
         (broken / folder).mkdir()
         (broken / folder / "state.pt").write_bytes(b"half")
-    train("math-tools", run=run, **EXACT)
+    train("math-tools", run=run, **settings)
     assert [timeless(row) for row in lines(whole)] == [timeless(row) for row in lines(broken)]
     names = {str(p.relative_to(whole)) for p in whole.rglob("*")} | {"told.jsonl"}
     assert {str(p.relative_to(broken)) for p in broken.rglob("*")} == names

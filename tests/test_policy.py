@@ -18,8 +18,8 @@ from agentrl.engines.transfer import Weights
 
 SMALL: dict[str, Any] = {
     "steps": 1,
-    "rollout": {"tasks": 4, "group_size": 4},
-    "eval": {"final_tasks": 4, "every": 0},
+    "rollout": {"tasks": 4, "group_size": 3},
+    "eval": {"final_tasks": 2, "every": 0},
     "learner": {"lr": 1e-3},
 }
 
