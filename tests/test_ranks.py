@@ -78,7 +78,7 @@ def test_two_processes_learn_what_one_learns(loss: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_by_the_command_line(tmp_path: Path) -> None:
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "2", "--eval.final_tasks", "8"]
-    words += ["--rollout.tasks", "4", "--eval.every", "0", "--learner.token_budget", "512"]
+    words += ["--rollout.tasks", "4", "--rollout.group_size", "4", "--eval.every", "0", "--learner.token_budget", "512"]
     run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "two"))
     run(sys.executable, *words, "--run.dir", str(tmp_path / "one"))
     two, one = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one"))
@@ -92,9 +92,10 @@ def test_by_the_command_line(tmp_path: Path) -> None:
 def test_several_processes_go_on_together(tmp_path: Path) -> None:
     """The optimizer's memory is everybody's: copies that step apart would not stay the same."""
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "3", "--eval.final_tasks", "2"]
-    words += ["--rollout.tasks", "4", "--eval.every", "0", "--deterministic", "true", "--run.save_every", "1"]
+    words += ["--rollout.tasks", "4", "--rollout.group_size", "4", "--eval.every", "0"]
+    words += ["--deterministic", "true", "--run.save_every", "1"]
     run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "whole"))
-    run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "parts"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "step-000003")
     run(*TORCHRUN, "-m", "agentrl", "train", "--resume", str(tmp_path / "parts"))
     whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
