@@ -21,7 +21,7 @@ import torch
 pytest.importorskip("vllm")  # a quick suite without it
 
 from processes import heed_interrupts
-from tiny import error, greedy, reference, together
+from tiny import disturbed, error, greedy, reference, together
 
 from agentrl import policy
 from agentrl.engines.vllm import VLLMEngine
@@ -191,15 +191,10 @@ async def test_requests_that_run_go_on_with_the_new_weights(fresh: VLLMEngine) -
     old, new = nano(), changed(nano(), 0.05)
     context, params = [5, 6, 7], SamplingParams(max_tokens=400, seed=3)
 
-    async def update() -> None:
-        await anyio.sleep(0.3)
-        await fresh.update_weights(new, 1)
-
     calls = [
         lambda s=s: fresh.generate(context, SamplingParams(max_tokens=400, seed=s), session=str(s)) for s in range(4)
     ]
-    *found, _ = await together(*calls, update)
-    for done in found:
+    for done in await disturbed(calls, lambda: fresh.update_weights(new, 1)):
         assert list(done.versions) == sorted(done.versions)
         assert set(done.versions) == {0, 1}
         first = done.versions.index(1)
@@ -235,17 +230,15 @@ async def test_or_are_finished_first(fresh: VLLMEngine, monkeypatch: pytest.Monk
     new, late = changed(nano(), 0.05), []
 
     async def update() -> None:
-        await anyio.sleep(0.2)
-        await fresh.update_weights(new, 1)
-
-    async def after() -> None:
-        await anyio.sleep(0.25)  # asked while the running ones are finished: waits for the new weights
-        late.append(await fresh.generate([1], greedy(5), session="late"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fresh.update_weights, new, 1)
+            await anyio.sleep(0.05)  # asked while the running ones are finished: waits for the new weights
+            late.append(await fresh.generate([1], greedy(5), session="late"))
 
     calls = [
         lambda s=s: fresh.generate([5, 6], SamplingParams(max_tokens=300, seed=s), session=str(s)) for s in range(4)
     ]
-    *found, _, _ = await together(*calls, update, after)
+    found = await disturbed(calls, update)
     assert all(set(done.versions) == {0} for done in found)
     assert set(late[0].versions) == {1}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import anyio
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ pytest.importorskip("vllm")
 pytest.importorskip("peft")
 
 from test_vllm_engine import PROMPTS, generated, nano
-from tiny import error, greedy, reference, together
+from tiny import disturbed, error, greedy, reference, together
 
 from agentrl import lora, policy
 from agentrl.config import LoraConfig
@@ -93,18 +92,11 @@ async def test_turns_are_those_of_the_adapted_model(engine: Any) -> None:
 
 
 async def test_requests_that_run_go_on_with_the_new_adapter(engine: Any) -> None:
-
     new = adapted(5)
-
-    async def update() -> None:
-        await anyio.sleep(0.3)
-        await engine.update_weights(new, 1)
-
     calls = [
         lambda s=s: engine.generate([5, 6, 7], SamplingParams(max_tokens=400, seed=s), session=str(s)) for s in range(4)
     ]
-    *found, _ = await together(*calls, update)
-    for done in found:
+    for done in await disturbed(calls, lambda: engine.update_weights(new, 1)):
         assert set(done.versions) == {0, 1}
         first, reported = done.versions.index(1), torch.tensor(done.logprobs)
         assert (reference(nano(), [5, 6, 7], done, ROWS)[:first] - reported[:first]).abs().max() < 1e-4

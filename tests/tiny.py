@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import anyio
@@ -128,3 +129,16 @@ async def conversation(engine: TransformersEngine, model: Any, number: int, para
         await anyio.sleep(rng.uniform(0, 0.01))
     engine.end_session(str(number))
     return off
+
+
+async def disturbed(calls: Sequence[Callable[[], Awaitable[Any]]], act: Callable[[], Awaitable[Any]]) -> list[Any]:
+    """What the calls give where ``act`` is done in the midst of them: by the time they take without it, just before."""
+    began = perf_counter()
+    await together(*calls)
+    seconds = perf_counter() - began
+
+    async def acted() -> None:
+        await anyio.sleep(0.4 * seconds)
+        await act()
+
+    return (await together(*calls, acted))[:-1]
