@@ -45,8 +45,13 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-# bfcl-eval pins another torch and numpy, which its multi-turn tasks do not need.
+# bubblewrap holds the tools that run code; it is installed where that can be done. bfcl-eval pins another torch and
+# numpy, which its multi-turn tasks do not need.
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	@command -v bwrap > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
+		&& apt-get install -qq --yes bubblewrap libseccomp2 > /dev/null; } || true
+	@command -v bwrap > /dev/null || echo "bubblewrap is not installed (apt-get install bubblewrap): code runs under" \
+		"landlock; the tests of bubblewrap and of the tools shell and files are skipped"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23
 	touch $@ $(VENV)/.installed

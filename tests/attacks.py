@@ -82,6 +82,29 @@ for path in ('/', '/home', '/root', '/tmp', '..', '/proc', '/sys'):
     "listen": "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print(WON)",
     "a unix socket": "import socket; s = socket.socket(socket.AF_UNIX); s.connect({unix!r}); print(WON)",
     "an abstract socket": "import socket; s = socket.socket(socket.AF_UNIX); s.connect(chr(0) + {abstract!r}); print(WON)",
+    "a datagram by a socket pair": """
+import socket
+a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+print(WON)
+""",
+    "a message with an address": "import socket; a, b = socket.socketpair(); a.sendto(b'x', {unix!r}); print(WON)",
+    "a descriptor passed on": """
+import array, socket
+a, b = socket.socketpair()
+a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))]); print(WON)
+""",
+    "a signal by a descriptor's owner": """
+import fcntl, os, socket
+a, b = socket.socketpair()
+for command, value in ((8, os.getppid()), (10, 9)):
+    try: fcntl.fcntl(a, command, value); print(WON)
+    except OSError: pass
+""",
+    "capabilities": """
+import ctypes
+held = (ctypes.c_uint32 * 6)()
+if ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), held) == 0 and any(held): print(WON, list(held))
+""",
     "netlink": "import socket; socket.socket(16, 3, 0); print(WON)",
     "a raw packet": "import socket; socket.socket(17, 3, 3); print(WON)",
     "1 GB of stdout": "import os\nfor _ in range(1024): os.write(1, b'x' * (1 << 20))",

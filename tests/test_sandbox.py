@@ -26,7 +26,8 @@ from agentrl import UserError, WorldFault
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ROOT = os.getuid() == 0
-SETUPS: list[tuple[str, str, int | None]] = [("bubblewrap", sys.executable, None), ("landlock", SYSTEM_PYTHON, None)]
+SETUPS: list[tuple[str, str, int | None]] = [("auto", sys.executable, None), ("bubblewrap", sys.executable, None)]
+SETUPS += [("landlock", sys.executable, None), ("landlock", SYSTEM_PYTHON, None)]
 SETUPS += [("bubblewrap", SYSTEM_PYTHON, launch.NOBODY), ("landlock", SYSTEM_PYTHON, launch.NOBODY)] if ROOT else []
 TIMEOUT_S = 2.0
 
@@ -93,13 +94,39 @@ def test_there_are_as_many_attacks_as_promised() -> None:
     assert len(ATTACKS) + len(ENDLESS) >= 51
 
 
-def test_it_runs_as_nobody_and_not_as_root() -> None:
+@pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
+def test_it_runs_as_nobody_and_not_as_root(kind: str) -> None:
     async def main() -> Result:
-        async with sandbox() as place:
+        async with sandbox(kind, SYSTEM_PYTHON) as place:
             return await place.run("import os; (os.getuid(), os.geteuid(), os.getgroups())", session=None, timeout_s=5)
 
     wanted = launch.NOBODY if ROOT else os.getuid()
     assert anyio.run(main).output.startswith(f"({wanted}, {wanted}, [")
+
+
+@pytest.mark.skipif(not ROOT, reason="an ordinary user reads its own Python")
+def test_where_nobody_cannot_read_the_interpreter_root_stays_without_its_capabilities() -> None:
+    held = "import ctypes, os\nheld = (ctypes.c_uint32 * 6)()\n"
+    held += "ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), held)\n(os.getuid(), list(held))"
+
+    async def main(python: str) -> Result:
+        async with sandbox("landlock", python) as place:
+            return await place.run(held, session=None, timeout_s=5)
+
+    with tempfile.TemporaryDirectory() as folder:  # of mode 0700, as root's home is
+        Path(folder).chmod(0o700)
+        subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", "--copies", folder], check=True)
+        assert not launch.is_readable_by_nobody(f"{folder}/bin/python")
+        assert anyio.run(main, f"{folder}/bin/python").output == f"(0, {[0] * 6})\n"
+
+
+def test_asyncio_works_inside() -> None:
+    async def main() -> Result:
+        async with sandbox() as place:
+            code = "import asyncio\nasync def f(): await asyncio.sleep(0); return 4\nasyncio.run(f())"
+            return await place.run(code, session=None, timeout_s=20)
+
+    assert anyio.run(main).output == "4\n"
 
 
 def test_a_session_keeps_its_variables_and_its_files_from_others() -> None:

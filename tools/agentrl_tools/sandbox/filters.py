@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import tempfile
 from functools import cache
 from typing import Any
@@ -39,7 +40,7 @@ def server() -> bytes:
 
 def session() -> bytes:
     """For a session, beside the server's: threads and files are left. Short: the kernel tries it for every call."""
-    return _built(f"{_OWN} {_PROCESSES} {_SIGNALS}", own_limits=True, threads_only=True)
+    return _built(f"{_OWN} {_PROCESSES} {_SIGNALS}", own_limits=True, threads_only=True, no_messages=True)
 
 
 def shell() -> bytes:
@@ -52,7 +53,7 @@ _NUMBERS = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "open_tre
 
 
 @cache
-def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False) -> bytes:
+def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False, no_messages: bool = False) -> bytes:
     """Raises UserError where libseccomp is not to be had."""
     try:
         import pyseccomp as seccomp
@@ -67,6 +68,8 @@ def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False
         _add(found, denied, name)
     if own_limits:
         _add(found, denied, "prlimit64", seccomp.Arg(2, seccomp.NE, 0))  # reading limits is fine
+    if no_messages:
+        _deny_messages(found, denied)
     if threads_only:
         _add(found, denied, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD, 0))
         _add(found, seccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags are out of a filter's sight: libc falls back
@@ -74,6 +77,22 @@ def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False
         found.export_bpf(file)
         file.seek(0)
         return os.read(file.fileno(), 1 << 20)
+
+
+def _deny_messages(found: Any, denied: int) -> None:
+    """Deny what reaches other processes through a socket pair or a descriptor's owner. asyncio's own pair works."""
+    import pyseccomp as seccomp
+
+    for name in ("sendmsg", "sendmmsg"):
+        _add(found, denied, name)
+    _add(found, denied, "sendto", seccomp.Arg(4, seccomp.NE, 0))  # with an address: any socket of the host
+    _add(found, denied, "socketpair", seccomp.Arg(0, seccomp.NE, socket.AF_UNIX))
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+        _add(found, denied, "socketpair", seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, kind))
+    for command in (8, 10, 15):  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+        _add(found, denied, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+    for request in (0x8901, 0x8902):  # FIOSETOWN, SIOCSPGRP
+        _add(found, denied, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
 
 
 def _add(found: Any, action: int, name: str, *arguments: Any) -> None:

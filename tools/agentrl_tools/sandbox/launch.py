@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,6 @@ class Launch:
     user: int | None = None
     folder: str | None = None  # of ours, to be removed in the end
     kind: str = ""
-    note: str = field(default="", compare=False)
 
 
 def chosen(
@@ -84,6 +83,22 @@ def landlock_trouble() -> str | None:
     return None if confine.landlock_version() else "this kernel has no landlock (it came with Linux 5.13)"
 
 
+@cache
+def is_readable_by_nobody(interpreter: str) -> bool:
+    """Return whether user `NOBODY` can start the interpreter. Under root's home folder, mode 0700, it cannot.
+
+    There the landlock sandbox keeps user 0 without any capability instead: what it may read and write is landlock's
+    list, what it may call is seccomp's.
+    """
+    try:
+        done = subprocess.run(
+            [interpreter, "-I", "-B", "-c", "pass"], capture_output=True, timeout=20, check=False, **rights(NOBODY)
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
 def machine(limits: Limits, user: int | None = None) -> Launch:
     """A machine with the system's programs. Raises UserError where bubblewrap cannot be used."""
     if (trouble := bubblewrap_trouble(user)) is not None:
@@ -116,7 +131,9 @@ def _bubblewrap(limits: Limits, preload: Sequence[str], interpreter: str, user: 
     readable = _readable(interpreter)
     space = ["--perms", "1777", "--size", str(8 * limits.disk_mb << 20), "--tmpfs", "/session", "--chdir", "/session"]
     command = _wrapped(interpreter, "server.py", readable, space, user)
-    settings = _settings(limits, filters.server(), root="/session/s", user=_drops_to(user), landlock=False)
+    settings = _settings(
+        limits, filters.server(), root="/session/s", user=_drops_to(user), landlock=False, drop_capabilities=False
+    )
     return Launch(command, {**settings, **_session(preload, readable)}, user, kind="bubblewrap")
 
 
@@ -143,10 +160,14 @@ def _landlocked(limits: Limits, preload: Sequence[str], interpreter: str, user: 
     folder = _open_folder()
     shutil.copytree(INSIDE, f"{folder}/inside", ignore=shutil.ignore_patterns("__pycache__"))
     os.makedirs(root := f"{folder}/s")
-    if os.getuid() == 0:
-        os.chown(root, user or NOBODY, user or NOBODY)
     readable = _readable(interpreter)
-    settings = _settings(limits, filters.server(), root=root, user=_drops_to(user), landlock=True)
+    keeps_root = _is_root(user) and not is_readable_by_nobody(interpreter)
+    drops_to = None if keeps_root else _drops_to(user)
+    if os.getuid() == 0 and not keeps_root:
+        os.chown(root, user or NOBODY, user or NOBODY)
+    settings = _settings(
+        limits, filters.server(), root=root, user=drops_to, landlock=True, drop_capabilities=keeps_root
+    )
     command = [interpreter, "-I", "-B", f"{folder}/inside/server.py"]
     return Launch(command, {**settings, **_session(preload, readable)}, user, folder, "landlock")
 

@@ -311,6 +311,8 @@ def confined(settings: dict[str, Any]) -> None:
     version = confine.landlock_version()
     if settings["landlock"] and not version:
         sys.exit("this kernel has no landlock")
+    if settings["drop_capabilities"]:
+        confine.drop_capabilities()
     confine.only_files(settings["readable"], [settings["root"], "/dev/null"], version)
     limits = {"FSIZE": 16 * MEGABYTE, "STACK": 16 * MEGABYTE, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "SIGPENDING": 64}
     confine.limit(confine.limits(**limits))
