@@ -10,14 +10,19 @@ from pathlib import Path
 from agentrl.errors import UserError
 
 
+def quiet() -> None:
+    """Leave the libraries that load models their errors alone: no progress, no warnings on the terminal."""
+    for library in ("transformers", "huggingface_hub", "bitsandbytes"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+
+
 @contextmanager
 def loading(what: str, hint: str = "") -> Iterator[None]:
     """Inside, transformers loads something. Raises UserError, which names ``what``, where it cannot."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    for library in ("transformers", "huggingface_hub"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    quiet()
     try:
         yield
     except (OSError, ValueError, KeyError) as error:

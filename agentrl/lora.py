@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from agentrl.config import LoraConfig
 from agentrl.errors import UserError
+from agentrl.hub import quiet
 
 MARK = "adapter_config.json"  # in a folder that holds an adapter
 INSTALL = 'adapters need peft: pip install "agentrl-gym[lora]"'
@@ -87,6 +88,26 @@ def quantization(dtype: torch.dtype) -> Any:
     )
 
 
+def keep_differentiable(model: Any) -> Any:
+    """Keep weights in 4 bits in the layout that has a gradient; return the model.
+
+    On a CPU with bfloat16 instructions (``avx512_bf16``) bitsandbytes packs a weight anew at its first pass without a
+    gradient, for a product that rounds to bfloat16 and has no backward pass: what samples would not be what is trained,
+    nor what is sent. A weight that was packed already is unpacked.
+    """
+    for module in model.modules():
+        if not hasattr(module, "support_avx512bf16_for_cpu"):  # bitsandbytes' Linear4bit
+            continue
+        module.support_avx512bf16_for_cpu = False
+        weight = module.weight
+        if getattr(getattr(weight, "quant_state", None), "packing_format_for_cpu", False):
+            from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse as unpack
+
+            weight.data, weight.quant_state = unpack(weight.data, weight.quant_state)
+            module.quant_state = weight.quant_state
+    return model
+
+
 def in_full(parameter: Tensor) -> Tensor:
     """A parameter's values; of one in 4 bits those that it stands for."""
     if not hasattr(parameter, "quant_state"):
@@ -127,6 +148,7 @@ def is_plain(linear: Any) -> bool:
 
 
 def _peft() -> Any:
+    quiet()  # it imports bitsandbytes, which speaks of a kernel that is not used here
     try:
         import peft
     except ImportError:

@@ -116,7 +116,7 @@ def load(name: str, dtype: str = "float32", quantize: str | None = None) -> Poli
         given |= {"quantization_config": lora.quantization(given["dtype"]), "device_map": {"": device}}
     with _loading(name):
         model = AutoModelForCausalLM.from_pretrained(base, **given)
-        model = lora.attached(model, adapter) if adapter else model
+        model = lora.keep_differentiable(lora.attached(model, adapter) if adapter else model)
     return Policy(model if quantize else model.to(device), tokenizer, source)
 
 
@@ -133,7 +133,9 @@ def given(model: Any, tokenizer: Any = None) -> Policy:
         if not source:
             raise UserError(f"the model, a {type(model).__name__}, has no name, and so no tokenizer; give one")
         tokenizer = load_tokenizer(source)
-    return Policy(model.eval(), tokenizer, source or type(model).__name__)
+    from agentrl import lora
+
+    return Policy(lora.keep_differentiable(model.eval()), tokenizer, source or type(model).__name__)
 
 
 def load_tokenizer(name: str) -> Any:

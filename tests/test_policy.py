@@ -10,10 +10,11 @@ from typing import Any
 import peft
 import pytest
 import torch
+from bitsandbytes.functional import has_avx512bf16
 from tiny import qwen3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl import UserError, evaluate, policy, train
+from agentrl import UserError, evaluate, lora, policy, train
 from agentrl.engines.transfer import Weights
 
 SMALL: dict[str, Any] = {
@@ -51,9 +52,16 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         train("math-tools", qwen3(), **SMALL)
 
 
+@pytest.fixture(params=[True, False], ids=["avx512_bf16", "plain"])
+def any_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes takes the CPU at hand for one of either kind: it packs weights anew on the first."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: request.param)
+
+
+@pytest.mark.usefixtures("any_cpu")
 def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
-    lora = {"rank": 4, "quantize": "4bit"}
-    train("math-tools", lora=lora, run={"dir": str(tmp_path / "run")}, **SMALL)
+    adapter = {"rank": 4, "quantize": "4bit"}
+    train("math-tools", lora=adapter, run={"dir": str(tmp_path / "run")}, **SMALL)
     rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     off = [row["sampling/sampling_logp_difference/max"] for row in rows if "grad_norm" in row]
     assert off
@@ -64,8 +72,10 @@ def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
         train("math-tools", lora={"quantize": "4bit"}, **SMALL)
 
 
-def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for() -> None:
-    packed = policy.load("nano", quantize="4bit").model
+@pytest.mark.usefixtures("any_cpu")
+@pytest.mark.parametrize("before", ["loaded", "given"])
+def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for(before: str) -> None:
+    packed = policy.load("nano", quantize="4bit").model if before == "loaded" else _given_in_4_bits()
     sent = dict(Weights(packed))
     plain = AutoModelForCausalLM.from_pretrained(policy.locate("nano"), dtype=torch.float32)
     own = dict(Weights(plain))
@@ -75,3 +85,40 @@ def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for() -> None
     ids = torch.arange(5, 40)[None]
     with torch.no_grad():
         torch.testing.assert_close(plain(ids).logits, packed(ids).logits, atol=1e-3, rtol=1e-3)
+    assert not any(getattr(p.quant_state, "packing_format_for_cpu", False) for p in _in_4_bits(packed))
+
+
+@pytest.mark.usefixtures("any_cpu")
+def test_a_gradient_through_a_base_in_4_bits_is_that_of_its_values() -> None:
+    packed = policy.load("nano", quantize="4bit").model
+    plain = AutoModelForCausalLM.from_pretrained(policy.locate("nano"), dtype=torch.float32)
+    plain.load_state_dict(dict(Weights(packed)), strict=False)
+    plain.tie_weights()
+    found = []
+    for model in (packed, plain):
+        with torch.no_grad():
+            model(torch.arange(5, 40)[None])  # a pass without a gradient, as an engine makes
+        inputs = model.get_input_embeddings()(torch.arange(5, 40)[None]).detach().requires_grad_()
+        torch.autograd.backward(model(inputs_embeds=inputs).logits.square().mean())
+        found.append(inputs.grad)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
+
+
+def _given_in_4_bits() -> Any:
+    """A model as a user loads it: it has computed already, and so packed its weights where the CPU wants that."""
+    quantized = AutoModelForCausalLM.from_pretrained(
+        policy.locate("nano"),
+        dtype=torch.float32,
+        quantization_config=lora.quantization(torch.float32),
+        device_map={"": "cpu"},
+    )
+    if has_avx512bf16():  # the real one: the product itself is made of these instructions
+        with torch.no_grad():
+            quantized(torch.arange(5, 40)[None])
+    return policy.given(quantized).model
+
+
+def _in_4_bits(model: Any) -> list[Any]:
+    found = [p for p in model.parameters() if hasattr(p, "quant_state")]
+    assert found
+    return found
