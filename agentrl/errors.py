@@ -36,6 +36,9 @@ class WorldFault(Exception):
         super().__init__(message)
         self.kind = kind
 
+    def __reduce__(self) -> tuple[type[WorldFault], tuple[str, str]]:
+        return type(self), (self.kind, str(self))  # a worker process may raise it
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence that names the closest known word: ``; did you mean 'math-tools'?``, or all known ones."""

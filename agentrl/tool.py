@@ -13,10 +13,10 @@ from typing import Any, overload
 import anyio
 import docstring_parser
 import pydantic
-from anyio import to_process
 
 from agentrl.aside import Overdue, in_thread, within
 from agentrl.errors import ContractError, ToolError, UserError, WorldFault
+from agentrl.processes import call_in_process
 from agentrl.signature import arguments_model, checked, problems
 from agentrl.types import JsonSchema
 
@@ -37,7 +37,7 @@ class Tool:
         breaker: after that many faults in a row, over all episodes, it is left alone for ``rest_s``; calls fail at once
             meanwhile. ``None``: never.
         process: a sync function runs in a process of its own, which ends with its deadline: for what computes long, or
-            cannot be interrupted. It must be importable, and its arguments and result picklable.
+            cannot be interrupted. It must be in a module that can be imported, and its arguments and result picklable.
         max_chars: a longer result is cut, and says so.
     """
 
@@ -59,6 +59,12 @@ class Tool:
             raise ContractError(f"tool {self.name!r}: breaker is 1 or more, or None; not {self.breaker!r}")
         if self.process and (self.is_method or inspect.iscoroutinefunction(self.function)):
             raise ContractError(f"tool {self.name!r}: process is for sync functions of a module, not for methods")
+        if self.process and self.function.__module__ == "__main__":
+            raise ContractError(
+                f"tool {self.name!r}: process=True is for functions of a module that can be imported; this one is "
+                "defined in the script or notebook that was started, which a worker process never imports: move it to "
+                "a module of its own, or leave out process=True to run it in a thread"
+            )
         if not self.timeout_s > 0 or self.retries < 0 or (self.limit is not None and self.limit < 1):
             raise ContractError(
                 f"tool {self.name!r}: timeout_s must be over 0, retries 0 or more, limit 1 or more (or None); "
@@ -135,9 +141,7 @@ class Tool:
             return await self.function(**arguments)
         call = partial(self.function, **arguments)
         if self.process:
-            return await to_process.run_sync(
-                _called, self.function.__module__, self.function.__qualname__, arguments, cancellable=True
-            )
+            return await call_in_process(_called, self.function.__module__, self.function.__qualname__, arguments)
         result = await in_thread(call)
         return await result if isinstance(result, Awaitable) else result
 

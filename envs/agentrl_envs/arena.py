@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from agentrl import ContractError, Env, Reply, Step, UserError
 from agentrl.errors import nearest
+from agentrl.processes import call_in_process
 from agentrl.types import Observation, without_thoughts
-from agentrl_envs.workers import in_worker
 
 T = TypeVar("T")
 
@@ -36,13 +36,13 @@ class TextArena(Env):
         """Whether there is such a game, for one player, and whether it can be played here."""
         if find_spec("textarena") is None:
             raise UserError("env 'textarena' needs the package textarena: pip install 'agentrl-gym[textarena]'")
-        await in_worker(check, settings["name"])
+        await call_in_process(check, settings["name"])
         yield
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
         # In a process of its own: making a puzzle takes some games seconds, and all of them throw the global dice.
-        self.game, self.dice = await in_worker(begun, self.name, f"textarena/{self.name}/{seed}/{split}")
+        self.game, self.dice = await call_in_process(begun, self.name, f"textarena/{self.name}/{seed}/{split}")
         return f"{self.system_prompt}\n\n{_told(self.game)}".strip(), {}
 
     async def step(self, action: Reply) -> Step:

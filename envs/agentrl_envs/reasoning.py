@@ -17,10 +17,10 @@ import anyio
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
 from agentrl.errors import nearest
+from agentrl.processes import call_in_process
 from agentrl.types import Message, Observation
 from agentrl_envs.rewards import boxed
 from agentrl_envs.splits import Split, split_of
-from agentrl_envs.workers import in_worker
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TRIES = 1000  # one task in eight is a test task
@@ -57,13 +57,13 @@ class ReasoningGym(Env):
             raise UserError(
                 "env 'reasoning-gym' needs the package reasoning-gym: pip install 'agentrl-gym[reasoning-gym]'"
             )
-        await in_worker(check, settings["name"], dict(settings.get("config") or {}))
+        await call_in_process(check, settings["name"], dict(settings.get("config") or {}))
         yield
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
         # In a process of its own: some tasks take a second to make, and some use the global random module.
-        self.entry = await in_worker(draw, self.name, repr(self.config), seed, split)
+        self.entry = await call_in_process(draw, self.name, repr(self.config), seed, split)
         system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": self.entry["question"]}], {}
 
@@ -74,7 +74,7 @@ class ReasoningGym(Env):
         answer, score = answer_of(trajectory.answer), 0.0
         if answer is not None:  # some scorers pay for no answer, or for any
             with anyio.move_on_after(_SCORE_S):  # some calculate what the model wrote, such as 9**9**9**9
-                score = await in_worker(scored, self.name, repr(self.config), answer, self.entry)
+                score = await call_in_process(scored, self.name, repr(self.config), answer, self.entry)
         return {"correct": score}
 
 

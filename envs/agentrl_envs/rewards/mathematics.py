@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import anyio
-from anyio import BrokenWorkerProcess, to_process
+import anyio.lowlevel
 
 from agentrl import UserError
+from agentrl.processes import WorkerEnded, call_in_process
 from agentrl.types import without_thoughts
 from agentrl_envs.rewards.answers import Completion, boxed, same, text_of
 
@@ -53,11 +54,10 @@ async def equal(answer: str, wanted: str, timeout_s: float = TIMEOUT_S) -> bool:
     _check_installed()
     await _warm_up()
     try:
-        with anyio.fail_after(timeout_s):
-            return await to_process.run_sync(_verified, answer, wanted, cancellable=True)
+        return await call_in_process(_verified, answer, wanted, timeout_s=timeout_s)
     except TimeoutError:
         return False
-    except BrokenWorkerProcess:  # it brought its process down
+    except WorkerEnded:  # it brought its process down
         return False
 
 
@@ -80,7 +80,7 @@ async def _warm_up() -> None:
     if not _warm.get(False):
         _warm.set(True)
         with anyio.move_on_after(START_S):
-            await to_process.run_sync(_verified, "1", "2", cancellable=True)
+            await call_in_process(_verified, "1", "2")
 
 
 def _verified(answer: str, wanted: str) -> bool:
