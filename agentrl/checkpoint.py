@@ -21,7 +21,7 @@ from agentrl import __version__
 from agentrl.errors import UserError
 
 KEPT = 2  # the newest
-VERSION = "1"  # another one where a state has other parts, or its classes have
+VERSION = "2"  # another one where a state has other parts, or its classes have
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> None:

@@ -259,6 +259,10 @@ class TrainConfig(Section):
             raise ValueError(
                 "deterministic and rollout.max_staleness do not go together: what is how old is up to time"
             )
+        if self.deterministic and self.rollout.spare:
+            raise ValueError(
+                "deterministic and rollout.spare do not go together: which episodes end last is up to time"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from dataclasses import asdict, dataclass, field
+from math import sqrt
+from statistics import fmean, pvariance
 from typing import Any
 
 from agentrl.errors import ContractError
-from agentrl.tasks import Deal, TaskSampler
-from agentrl.types import Group
+from agentrl.tasks import Deal, Outcome, TaskSampler
+
+__all__ = ["Curriculum", "CurriculumSampler", "DifficultySampler", "Outcome"]
 
 MEMORY = 0.5  # weight of what was known of a task before, when it is played again
 RAREST = 0.1  # the chance of a task of which nothing can be learned, where the best has 1
 WINDOW = 1000  # groups that a curriculum looks back on
+EXACT = 1e-9  # spreads below that share of the rewards' size are rounding
+
+
+@dataclass
+class Known:
+    """Mean and variance of a task's rewards, over its groups, where later ones count more."""
+
+    mean: float
+    variance: float
+
+    def after(self, rewards: Sequence[float]) -> Known:
+        """Return what is known once another group has come: the moments of the mixture of both."""
+        mean, old, new = fmean(rewards), MEMORY, 1 - MEMORY
+        between = old * new * (mean - self.mean) ** 2
+        return Known(old * self.mean + new * mean, old * self.variance + new * pvariance(rewards) + between)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation; 0.0 where it is no more than rounding."""
+        deviation = sqrt(self.variance)
+        return deviation if deviation > EXACT * abs(self.mean) else 0.0
 
 
 @dataclass
 class DifficultySampler(TaskSampler):
-    """Goes through the tasks in their order, and passes over those that are always or never solved, mostly.
+    """Goes through the tasks in their order, and passes over those of which little is learned, mostly.
 
-    A task's chance is ``4 p (1 - p)``, at least ``RAREST``, where ``p`` is how good its groups were on average between
-    the worst and the best reward ever seen. A task that was not played yet is always taken.
+    A task's chance is the spread of its rewards over the median spread of the tasks that have any: at most 1, at least
+    ``RAREST``. So a task that is always or never solved comes seldom, whatever the rewards' scale and sign are. A task
+    that was not played yet is always taken.
     """
 
-    passes: dict[int, float] = field(default_factory=dict)  # mean reward, by task
-    worst: float = 0.0
-    best: float = 1.0
+    known: dict[int, Known] = field(default_factory=dict)
+    _spreads: list[float] = field(default_factory=list)  # of the known tasks that have one, sorted
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,37 +69,37 @@ class DifficultySampler(TaskSampler):
                 return deal
         return deal  # pragma: no cover - RAREST to that power
 
-    def record(self, group: Group) -> None:
-        rewards = [t.reward for t in group.scored if t.reward is not None]
-        if not rewards:
-            return
-        self.worst, self.best = min(self.worst, *rewards), max(self.best, *rewards)
-        mean, before = fmean(rewards), self.passes.get(group.task)
-        self.passes[group.task] = mean if before is None else MEMORY * before + (1 - MEMORY) * mean
+    def record(self, outcome: Outcome) -> None:
+        before = self.known.get(outcome.task)
+        if len(outcome.rewards) < 2 and (before is None or not outcome.rewards):
+            return  # one reward alone has no spread
+        self._learn(outcome.task, before.after(outcome.rewards) if before else Known(*_moments(outcome.rewards)))
 
     def state(self) -> dict[str, Any]:
-        passes = {str(task): p for task, p in self.passes.items()}
-        return {**super().state(), "passes": passes, "worst": self.worst, "best": self.best}
+        return {**super().state(), "known": {str(task): [k.mean, k.variance] for task, k in self.known.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self.passes = {int(task): p for task, p in state["passes"].items()}
-        self.worst, self.best = state["worst"], state["best"]
+        self.known, self._spreads = {}, []
+        for task, moments in state["known"].items():
+            self._learn(int(task), Known(*moments))
+
+    def _learn(self, task: int, now: Known) -> None:
+        before = self.known.get(task)
+        if before is not None and before.spread:
+            del self._spreads[bisect_left(self._spreads, before.spread)]
+        if now.spread:
+            insort(self._spreads, now.spread)
+        self.known[task] = now
 
     def _chance(self, task: int) -> float:
-        if task not in self.passes:
+        if task not in self.known or not self._spreads:
             return 1.0
-        p = (self.passes[task] - self.worst) / (self.best - self.worst)
-        return max(RAREST, 4 * p * (1 - p))
+        return max(RAREST, min(1.0, self.known[task].spread / self._spreads[len(self._spreads) // 2]))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a task: one for each group, the oldest first."""
-
-    task: int
-    options: Mapping[str, Any]
-    reward: float | None  # the group's mean; None where nobody was scored
+def _moments(rewards: Sequence[float]) -> tuple[float, float]:
+    return fmean(rewards), pvariance(rewards)
 
 
 Curriculum = Callable[[Sequence[Outcome]], Mapping[str, Any]]  # to the options of the next task's reset
@@ -86,27 +110,20 @@ class CurriculumSampler(TaskSampler):
     """Tasks in their order; a function of the last outcomes says with which options the environment begins them."""
 
     curriculum: Curriculum = lambda history: {}
-    history: list[Outcome] = field(default_factory=list)
-    _options: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    history: list[Outcome] = field(default_factory=list)  # the oldest first
 
     def deal(self) -> Deal:
         options = self.curriculum(tuple(self.history))
         if not isinstance(options, Mapping):
             raise ContractError(f"the curriculum returned {options!r:.80}; it must return a dict of options")
-        deal = super().deal()
-        self._options[deal.task] = options
-        return Deal(deal.task, dict(options))
+        return Deal(super().deal().task, dict(options))
 
-    def record(self, group: Group) -> None:
-        rewards = [t.reward for t in group.scored if t.reward is not None]
-        options = self._options.pop(group.task, {})
-        self.history = [*self.history, Outcome(group.task, options, fmean(rewards) if rewards else None)][-WINDOW:]
+    def record(self, outcome: Outcome) -> None:
+        self.history = [*self.history, outcome][-WINDOW:]
 
     def state(self) -> dict[str, Any]:
-        history = [[o.task, dict(o.options), o.reward] for o in self.history]
-        return {**super().state(), "history": history, "options": {t: dict(o) for t, o in self._options.items()}}
+        return {**super().state(), "history": [asdict(outcome) for outcome in self.history]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self.history = [Outcome(task, options, reward) for task, options, reward in state["history"]]
-        self._options = dict(state["options"])
+        self.history = [Outcome(**{**o, "rewards": tuple(o["rewards"])}) for o in state["history"]]

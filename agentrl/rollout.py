@@ -85,7 +85,7 @@ class Rollout:
         played: dict[int, Group] = {}
 
         async def play(place: int) -> None:
-            first = size * tasks[:place].count(tasks[place])  # a task given twice gets other dice
+            first = (size + self.spare) * tasks[:place].count(tasks[place])  # a task given twice gets other dice
             played[place] = await self.group(tasks[place], size, seed=seed, first=first, watch=watch)
 
         async with together() as players:

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -24,15 +25,15 @@ from anyio.abc import TaskGroup
 
 from agentrl.aside import together
 from agentrl.rollout import Rollout, Watch
-from agentrl.tasks import Deal
+from agentrl.tasks import Deal, Outcome
 from agentrl.types import Group
 
 
 class Sampler(Protocol):
-    """Which tasks come next."""
+    """Draws tasks, and hears of every group that was rolled out, once: trained, resampled or lost."""
 
     def deal(self) -> Deal: ...
-    def record(self, group: Group) -> None: ...
+    def record(self, outcome: Outcome) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Plan:
         redraw: groups a step that may be played in the place of those that are lost, and, with ``dynamic``, of those
             whose rewards are all the same; ``tasks`` by default. Where they are not enough the step has fewer.
         dynamic: whether groups that teach nothing are played anew, with other tasks (DAPO, arXiv 2503.14476).
+        ordered: a complete group is judged once all that were drawn before it are. Then what a sampler hears, and which
+            task takes a lost group's place, hangs on the draws alone and not on the clock; redraws begin later for it.
     """
 
     tasks: int
@@ -55,6 +58,7 @@ class Plan:
     min_group: int = 2
     redraw: int | None = None
     dynamic: bool = False
+    ordered: bool = False
 
     @property
     def most_redrawn(self) -> int:
@@ -68,11 +72,12 @@ class Plan:
 
 
 class Dealt(NamedTuple):
-    """A task, its reset's options, and the number of the first of its dice."""
+    """A task, its reset's options, the number of the first of its dice, and which of the run's draws it is."""
 
     task: int
     options: Mapping[str, Any]
     first: int
+    number: int
 
 
 class Ahead(NamedTuple):
@@ -83,6 +88,8 @@ class Ahead(NamedTuple):
     dealt: Mapping[int, Mapping[int, int]]
     others: Sequence[Group]
     redrawn: int
+    drawn: int = 0
+    recorded: Sequence[int] = ()  # draws among the places of which the sampler has heard
 
 
 @dataclass(eq=False)
@@ -91,8 +98,10 @@ class _Place:
 
     number: int
     begun: int  # updates there had been
-    group: Group | None = None
-    dealt: Dealt | None = None
+    dealt: Dealt
+    recorded: bool = False
+    complete: Group | None = None  # as it was rolled out, until it is judged
+    group: Group | None = None  # to be learned from
 
 
 @dataclass
@@ -119,6 +128,7 @@ class Stream:
     _places: list[_Place] = field(default_factory=list)  # of groups that are not taken, the oldest first
     _admitted: int = 0
     _redrawn: int = 0  # in this batch
+    _drawn: int = 0
     _others: list[Group] = field(default_factory=list)
     _dealt: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))  # tasks, by step
     _changed: anyio.Event = field(default_factory=anyio.Event)
@@ -138,9 +148,7 @@ class Stream:
         self._places = [p for p in self._places if p not in chosen]
         batch = Batch([p.group for p in chosen if p.group], self._others, [self.updates - p.begun for p in chosen])
         self._redrawn, self._others = 0, []
-        for group in batch.groups:
-            self.sampler.record(group)
-        oldest = min((self._step_of(p) for p in self._places), default=self._step_of(chosen[-1]) + 1)
+        oldest = min((self._step_of(p.number) for p in self._places), default=self._step_of(chosen[-1].number) + 1)
         for step in [s for s in self._dealt if s < oldest]:
             del self._dealt[step]
         return batch
@@ -155,60 +163,75 @@ class Stream:
     def _admit(self) -> None:
         allowed = (self.updates + self.plan.max_staleness + 1) * self.plan.tasks
         while self._admitted < allowed:
-            place = _Place(self._admitted, self.updates)
+            place = _Place(self._admitted, self.updates, self._deal(self._step_of(self._admitted)))
             self._admitted += 1
             self._places.append(place)
-            self._begin(place)
+            self._start(place)
 
     def _go_on(self) -> None:
         """What another stream had begun is begun anew."""
         if self.ahead is None:
             return
-        (self._admitted, places, dealt, others, self._redrawn), self.ahead = self.ahead, None
-        self._others = list(others)
-        self._dealt.update({step: Counter(tasks) for step, tasks in dealt.items()})
-        for number, task in places:
-            place = _Place(number, self.updates, dealt=task)
+        ahead, self.ahead = self.ahead, None
+        self._admitted, self._redrawn, self._drawn = ahead.admitted, ahead.redrawn, ahead.drawn
+        self._others = list(ahead.others)
+        self._dealt.update({step: Counter(tasks) for step, tasks in ahead.dealt.items()})
+        for number, dealt in ahead.places:
+            place = _Place(number, self.updates, dealt, recorded=dealt.number in ahead.recorded)
             self._places.append(place)
-            self._start(place, task)
+            self._start(place)
 
-    def _begin(self, place: _Place) -> None:
-        place.dealt = self._deal(self._step_of(place))
-        self._start(place, place.dealt)
-
-    def _start(self, place: _Place, dealt: Dealt) -> None:
-        self.players.start_soon(self._play, place, dealt, self.seed * 2**31 + self._step_of(place))
+    def _start(self, place: _Place) -> None:
+        self.players.start_soon(self._play, place, self.seed * 2**31 + self._step_of(place.number))
 
     def _deal(self, step: int) -> Dealt:
         task, options = self.sampler.deal()
-        first = self._dealt[step][task] * self.plan.size  # a task dealt twice gets other dice
+        first = self._dealt[step][task] * (self.plan.size + self.rollout.spare)  # a task dealt twice gets other dice
         self._dealt[step][task] += 1
-        return Dealt(task, options, first)
+        number, self._drawn = self._drawn, self._drawn + 1
+        return Dealt(task, options, first, number)
 
     def state(self) -> Ahead:
         """For a stream that goes on where this one is."""
-        places = [(place.number, place.dealt) for place in self._places if place.dealt is not None]
+        places = [(place.number, place.dealt) for place in self._places]
         dealt = {step: dict(tasks) for step, tasks in self._dealt.items()}
-        return Ahead(self._admitted, places, dealt, list(self._others), self._redrawn)
+        recorded = [place.dealt.number for place in self._places if place.recorded]
+        return Ahead(self._admitted, places, dealt, list(self._others), self._redrawn, self._drawn, recorded)
 
-    def _step_of(self, place: _Place) -> int:
-        return place.number // self.plan.tasks + 1
+    def _step_of(self, number: int) -> int:
+        return number // self.plan.tasks + 1
 
-    async def _play(self, place: _Place, dealt: Dealt, seed: int) -> None:
+    async def _play(self, place: _Place, seed: int) -> None:
         for _ in range(place.number % self.plan.tasks):
             await anyio.lowlevel.checkpoint()  # the engine begins with one group while the next is reset
-        task, options, first = dealt
-        group = await self.rollout.group(
+        task, options, first, _ = place.dealt
+        place.complete = await self.rollout.group(
             task, self.plan.size, seed=seed, first=first, options=options, watch=self.watch
         )
-        lost = self.plan.is_lost(group)
-        if (lost or (self.plan.dynamic and self.plan.is_flat(group))) and self._redrawn < self.plan.most_redrawn:
+        self._settle()
+
+    def _settle(self) -> None:
+        """Judge the groups that are complete, in the order of their draws."""
+        for place in sorted((p for p in self._places if p.group is None), key=lambda p: p.dealt.number):
+            if place.complete is not None:
+                self._judge(place, place.complete)
+            elif self.plan.ordered:
+                break
+
+    def _judge(self, place: _Place, group: Group) -> None:
+        """Record what came of a draw; keep the group to be learned from, or draw another task in its place."""
+        no_use = self.plan.is_lost(group) or (self.plan.dynamic and self.plan.is_flat(group))
+        resampled = no_use and self._redrawn < self.plan.most_redrawn
+        if not place.recorded:
+            self.sampler.record(_outcome(place.dealt, group, resampled))
+        if resampled:
             self._redrawn += 1
             self._others.append(group)
-            self._begin(place)
-            return
-        place.group = group
-        self._changed.set()
+            place.dealt, place.recorded, place.complete = self._deal(self._step_of(place.number)), False, None
+            self._start(place)
+        else:
+            place.recorded, place.complete, place.group = True, None, group
+            self._changed.set()
 
     def _ready(self) -> bool:
         """Whether there is a batch, and what is left can be learned from before it is too old.
@@ -240,9 +263,15 @@ async def streaming(
     What is still being played at the end is cancelled, and its environments closed.
     """
     async with together() as players:
-        ahead = ahead or Ahead(step * plan.tasks, (), {}, (), 0)
+        ahead = ahead or Ahead(step * plan.tasks, (), {}, (), 0, step * plan.tasks)
         yield Stream(rollout, sampler, plan, seed, watch, players, updates=step, ahead=ahead)
         players.cancel_scope.cancel()
+
+
+def _outcome(dealt: Dealt, group: Group, resampled: bool) -> Outcome:
+    rewards = tuple(t.reward for t in group.scored if t.reward is not None)
+    mean = fmean(rewards) if rewards else None
+    return Outcome(dealt.task, dealt.options, mean, rewards, number=dealt.number, resampled=resampled)
 
 
 def stale(groups: Sequence[Group], version: int) -> list[int]:

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from agentrl.errors import ContractError
-from agentrl.types import Group
 
 
 class Deal(NamedTuple):
@@ -17,6 +16,18 @@ class Deal(NamedTuple):
 
     task: int
     options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A group that was rolled out, whatever became of it: its draw, and what its episodes were worth."""
+
+    task: int
+    options: Mapping[str, Any]  # of this draw
+    reward: float | None  # the group's mean; None where nobody was scored
+    rewards: tuple[float, ...] = ()  # of the scored episodes
+    number: int = 0  # of the draw, counted from the run's first
+    resampled: bool = False  # another task was drawn in its place, and it is not trained
 
 
 @dataclass
@@ -46,8 +57,8 @@ class TaskSampler:
         (task,) = self.take(1)
         return Deal(task, {})
 
-    def record(self, group: Group) -> None:
-        """What came of a task: it changes nothing here."""
+    def record(self, outcome: Outcome) -> None:
+        """Hear what came of a draw: here it changes nothing."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: JSON."""

@@ -126,7 +126,8 @@ class Trainer:
 
     def streaming(self, step: int, ahead: Ahead | None) -> AbstractAsyncContextManager[Stream]:
         r = self.session.config.rollout
-        plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic)
+        exact = self.session.config.deterministic
+        plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic, ordered=exact)
         seed = self.session.config.seed
         watch = self.watcher.episode
         return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, ahead=ahead, watch=watch)

@@ -106,3 +106,9 @@ def test_the_names_are_those_that_the_learner_knows() -> None:
     assert get_args(AdvantageName) == (*advantage.ADVANTAGES, *credit.CREDITS)
     assert tuple(credit.CREDITS) == BY_TURN
     assert set(get_args(LearnerConfig.model_fields["optimizer"].annotation)) == OPTIMIZERS.keys()
+
+
+@pytest.mark.parametrize(("setting", "why"), [("max_staleness", "how old"), ("spare", "which episodes end last")])
+def test_what_hangs_on_the_clock_is_refused_where_the_run_is_to_be_the_same_each_time(setting: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"deterministic and rollout.{setting} do not go together: .*{why}"):
+        build(("test", {"env": "math-tools", "deterministic": True, "rollout": {setting: 1}}))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl import ContractError, UserError
 from agentrl.curriculum import CurriculumSampler, DifficultySampler, Outcome
 from agentrl.layers import build
-from agentrl.types import Group, Stop, Trajectory
+from agentrl.tasks import Deal
 
 
-def came(task: int, *rewards: float | None) -> Group:
-    return Group(task, tuple(Trajectory(task, (), (), Stop.TERMINATED, {"r": r}) for r in rewards))
+def came(deal: int | Deal, *rewards: float) -> Outcome:
+    task, options = (deal, {}) if isinstance(deal, int) else deal
+    return Outcome(task, options, fmean(rewards) if rewards else None, rewards)
 
 
 def test_tasks_that_teach_come_oftener_than_those_always_or_never_solved() -> None:
@@ -35,16 +39,48 @@ def test_tasks_that_teach_come_oftener_than_those_always_or_never_solved() -> No
 
 def test_a_task_that_becomes_easier_is_known_anew() -> None:
     sampler = DifficultySampler(2, 0)
-    for rewards in ([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [None, None]):
+    for rewards in ([0.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], []):
         sampler.record(came(0, *rewards))
-    assert sampler.passes[0] == pytest.approx(1 - 0.5**4)
+    solved = 1 - 0.5**4
+    assert sampler.known[0].mean == pytest.approx(solved)
+    assert sampler.known[0].spread ** 2 == pytest.approx(solved * (1 - solved))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 3), min_size=2, max_size=4)), max_size=30),
+    st.sampled_from([2.0**e for e in (-20, -3, 0, 4, 30)]),
+    st.sampled_from([-1024.0, -1.0, 0.0, 3.0, 4096.0]),
+)
+def test_what_is_drawn_hangs_neither_on_the_rewards_scale_nor_on_their_sign(
+    groups: list[tuple[int, list[int]]], scale: float, shift: float
+) -> None:
+    plain, other = DifficultySampler(5, 1), DifficultySampler(5, 1)
+    for task, rewards in groups:
+        plain.record(came(task, *map(float, rewards)))
+        other.record(came(task, *(scale * (r + shift) for r in rewards)))
+    assert [plain.deal() for _ in range(20)] == [other.deal() for _ in range(20)]
+
+
+def test_one_extreme_reward_does_not_hide_the_tasks_that_teach() -> None:
+    sampler = DifficultySampler(10, 0)
+    for task in range(9):
+        sampler.record(came(task, 0.0, 1.0) if task % 2 else came(task, 0.0, 0.0))
+    sampler.record(came(9, -1e6, 0.0))
+    dealt = Counter(sampler.deal().task for _ in range(600))
+    assert min(dealt[task] for task in (1, 3, 5, 7, 9)) > 3 * max(dealt[task] for task in (0, 2, 4, 6, 8))
+
+
+def test_a_group_equal_but_for_rounding_has_no_spread() -> None:
+    sampler = DifficultySampler(2, 0)
+    sampler.record(came(0, 0.1 + 0.2, 0.3))
+    assert sampler.known[0].spread == 0.0
 
 
 def test_the_state_goes_through_json_and_the_same_tasks_follow() -> None:
     for make in (lambda: DifficultySampler(7, 3), lambda: CurriculumSampler(7, 3, curriculum=harder)):
         one, other = make(), make()
         for _ in range(9):
-            one.record(came(one.deal().task, 0.0, 1.0, 1.0))
+            one.record(came(one.deal(), 0.0, 1.0, 1.0))
         other.load(json.loads(json.dumps(one.state())))
         assert [one.deal() for _ in range(20)] == [other.deal() for _ in range(20)]
 
@@ -58,11 +94,29 @@ def test_a_curriculum_sees_what_came_and_sets_the_options() -> None:
     sampler = CurriculumSampler(None, 0, curriculum=harder)
     first = sampler.deal()
     assert first.options == {"level": 1}
-    sampler.record(came(first.task, 1.0, 1.0))
+    sampler.record(came(first, 1.0, 1.0))
     second = sampler.deal()
     assert second.options == {"level": 2}
-    sampler.record(came(second.task, None, None))
-    assert sampler.history == [Outcome(first.task, {"level": 1}, 1.0), Outcome(second.task, {"level": 2}, None)]
+    sampler.record(came(second))
+    assert sampler.history == [
+        Outcome(first.task, {"level": 1}, 1.0, (1.0, 1.0)),
+        Outcome(second.task, {"level": 2}, None),
+    ]
+
+
+def test_a_task_drawn_twice_has_its_own_options_each_time_and_nothing_is_kept_of_those_never_heard_of() -> None:
+    """The first of two groups of one task used to take the second one's options, and the second none."""
+    sampler = CurriculumSampler(1, 0, curriculum=lambda history: {"level": len(history)})
+    first = sampler.deal()
+    sampler.record(came(first, 0.0))
+    second, third = sampler.deal(), sampler.deal()
+    for deal in (third, second):
+        sampler.record(came(deal, 1.0))
+    assert [o.options for o in sampler.history] == [{"level": 0}, {"level": 1}, {"level": 1}]
+    before = len(json.dumps(sampler.state()))
+    for _ in range(50):
+        sampler.deal()
+    assert len(json.dumps(sampler.state())) <= before + 1  # the cursor
 
 
 def test_mistakes_are_sentences() -> None:

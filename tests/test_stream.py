@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory, WorldFault
+from agentrl.curriculum import CurriculumSampler
 from agentrl.rollout import Rollout
 from agentrl.stream import Batch, Plan, Stream, stale, streaming
-from agentrl.tasks import TaskSampler
-from agentrl.testing import ByteRenderer, ScriptedEngine
-from agentrl.types import Group, Observation
+from agentrl.tasks import Outcome, TaskSampler
+from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
+from agentrl.types import Completion, Observation
 
 
 class Slow(Env):
@@ -104,7 +105,7 @@ def test_no_group_is_too_old_and_each_is_learned_from_once(
 
 async def test_while_the_learner_learns_others_play_or_nobody_does() -> None:
     for k in (0, 1):
-        play = rollout(seconds=lambda task: 0.4 * (task >= 4))
+        play = rollout(seconds=lambda task: 0.2 * (task // 4))  # later ones are still at it when a batch is there
         async with streaming(play, TaskSampler(None, 0), Plan(4, 2, k)) as stream:
             for step in range(3):
                 await stream.take()
@@ -159,8 +160,10 @@ async def test_flat_groups_are_played_anew_if_that_is_wanted_and_so_often_at_mos
     assert (len(first.others), len(first.groups), len(second.others)) == (7, 3, 7)
 
 
-async def test_a_task_dealt_twice_gets_other_dice() -> None:
+@pytest.mark.parametrize("spare", [0, 3])
+async def test_a_task_dealt_twice_gets_other_dice(spare: int) -> None:
     play = rollout(worth=lambda task: 0.0)
+    play.spare = spare
     seen: list[Any] = []
 
     class Dice(ScriptedEngine):
@@ -171,7 +174,10 @@ async def test_a_task_dealt_twice_gets_other_dice() -> None:
     play.engine = Dice(["a"])
     async with streaming(play, TaskSampler(1, 0), Plan(3, 2, redraw=2, dynamic=True)) as stream:
         await stream.take()
-    assert len(seen) == 2 * 2 * (3 + 2)
+    assert len(seen) >= 2 * 2 * (3 + 2)
+    assert len(set(seen)) == len(seen)
+    seen.clear()
+    await play.batch([0, 0, 0], 2)
     assert len(set(seen)) == len(seen)
 
 
@@ -195,17 +201,116 @@ async def test_what_is_being_played_at_the_end_is_cancelled() -> None:
     assert Slow.open == 0
 
 
-async def test_what_came_of_a_task_is_told_to_the_sampler() -> None:
-    told: list[Group] = []
+class Listening(TaskSampler):
+    """Keeps what it hears."""
 
-    class Listening(TaskSampler):
-        def record(self, group: Group) -> None:
-            told.append(group)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.heard: list[Outcome] = []
 
-    play = rollout()
-    async with streaming(play, Listening(None, 0), Plan(3, 2)) as stream:
-        batches = await learned(stream, play.engine, 2)
-    assert told == [g for b in batches for g in b.groups]
+    def record(self, outcome: Outcome) -> None:
+        self.heard.append(outcome)
+
+
+async def test_the_sampler_hears_of_every_group_once_also_of_those_that_are_resampled_or_lost() -> None:
+    worth = {0: 1.0, 1: 0.0}
+    play = rollout(worth=lambda task: lost_of(task) if task > 5 else worth.get(task, random.random()))
+    sampler = Listening(None, 0)
+    async with streaming(play, sampler, Plan(3, 4, dynamic=True, redraw=3)) as stream:
+        batches = await learned(stream, play.engine, 3)
+    assert sorted(o.number for o in sampler.heard) == list(range(len(sampler.heard)))
+    assert sorted(o.task for o in sampler.heard) == sorted(g.task for b in batches for g in [*b.groups, *b.others])
+    assert {o.task for o in sampler.heard if o.resampled} == {g.task for b in batches for g in b.others} >= {0, 1, 6}
+    heard = {o.task: o for o in sampler.heard}
+    assert (heard[0].rewards, heard[6].rewards, heard[6].reward) == ((1.0,) * 4, (), None)
+
+
+async def test_a_task_drawn_twice_is_heard_of_with_each_draw_s_options() -> None:
+    sampler = CurriculumSampler(1, 0, curriculum=lambda history: {"after": len(history)})
+    play = rollout(worth=lambda task: 0.0)
+    async with streaming(play, sampler, Plan(2, 2, dynamic=True, redraw=3)) as stream:
+        await stream.take()
+    assert sorted(o.number for o in sampler.history) == [0, 1, 2, 3, 4]
+    assert all(o.options == {"after": max(o.number - 1, 0)} for o in sampler.history)
+
+
+def deals(clock: list[float], dealt: list[Any], kills: Sequence[int] = ()) -> list[Any]:
+    """Play four steps of an ordered stream whose turns take what the clock says, killed after some steps.
+
+    Returns what each step learned from, with its dice, and what the sampler heard; ``dealt`` gets each draw.
+    """
+    ticks = iter(clock * 1000)
+
+    class Clock(ScriptedEngine):
+        async def generate(self, token_ids: Any, params: Any, *, session: str) -> Any:
+            await anyio.sleep(next(ticks))
+            ids = (*str(params.seed % 7).encode(), STOP)
+            return Completion(ids, (-0.5,) * 2, (0,) * 2, "stop")
+
+    def worth(trajectory: Trajectory) -> float:
+        if trajectory.task % 5 == 4:
+            raise WorldFault("gone", "the world is gone")
+        return float(any(int(m["content"]) == 0 for m in trajectory.messages if m["role"] == "assistant"))
+
+    def curriculum(history: Sequence[Outcome]) -> Mapping[str, Any]:
+        return {"heard": [(o.number, o.reward) for o in history[-3:]]}
+
+    play = Rollout(EnvSpec(Judged, judge=worth), Clock([""]), ByteRenderer())
+    plan = Plan(4, 3, redraw=6, dynamic=True, ordered=True)
+    ledger: list[Any] = []
+    saved: list[bytes] = [pickle.dumps((CurriculumSampler(7, 3).state(), None))]
+
+    async def go_on(steps: int) -> None:
+        sampler = CurriculumSampler(7, 3, curriculum=curriculum)
+        state, ahead = pickle.loads(saved[-1])
+        sampler.load(state)
+        async with streaming(play, sampler, plan, seed=5, step=len(ledger), ahead=ahead) as stream:
+            for _ in range(steps):
+                batch = await stream.take()
+                ledger.append(
+                    [[(g.task, [t.messages for t in g]) for g in some] for some in (batch.groups, batch.others)]
+                )
+                saved.append(pickle.dumps((sampler.state(), stream.state())))
+                stream.advance()
+            await anyio.sleep(0.002)  # the next step begins, and is lost
+        dealt[:] = [(o.number, o.task, o.options, o.rewards, o.resampled) for o in heard_of(saved[-1])]
+
+    for steps in [*kills, 4 - sum(kills)]:
+        anyio.run(go_on, steps)
+    return ledger
+
+
+def heard_of(saved: bytes) -> list[Outcome]:
+    sampler = CurriculumSampler(7, 3)
+    sampler.load(pickle.loads(saved)[0])
+    return sampler.history
+
+
+class Judged(Slow):
+    """Worth what a judge says of the episode."""
+
+    def __init__(self, judge: Any) -> None:
+        super().__init__()
+        self.judge = judge
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        return {"r": self.judge(trajectory)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.0005, 0.003]), min_size=3, max_size=11),
+    st.sampled_from([(), (1,), (2,), (1, 2), (3,), (1, 1, 1)]),
+)
+def test_in_order_the_same_tasks_are_drawn_whatever_the_clock_and_the_kills(
+    clock: list[float], kills: tuple[int, ...]
+) -> None:
+    plain: list[Any] = []
+    other: list[Any] = []
+    assert deals([0.0], plain) == deals(clock, other, kills)
+    assert plain == other
+    assert [number for number, *_ in plain] == list(range(len(plain)))
+    assert any(resampled for *_, resampled in plain)
 
 
 @settings(max_examples=40, deadline=None)
