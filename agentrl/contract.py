@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.env import Env
 from agentrl.errors import ContractError
-from agentrl.types import Message, Observation, Step, utf8
+from agentrl.types import Message, Observation, Step, Trajectory, utf8
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -64,14 +65,27 @@ def checked_step(found: Any, env: Env) -> Step:
     return step
 
 
-def checked_rewards(found: Any, env: Env) -> dict[str, float | None]:
-    name = f"{type(env).__name__}.score"
+def checked_rewards(found: Any, env: Env, method: str = "score") -> dict[str, float | None]:
+    name = f"{type(env).__name__}.{method}"
     if not isinstance(found, Mapping):
         raise ContractError(f"{name} must return a dict of named rewards; got {found!r:.120}")
     for part, value in found.items():
         if value is not None and not _is_number(value):
             raise ContractError(f"{name} returned {value!r:.80} for {part!r}; a reward is a finite number, or None")
     return {str(part): None if value is None else float(value) for part, value in found.items()}
+
+
+def checked_group(found: Any, trajectories: Sequence[Trajectory], env: Env) -> list[Trajectory]:
+    name = f"{type(env).__name__}.score_group"
+    same = isinstance(found, Sequence) and len(found) == len(trajectories)
+    if not same or any(
+        getattr(a, "segments", None) is not b.segments for a, b in zip(found, trajectories, strict=True)
+    ):
+        raise ContractError(
+            f"{name} must return the {len(trajectories)} trajectories that it was given, in their order, each "
+            f"trajectory.with_rewards({{...}}); got {found!r:.120}"
+        )
+    return [replace(t, rewards=checked_rewards(t.rewards, env, "score_group")) for t in found]
 
 
 def _is_number(value: Any) -> bool:

@@ -27,6 +27,9 @@ class Env:
 
     max_turns: int = 8
     reward_weights: Mapping[str, float] = {}
+    scores_groups: bool = False  # whether `score_group` is called, once all episodes of a group have ended
+    metrics: Mapping[str, float] = {}  # of the episode, logged beside its rewards: means in metrics.jsonl
+    extras: Mapping[str, Any] = {}  # of the episode, kept in its ``info``
     best_reward: float = 1.0  # of a perfect episode; `agentrl check env` measures by it
     shared: Any = None
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
@@ -56,6 +59,14 @@ class Env:
     async def score(self, trajectory: Trajectory) -> Mapping[str, float | None]:
         """Named rewards of the finished episode; ``None``: does not apply. By default the sum of the steps' rewards."""
         return {"reward": sum(trajectory.step_rewards)}
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Compare the episodes of a group; return them, each `Trajectory.with_rewards` of this comparison.
+
+        Called where ``scores_groups`` is true, after each member's own `score`, on the environment of the first, which
+        is closed by then. Members that the world failed are not among them. It is bounded as `score` is.
+        """
+        return trajectories
 
     def clone(self) -> Env:
         """A second environment in the same state, for rollouts that branch (``rollout.branches``)."""

@@ -237,7 +237,8 @@ class Episode:
             timings={**self.timings, "total": perf_counter() - self.started},
             calls=tuple(self.env.call_records) if self.env else (),
             fault=self.fault,
-            info=dict(self.info),
+            info={**self.info, **self.env.extras} if self.env else dict(self.info),
+            metrics=dict(self.env.metrics) if self.env else {},
         )
 
 

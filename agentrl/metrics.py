@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
+from agentrl.errors import ContractError
 from agentrl.types import CallRecord, Group, Trajectory
 
 Metrics = dict[str, float]
@@ -34,6 +35,19 @@ def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
         **_shares("stops", Counter(t.stop.value for t in fair), len(fair)),
         **{f"faults/{kind}": float(n) for kind, n in faults(everyone).items()},
     }
+
+
+def with_logged(values: Mapping[str, float], groups: Sequence[Group]) -> Metrics:
+    """Return a step's numbers and, beside them, the mean of each that rewards or environments logged.
+
+    Raises:
+        ContractError: one of those has the name of a number that is there already.
+    """
+    fair = [t for g in groups for t in g if t.fault is None]
+    logged = {name: fmean(t.metrics[name] for t in fair if name in t.metrics) for t in fair for name in t.metrics}
+    if taken := sorted(logged.keys() & values.keys()):
+        raise ContractError(f"log_metric({taken[0]!r}, ...): agentrl logs a number of that name itself; take another")
+    return {**values, **logged}
 
 
 def of_ages(ages: Sequence[int]) -> Metrics:

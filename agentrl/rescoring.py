@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -12,9 +12,11 @@ from agentrl.aside import together
 from agentrl.contract import checked_reset, checked_rewards, checked_step
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError, WorldFault
-from agentrl.rewards import Reward, called
+from agentrl.group_scoring import score_group
+from agentrl.reward_log import RewardLog
+from agentrl.rewards import Reward, call_rewards, is_per_episode
 from agentrl.stored import Place
-from agentrl.types import Message, Reply, ToolCall, Trajectory
+from agentrl.types import Fault, Message, Reply, ToolCall, Trajectory
 
 AT_ONCE = 32
 Rewards = Mapping[str, float | None]
@@ -33,7 +35,7 @@ class Rescored:
 
 async def rescored(
     spec: EnvSpec,
-    stored: Iterable[tuple[Place, Trajectory]],
+    groups: Iterable[Sequence[tuple[Place, Trajectory]]],
     functions: Mapping[str, Reward] | None = None,
     *,
     act: bool = False,
@@ -43,17 +45,21 @@ async def rescored(
 
     Args:
         spec: open.
+        groups: the episodes, those together that are compared with each other.
         functions: instead of the environment's ``score``; the episode's task is reset all the same, and what that tells
             in ``info`` is a column each.
         act: the replies are given to the environment again, tools and all: for one whose score is about the state it
             is in.
     """
-    left = iter((w, t) for w, t in stored if t.fault is None)
+    fair = ([(where, t) for where, t in group if t.fault is None] for group in groups)
+    left = iter([group for group in fair if group])
+    scoring = _Scoring(spec, functions, act, timeout_s)
     send, receive = anyio.create_memory_object_stream[Rescored](AT_ONCE)
 
     async def work() -> None:
-        for where, trajectory in left:
-            await send.send(await _one(spec, where, trajectory, functions, act, timeout_s))
+        for group in left:
+            for one in await scoring.of_group(group):
+                await send.send(one)
 
     async def all_of_it() -> None:
         async with send, together() as workers:
@@ -67,35 +73,82 @@ async def rescored(
                 yield found
 
 
-async def _one(
-    spec: EnvSpec,
-    where: Place,
-    before: Trajectory,
-    functions: Mapping[str, Reward] | None,
-    act: bool,
-    timeout_s: float,
-) -> Rescored:
-    env = spec.make()
-    try:
-        with anyio.fail_after(timeout_s):
-            found = await env.reset(seed=before.task, options={"split": where.split})
-            _, info = checked_reset(found, env)
-            if act:
-                await _act(env, before)
-            parts = await env.score(before) if functions is None else await _called(functions, before, info)
-        rewards = checked_rewards(parts, env)
-    except UserError:
-        raise
-    except Exception as error:  # around an episode
-        kind = error.kind if isinstance(error, WorldFault) else type(error).__name__
-        return Rescored(where, before, None, None, f"{kind}: {error}")
-    finally:
-        with anyio.CancelScope(shield=True):
-            await env.close()
-            await env.close_tools()
-    weights = env.reward_weights if functions is None else {}
-    known = [weights.get(n, 1.0) * r for n, r in rewards.items() if r is not None]
-    return Rescored(where, before, rewards, sum(known) if known else None)
+@dataclass(frozen=True)
+class _Scoring:
+    """How the episodes of a run are scored anew."""
+
+    spec: EnvSpec
+    functions: Mapping[str, Reward] | None
+    act: bool
+    timeout_s: float
+
+    async def of_group(self, group: Sequence[tuple[Place, Trajectory]]) -> list[Rescored]:
+        """Score each member by itself, then those that could be scored together."""
+        members: list[tuple[Env | None, Trajectory]] = [(None, t) for _, t in group]
+
+        async def one(number: int) -> None:
+            members[number] = await self._of_episode(*group[number])
+
+        async with together() as episodes:
+            for number in range(len(group)):
+                episodes.start_soon(one, number)
+        if (env := next((e for e, t in members if e is not None and t.fault is None), None)) is not None:
+            after = await self._together(env, [t for _, t in members])
+        else:
+            after = [t for _, t in members]
+        return [_found(where, before, t) for (where, before), t in zip(group, after, strict=True)]
+
+    async def _of_episode(self, where: Place, before: Trajectory) -> tuple[Env | None, Trajectory]:
+        """The environment, closed, and the episode with its new rewards; or with the fault that there was instead."""
+        env = self.spec.make()
+        bare = replace(before, rewards={}, metrics={}, weights=env.reward_weights if self.functions is None else {})
+        try:
+            with anyio.fail_after(self.timeout_s):
+                found = await env.reset(seed=before.task, options={"split": where.split})
+                _, info = checked_reset(found, env)
+                if self.act:
+                    await _act(env, before)
+                if self.functions is not None:
+                    own = {name: f for name, f in self.functions.items() if is_per_episode(f)}
+                    return env, (await _scored(own, [replace(bare, info=info)]))[0]
+                return env, bare.with_rewards(checked_rewards(await env.score(before), env))
+        except UserError:
+            raise
+        except Exception as error:  # around an episode
+            kind = error.kind if isinstance(error, WorldFault) else type(error).__name__
+            return env, replace(bare, fault=Fault(kind, str(error)))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await env.close()
+                await env.close_tools()
+
+    async def _together(self, env: Env, members: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        if self.functions is not None:
+            env = _Compared({name: f for name, f in self.functions.items() if not is_per_episode(f)})
+        return await score_group(env, members, self.timeout_s) if env.scores_groups else members
+
+
+class _Compared(Env):
+    """An environment that scores by reward functions alone, all of a group at once."""
+
+    def __init__(self, functions: Mapping[str, Reward]) -> None:
+        self.functions, self.scores_groups = functions, bool(functions)
+
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        return await _scored(self.functions, trajectories)
+
+
+async def _scored(functions: Mapping[str, Reward], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    if not functions:
+        return list(trajectories)
+    rewards = await call_rewards(functions, _columns(trajectories), RewardLog(len(trajectories)))
+    return [t.with_rewards(own) for t, own in zip(trajectories, rewards, strict=True)]
+
+
+def _found(where: Place, before: Trajectory, after: Trajectory) -> Rescored:
+    if after.fault is not None:
+        return Rescored(where, before, None, None, f"{after.fault.kind}: {after.fault.message}")
+    return Rescored(where, before, after.rewards, after.reward)
 
 
 async def _act(env: Env, before: Trajectory) -> None:
@@ -115,10 +168,15 @@ def reply_of(message: Message) -> Reply:
     return Reply(message["content"], tuple(calls))
 
 
-async def _called(functions: Mapping[str, Reward], before: Trajectory, info: Mapping[str, Any]) -> Rewards:
-    first = next((i for i, m in enumerate(before.messages) if m["role"] == "assistant"), len(before.messages))
-    columns: dict[str, Any] = {name: [value] for name, value in info.items()}
-    columns["prompts"] = [list(before.messages[:first])]
-    columns["completions"] = [list(before.messages[first:])]
-    columns["completion_ids"] = [[t for s in before.segments if s.author == "model" for t in s.token_ids]]
-    return {name: await called(name, function, columns) for name, function in functions.items()}
+def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
+    names = {name for t in trajectories for name in t.info}
+    columns: dict[str, list[Any]] = {name: [t.info.get(name) for t in trajectories] for name in sorted(names)}
+    split = [
+        next((i for i, m in enumerate(t.messages) if m["role"] == "assistant"), len(t.messages)) for t in trajectories
+    ]
+    columns["prompts"] = [list(t.messages[:at]) for t, at in zip(trajectories, split, strict=True)]
+    columns["completions"] = [list(t.messages[at:]) for t, at in zip(trajectories, split, strict=True)]
+    columns["completion_ids"] = [
+        [i for s in t.segments if s.author == "model" for i in s.token_ids] for t in trajectories
+    ]
+    return columns

@@ -37,6 +37,8 @@ class RewardModel:
         max_length: tokens of a text; the first ones are left out of a longer one. The model's limit by default.
     """
 
+    per_episode = True  # it gathers texts by itself
+
     def __init__(
         self, model: Any, tokenizer: Any = None, *, batch_size: int = 32, max_length: int | None = None
     ) -> None:

@@ -19,9 +19,10 @@ from agentrl.admission import Admission
 from agentrl.aside import together
 from agentrl.config import RolloutConfig
 from agentrl.engine import Engine
-from agentrl.env import EnvSpec
+from agentrl.env import Env, EnvSpec
 from agentrl.episode import METHODS, Branching, Episode, Limits, mixed
 from agentrl.errors import ConfigError, UserError, WorldFault
+from agentrl.group_scoring import score_group
 from agentrl.renderer import Renderer
 from agentrl.types import (
     Fault,
@@ -53,6 +54,7 @@ class Rollout:
     spare: int = 0  # episodes that a group begins beyond its size; whoever has not ended when it is full is cancelled
     turns: int = 0  # that have ended, of all episodes
     playing: set[Episode] = field(default_factory=set)
+    comparing: list[tuple[str, float]] = field(default_factory=list)  # groups that are being scored, since when
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine.capacity)
@@ -69,7 +71,8 @@ class Rollout:
     def waits(self) -> list[Wait]:
         """Who waits on what now: one for each episode that is being played."""
         now = perf_counter()
-        return [Wait(play.waits_on(), now - play.since) for play in self.playing]
+        waits = [Wait(play.waits_on(), now - play.since) for play in self.playing]
+        return waits + [Wait(method, now - since) for method, since in self.comparing]
 
     async def batch(self, tasks: Sequence[int], size: int, *, seed: int = 0, watch: Watch | None = None) -> list[Group]:
         """Play ``size`` episodes of every task, all at once; the groups in the order of the tasks.
@@ -114,11 +117,12 @@ class Rollout:
             UserError: the environment, a tool or a reward broke its contract.
         """
         played: dict[int, Trajectory] = {}
+        envs: dict[int, Env | None] = {}
 
-        def ended(member: int, trajectory: Trajectory) -> None:
+        def ended(member: int, play: Episode, trajectory: Trajectory) -> None:
             if len(played) < size:
-                played[member] = trajectory
-                if watch is not None:
+                played[member], envs[member] = trajectory, play.env
+                if watch is not None and not _waits_for_group(play.env, trajectory):
                     watch(trajectory)
             if len(played) == size:
                 players.cancel_scope.cancel()  # whoever was begun to spare
@@ -128,15 +132,15 @@ class Rollout:
 
         async def alone(member: int) -> None:
             async with self.admission.place():
-                trajectory = await self._played(begun(member))
-            ended(member, trajectory)
+                trajectory = await self._played(play := begun(member))
+            ended(member, play, trajectory)
 
         async def tree(root: int, members: Sequence[int]) -> None:
             trunk = begun(root)
             async with self.admission.place():
                 early = await self._played(trunk, until=until(len(members)))
             if early is not None:
-                ended(root, early)  # before it could branch: the others are episodes of their own
+                ended(root, trunk, early)  # before it could branch: the others are episodes of their own
                 for member in members:
                     players.start_soon(alone, member)
                 return
@@ -148,7 +152,7 @@ class Rollout:
             return Branching(self.branching.turn, 1 + others) if self.branching and others else None
 
         async def branch(member: int, play: Episode) -> None:
-            ended(member, await self._played(play))
+            ended(member, play, await self._played(play))
 
         everyone = range(size + self.spare)
         width = self.branching.branches if self.branching else 1
@@ -158,7 +162,27 @@ class Rollout:
                     players.start_soon(alone, root)
                 else:
                     players.start_soon(tree, root, everyone[root + 1 : root + width])
-        return Group(task, tuple(played[m] for m in sorted(played)))
+        members = sorted(played)
+        return Group(task, tuple(await self._compared([(envs[m], played[m]) for m in members], watch)))
+
+    async def _compared(
+        self, members: Sequence[tuple[Env | None, Trajectory]], watch: Watch | None = None
+    ) -> list[Trajectory]:
+        """Score the members together where their environment does that, and tell whoever watches of those."""
+        trajectories = [t for _, t in members]
+        env = next((env for env, t in members if env is not None and _waits_for_group(env, t)), None)
+        if env is None:
+            return trajectories
+        comparing = (f"{type(env).__name__}.score_group", perf_counter())
+        self.comparing.append(comparing)
+        try:
+            scored = await score_group(env, trajectories, self.limits.turn_timeout_s)
+        finally:
+            self.comparing.remove(comparing)
+        for member, trajectory in zip(members, scored, strict=True):
+            if watch is not None and _waits_for_group(*member):
+                watch(trajectory)
+        return scored
 
     async def episode(self, task: int, *, seed: int = 0) -> Trajectory:
         """Play one episode to its end and score it. The world's failures are in ``Trajectory.fault``, never raised.
@@ -166,7 +190,8 @@ class Rollout:
         Raises:
             UserError: the environment or a tool broke its contract.
         """
-        return await self._played(Episode(self, task, seed, {}))
+        trajectory = await self._played(play := Episode(self, task, seed, {}))
+        return (await self._compared([(play.env, trajectory)]))[0]
 
     @overload
     async def _played(self, play: Episode) -> Trajectory: ...
@@ -197,6 +222,11 @@ class Rollout:
                 self.playing.discard(play)
                 await play.close()
         return None if branched else play.trajectory()
+
+
+def _waits_for_group(env: Env | None, trajectory: Trajectory) -> bool:
+    """Return True if an episode is not scored until its group is."""
+    return env is not None and env.scores_groups and trajectory.fault is None
 
 
 def check_deadlines(spec: EnvSpec, turn_timeout_s: float) -> None:

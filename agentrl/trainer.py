@@ -39,6 +39,7 @@ from agentrl.session import Session
 from agentrl.stream import Ahead, Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.tracking import Tracking
+from agentrl.trainer_state import TrainerState, set_trainer_state
 from agentrl.types import Group, Message, Trajectory
 from agentrl.waits import Wait
 from agentrl.watching import Watcher
@@ -85,6 +86,7 @@ class Trainer:
         self.alarms = Alarms(tools=bool(env.tool_list))
         self.diagnosis = Diagnosis(dict(env.reward_weights))
         self.measuring: Rollout | None = None
+        self._tell_rewards(self.at)
 
     @property
     def turns(self) -> int:
@@ -150,6 +152,7 @@ class Trainer:
         ages = [age // config.learner.updates for age in stale(kept, self.learner.version)]
         learned = await to_thread.run_sync(partial(self.learner.update, samples(members)))
         updated = perf_counter()
+        self._tell_rewards(step)
         await engine.update_weights(self.session.policy.model, self.learner.version)
         if not config.deterministic:
             stream.advance()
@@ -169,6 +172,7 @@ class Trainer:
         }
         await to_thread.run_sync(self._write, step, groups, [t for t, _ in members])
         values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
+        values = metrics.with_logged(values, groups)
         self._count(values)
         self.run.log({"step": step, **values})
         self.trackers.log(step, values)
@@ -219,6 +223,13 @@ class Trainer:
             "model_dir": str(self.run.folder / "model"),
             "metrics": str(self.run.folder / "metrics.jsonl"),
         }
+
+    def _tell_rewards(self, step: int) -> None:
+        """Let reward functions know, from here on, of so many updates."""
+        config = self.session.config
+        count = self.session.spec.make().count("train")
+        epoch = step * config.rollout.tasks / count if count else 0.0
+        set_trainer_state(TrainerState(step, config.steps, epoch, config.run.save_every, config.eval.every))
 
     def _check_alive(self, groups: Sequence[Group]) -> None:
         if not any(g.scored for g in groups):

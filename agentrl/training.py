@@ -103,7 +103,7 @@ async def _train(
         trackers = watched.enter_context(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said, begun)
         )
-        training = Trainer(session, run, watcher, curriculum, ranks, trackers)
+        training = Trainer(session, run, watcher, curriculum, ranks, trackers, at=begun)
         watched.enter_context(blocking_told(training.say))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, training.say))
         await watched.enter_async_context(told_on_signal(training, watcher))

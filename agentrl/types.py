@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
@@ -147,7 +147,8 @@ class CallRecord:
 class Trajectory:
     """One episode: a row of segments, and what it was worth.
 
-    ``rewards`` holds named parts (``None``: does not apply), ``reward`` their weighted sum.
+    ``rewards`` holds named parts (``None``: does not apply), ``reward`` their weighted sum. ``metrics`` holds numbers
+    that are logged beside them and are worth nothing.
     ``timings`` holds seconds by stage: ``reset``, ``render``, ``generate``, ``tools``, ``score``, ``total``.
     """
 
@@ -162,6 +163,11 @@ class Trajectory:
     calls: tuple[CallRecord, ...] = ()
     fault: Fault | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def with_rewards(self, rewards: Mapping[str, float | None]) -> Trajectory:
+        """Return this episode with more rewards, or others of the same names."""
+        return replace(self, rewards={**self.rewards, **rewards})
 
     @property
     def token_ids(self) -> list[int]:

@@ -65,7 +65,7 @@ async def test_the_last_tenth_is_held_out() -> None:
 async def test_what_a_reward_function_is_given() -> None:
     given: list[dict[str, Any]] = []
 
-    def look(**columns: Any) -> list[float]:
+    def look(trainer_state: Any, log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
         given.append(columns)
         return [1.0]
 

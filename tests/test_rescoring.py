@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl import EnvSpec, ToolEnv, Trajectory, UserError, cli, stored, tool
+from agentrl.cli.rescore import _groups
 from agentrl.replay import Replay, replayed
 from agentrl.rescoring import Rescored, rescored
-from agentrl.rewards import functions
+from agentrl.rewards import functions, per_episode
 from agentrl.rollout import Rollout
 from agentrl.run import create
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.types import Fault, Observation, Segment, Stop
+from agentrl.types import Fault, Group, Observation, Segment, Stop
 
 asked: list[str] = []
 
@@ -65,8 +67,6 @@ def run(tmp_path: Path) -> Path:
     good, _ = anyio.run(lambda: play(call("add", n=1), call("add", n=1), "done"))
     bad, _ = anyio.run(lambda: play("no", task=3))
     lost = Trajectory(4, (Segment("prompt", (1,)),), (), Stop.FAULT, fault=Fault("gone", "it is"))
-    from agentrl.types import Group
-
     made = create(str(tmp_path / "r"), "x", f'[env]\nname = "{Path(__file__).as_posix()}:Counter"\n')
     made.write_trajectories(3, [Group(2, (good, bad, lost))], [(0.5, -0.5, 0.0)])
     made.close()
@@ -130,7 +130,7 @@ def scored(run: Path, rewards: Any = None, act: bool = False) -> list[Rescored]:
             for n, r in enumerate(stored.rows(run / "trajectories" / "train-000003.parquet"))
         ]
         async with EnvSpec(Counter).open() as spec:
-            found = [r async for r in rescored(spec, episodes, rewards, act=act)]
+            found = [r async for r in rescored(spec, [[e] for e in episodes], rewards, act=act)]
         return sorted(found, key=lambda r: r.where)
 
     return anyio.run(main)
@@ -219,3 +219,31 @@ def test_an_environment_that_changed_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     monkeypatch.setattr(Counter, "goal", 0)
     assert anyio.run(lambda: again(before)).differs.startswith("the same tokens, but other rewards")
+
+
+def count(completions: list[Any], log_metric: Any, **_: Any) -> list[float]:
+    log_metric("members", len(completions))
+    return [float(len(completions))] * len(completions)
+
+
+@per_episode
+def own(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(completions))] * len(completions)
+
+
+@pytest.mark.parametrize(("split", "together"), [("train", [2, 2, 3, 3, 3, 1]), ("test", [1] * 6)])
+def test_groups_are_compared_anew_as_they_were_trained(tmp_path: Path, split: str, together: list[int]) -> None:
+    """A task dealt twice is two groups; the episodes of an evaluation are compared with none."""
+    good, _ = anyio.run(lambda: play("done"))
+    lost = Trajectory(2, (Segment("prompt", (1,)),), (), Stop.FAULT, fault=Fault("gone", "it is"))
+    made = create(str(tmp_path / "r"), "x", "")
+    groups = [Group(2, (good, lost, good)), Group(2, (good,) * 3), Group(3, (replace(good, task=3),))]
+    made.write_trajectories(3, groups, [[0.0] * len(g.trajectories) for g in groups], split)
+    made.close()
+
+    async def main() -> list[Rescored]:
+        async with EnvSpec(Counter).open() as spec:
+            found = rescored(spec, _groups(stored.files(tmp_path / "r")), functions([count, own]))
+            return sorted([r async for r in found], key=lambda r: r.where)
+
+    assert [r.rewards for r in anyio.run(main)] == [{"own": 1.0, "count": float(n)} for n in together]

@@ -94,10 +94,19 @@ def _functions(config: TrainConfig, rewards: str | None) -> tuple[TrainConfig, M
     return config, functions(names)
 
 
-def _episodes(files: Sequence[tuple[str, int, Path]]) -> Iterator[tuple[Place, Trajectory]]:
+def _groups(files: Sequence[tuple[str, int, Path]]) -> Iterator[list[tuple[Place, Trajectory]]]:
+    """The episodes of a training's group together, in which members count up; those of an evaluation one by one."""
     for split, step, path in files:
+        group: list[tuple[Place, Trajectory]] = []
+        before = -1
         for number, row in enumerate(stored.rows(path)):
-            yield Place(split, step, number), stored.trajectory(row)
+            if group and (split != "train" or row["task"] != group[0][1].task or row["member"] <= before):
+                yield group
+                group = []
+            group.append((Place(split, step, number), stored.trajectory(row)))
+            before = row["member"]
+        if group:
+            yield group
 
 
 async def _all(
@@ -111,7 +120,7 @@ async def _all(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("scoring", total=None)
         async with spec.open():
-            async for one in rescored(spec, _episodes(files), used, act=act):
+            async for one in rescored(spec, _groups(files), used, act=act):
                 found.append(one)
                 progress.advance(bar)
     return sorted(found, key=lambda r: (r.where.split != "train", r.where))

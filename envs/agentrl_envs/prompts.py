@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
 
 from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError
 from agentrl.errors import nearest
-from agentrl.rewards import Reward, called, functions
+from agentrl.reward_log import RewardLog
+from agentrl.rewards import Reward, call_rewards, functions, is_per_episode
 from agentrl.types import Message, Observation
 from agentrl_envs import dataset
 from agentrl_envs.rewards import gated, soft_overlong_punishment
@@ -21,7 +24,8 @@ class Prompts(Env):
 
     Args:
         data: a .jsonl or .parquet file, a Hugging Face dataset's name (``name:config``), a ``Dataset``, or rows.
-        rewards: functions ``f(prompts, completions, **columns) -> list[float | None]``, sync or async; or names:
+        rewards: functions ``f(prompts, completions, **columns) -> list[float | None]``, sync or async, called once a
+            group, or once an episode where marked `agentrl.rewards.per_episode`; or names:
             those of docs/rewards.md, ``module:function``, or ``reward-model:FOLDER_OR_NAME``, a sequence classifier; or
             such a model, loaded, or a ``RewardModel``.
         reward_weights: one weight a reward; 1 by default.
@@ -51,6 +55,9 @@ class Prompts(Env):
     ) -> None:
         self.prompt_column, self.system_prompt = prompt_column, system_prompt
         self.functions = functions(rewards, reward_settings)
+        self.own = {name: f for name, f in self.functions.items() if is_per_episode(f)}
+        self.compared = {name: f for name, f in self.functions.items() if name not in self.own}
+        self.scores_groups = bool(self.compared)
         if gate is not None and gate not in self.functions:
             raise ContractError(f"env.gate {gate!r} is none of the rewards{nearest(gate, self.functions)}")
         self.gate, self.gate_at_least = gate, gate_at_least
@@ -109,17 +116,43 @@ class Prompts(Env):
         return Step([], 0.0, True, False, {})
 
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
-        chat = not isinstance(self.prompt, str)
-        text = trajectory.messages[-1]["content"]
-        completion: Any = [{"role": "assistant", "content": text}] if chat else text
-        ids = [t for s in trajectory.segments if s.author == "model" for t in s.token_ids]
-        columns = {name: [value] for name, value in self.row.items()}
-        columns |= {"prompts": [self.prompt], "completions": [completion], "completion_ids": [ids]}
-        parts = {name: await called(name, f, columns | self._lengths(f)) for name, f in self.functions.items()}
-        return parts if self.gate is None else gated(parts, self.gate, self.gate_at_least)
+        (scored,) = await self._scored([trajectory], self.own)
+        self.metrics, self.extras = scored.metrics, scored.info
+        return dict(scored.rewards) if self.scores_groups else self._gated(scored.rewards)
 
-    def _lengths(self, function: Reward) -> dict[str, int]:
-        return self.lengths if function is soft_overlong_punishment else {}
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        scored = await self._scored(trajectories, self.compared)
+        return [t.with_rewards(self._gated({n: t.rewards[n] for n in self.functions})) for t in scored]
+
+    async def _scored(
+        self, trajectories: Sequence[Trajectory], functions: Mapping[str, Reward]
+    ) -> Sequence[Trajectory]:
+        """Call each function once for all of them; return them with its rewards and with what it logged."""
+        if not functions:
+            return trajectories
+        size, log = len(trajectories), RewardLog(len(trajectories))
+        columns: dict[str, list[Any]] = {name: [value] * size for name, value in self.row.items()}
+        columns["prompts"] = [self.prompt] * size
+        columns["completions"] = [self._completion(t) for t in trajectories]
+        columns["completion_ids"] = [
+            [i for s in t.segments if s.author == "model" for i in s.token_ids] for t in trajectories
+        ]
+        bound = {name: self._with_lengths(function) for name, function in functions.items()}
+        rewards = await call_rewards(bound, columns, log)
+        return [
+            replace(t.with_rewards(own), metrics={**t.metrics, **log.metrics}, info={**t.info, **log.extras_of(number)})
+            for number, (t, own) in enumerate(zip(trajectories, rewards, strict=True))
+        ]
+
+    def _completion(self, trajectory: Trajectory) -> Any:
+        text = trajectory.messages[-1]["content"]
+        return text if isinstance(self.prompt, str) else [{"role": "assistant", "content": text}]
+
+    def _gated(self, parts: Mapping[str, float | None]) -> dict[str, float | None]:
+        return dict(parts) if self.gate is None else gated(parts, self.gate, self.gate_at_least)
+
+    def _with_lengths(self, function: Reward) -> Reward:
+        return partial(function, **self.lengths) if function is soft_overlong_punishment else function
 
 
 class _Slice(Sequence[dataset.Row]):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl import ContractError
+from agentrl.rewards import per_episode
 from agentrl.types import Message, final_text, without_thoughts
 
 Completion = str | Sequence[Message]
@@ -45,6 +46,7 @@ def _number(text: str) -> Decimal | None:
     return number
 
 
+@per_episode
 def accuracy(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""1.0 where the last ``\boxed{}`` equals the ``solution`` column; ``None`` where a row has no solution.
 
@@ -61,6 +63,7 @@ def _accuracy(text: str, solution: Any) -> float | None:
     return float(answer is not None and same(answer, wanted))
 
 
+@per_episode
 def exact(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """1.0 where the text, without its thoughts and outer spaces, is the ``solution`` column; ``None`` without one."""
     said = [without_thoughts(text_of(c)).strip() for c in completions]
@@ -80,6 +83,7 @@ class Regex:
     """
 
     __name__ = "regex"
+    per_episode = True
 
     def __init__(self, pattern: str | None = None, whole: bool = False) -> None:
         self.pattern, self.whole = pattern, whole

@@ -58,6 +58,7 @@ class Judge:
     """
 
     __name__ = "judge"
+    per_episode = True
 
     def __init__(
         self,

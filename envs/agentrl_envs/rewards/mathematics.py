@@ -16,6 +16,7 @@ import anyio.lowlevel
 
 from agentrl import UserError
 from agentrl.processes import WorkerEnded, call_in_process
+from agentrl.rewards import per_episode
 from agentrl.types import without_thoughts
 from agentrl_envs.rewards.answers import Completion, boxed, same, text_of
 
@@ -24,6 +25,7 @@ START_S = 30.0  # the first one imports sympy
 MAX_CHARS = 1_000  # of an answer that is looked at
 
 
+@per_episode
 async def math(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""1.0 where the last ``\boxed{}`` is worth as much as the column ``solution``: ``1/2`` is ``0.5``.
 

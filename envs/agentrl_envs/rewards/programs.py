@@ -79,6 +79,7 @@ class Code:
     """
 
     __name__ = "code"
+    per_episode = True
 
     def __init__(
         self,

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl import ContractError
+from agentrl.rewards import per_episode
 from agentrl_envs.rewards.answers import Completion, text_of
 
 
+@per_episode
 def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
     """1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each tag once."""
     return [float(_thinks(text_of(c))) for c in completions]
@@ -19,6 +21,7 @@ def _thinks(text: str) -> bool:
     return not before.strip() and len(after) == 1 and after[0].count("</think>") == 1
 
 
+@per_episode
 def soft_overlong_punishment(
     completion_ids: Sequence[Sequence[int]], max_completion_len: int = 512, soft_punish_cache: int = 128, **_: Any
 ) -> list[float]:
@@ -38,6 +41,7 @@ class Repetition:
     """
 
     __name__ = "repetition"
+    per_episode = True
 
     def __init__(self, ngram: int = 4, penalty: float = 1.0) -> None:
         if ngram < 1 or penalty < 0:
@@ -62,6 +66,7 @@ class Length:
     """
 
     __name__ = "length"
+    per_episode = True
 
     def __init__(self, free: int = 256, most: int = 512, penalty: float = 1.0) -> None:
         if not 0 <= free < most or penalty < 0:
