@@ -39,6 +39,8 @@ class Tool:
         process: a sync function runs in a process of its own, which ends with its deadline: for what computes long, or
             cannot be interrupted. It must be in a module that can be imported, and its arguments and result picklable.
         max_chars: a longer result is cut, and says so.
+        writes: whether a call may change what is outside of the episode (``None``: not known). ``agentrl check`` does
+            not call one that does, unless it is named in ``--allow-writes``; an MCP server is told.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Tool:
     breaker: int | None = 32
     rest_s: float = 10.0
     process: bool = False
+    writes: bool | None = None
 
     def __post_init__(self) -> None:
         if self.breaker is not None and self.breaker < 1:
@@ -187,6 +190,7 @@ def tool(
     breaker: int | None = ...,
     rest_s: float = ...,
     process: bool = ...,
+    writes: bool | None = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool | Callable[..., Tool]:
     """Make a tool of a function: ``@tool`` or ``@tool(timeout_s=5)``.

@@ -11,6 +11,7 @@ import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 server = MCPServer("tricks")
@@ -22,7 +23,7 @@ class Point(BaseModel):
     y: int = 0
 
 
-@server.tool()
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def add(a: int, b: Annotated[int, Field(ge=0, description="at least 0")] = 0) -> int:
     """Add two numbers."""
     return a + b

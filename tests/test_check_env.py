@@ -61,10 +61,10 @@ class Sound(ToolEnv):
 
 
 def found(cls: type[Env], *, tasks: int = 4, **settings: Any) -> dict[str, list[Finding]]:
-    """Everything but what is fine, by its name."""
+    """Everything but what is fine, or was not tried, by its name."""
     by_name: dict[str, list[Finding]] = {}
     for finding in check_env(EnvSpec(cls, **settings), tasks=tasks):
-        if finding.verdict != "ok":
+        if finding.verdict not in ("ok", "skip"):
             by_name.setdefault(finding.what, []).append(finding)
     return by_name
 
@@ -432,13 +432,124 @@ async def test_in_a_notebook() -> None:
     assert not failures(check_env(Sound, tasks=1))
 
 
-def test_on_a_terminal_it_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_findings_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-m", "agentrl", "check", "env", f"{__name__}:Unsorted", "--tasks", "2"]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
     terminal = pexpect.spawn(sys.executable, words, encoding="utf-8", timeout=60, dimensions=(60, 100))
-    terminal.expect("what was found")
+    terminal.expect("ok.*same-seed")  # each finding as it comes
     terminal.expect("fail.*same-seed-elsewhere.*reset")
     terminal.expect("1 failed")
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 1
+
+
+def test_a_reset_that_raises_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "env", f"{__name__}:Broken"]) == 1
+    out = capsys.readouterr()
+    assert "Broken.reset of task 0 raised KeyError: 'no such column'" in out.out
+    assert "0 ok, 0 to look at, 1 failed" in out.out
+    assert "Traceback" not in out.out + out.err
+
+
+class Broken(Sound):
+    async def reset(self, *, seed: int, options: Options = None) -> Start:
+        raise KeyError("no such column")
+
+
+def test_a_reset_that_raises_for_some_seeds_is_a_finding_and_no_traceback() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            if seed % 2:
+                raise KeyError("no such column")
+            self.worth = {"this": 5}
+            return self.ask("What is this worth?"), {}
+
+    said = [f.why for f in found(Mine)["survives"]]
+    assert any("KeyError" in why for why in said), said
+
+
+def test_tasks_that_begin_alike_and_hide_other_answers_are_other_tasks() -> None:
+    class Mine(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            rng = drawn(seed, options)
+            self.worth = {rng.choice("ab"): rng.randint(1000, 9999)}
+            return self.ask(f"What is {next(iter(self.worth))} worth?"), {}
+
+    findings = check_env(Mine, tasks=4)
+    (said,) = [f for f in findings if f.what == "splits-apart"]
+    assert said.verdict == "ok", said
+    assert "begin with the same words and hide something else" in said.why
+
+
+def test_what_was_not_shown_is_skipped_and_not_ok() -> None:
+    class Bare(Env):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            return [{"role": "user", "content": f"Say {seed}."}], {}
+
+        async def step(self, reply: Reply) -> Step:
+            return Step("", 0.0, True, False, {})
+
+        async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+            return {"said": 0.0}
+
+        def count(self, split: str) -> int:
+            return 1
+
+    verdicts = {f.what: f.verdict for f in check_env(Bare, tasks=4)}
+    assert verdicts["seed-used"] == verdicts["tools"] == verdicts["deadlines"] == "skip"
+    assert verdicts["same-seed-elsewhere"] == "skip"  # a class inside of a function
+
+
+def test_what_does_not_fit_into_the_budget_is_skipped_and_said() -> None:
+    class Slow(Sound):
+        async def reset(self, *, seed: int, options: Options = None) -> Start:
+            await anyio.sleep(0.4)
+            return await super().reset(seed=seed, options=options)
+
+    told: list[str] = []
+    findings = check_env(Slow, tasks=8, budget_s=1.5, on_finding=lambda f: told.append(f.what))
+    skipped = {f.what: f.why for f in findings if f.verdict == "skip"}
+    assert told == [f.what for f in findings]
+    assert skipped["begins"] == "stopped: the budget of 1.5 s was spent; raise budget_s"
+    assert skipped["same-seed"] == "not tried: the budget of 1.5 s was spent; raise budget_s"
+    assert "survives" in skipped
+    assert not failures(findings)
+
+
+def test_policies_call_no_tool_that_writes_unless_it_is_named() -> None:
+    _seen.clear()
+    verdicts = {f.what: f for f in check_env(Ordering, tasks=2)}
+    assert _seen == []
+    assert "tool 'order' was not called" in verdicts["writes"].why
+    check_env(Ordering, tasks=2, allow_writes=["order"])
+    assert _seen
+    _seen.clear()
+    with pytest.raises(UserError, match="allow_writes: there is no tool 'odrer'; did you mean 'order'"):
+        check_env(Ordering, tasks=2, allow_writes=["odrer"])
+
+
+class Ordering(Sound):
+    @tool(writes=True)
+    async def order(self, word: str) -> str:
+        """Order something.
+
+        Args:
+            word: one of the words.
+        """
+        _seen.append(1)
+        return "ordered"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget_s", "0"], "--budget_s is a number of seconds from 1 on, not 0"),
+        (["--tasks", "1.5"], "--tasks is a whole number from 1 on, not 1.5"),
+        (["--budget", "9"], "budget: agentrl check takes no such setting; did you mean 'budget_s'"),
+        (["--allow-writes", "order"], "allow_writes: there is no tool 'order'"),
+    ],
+)
+def test_wrong_words_are_sentences(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "env", "math-tools", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -45,10 +45,10 @@ class Notes(Toolset):
 
 
 def found(given: Any, **settings: Any) -> dict[str, list[Finding]]:
-    """Everything but what is fine, by its name."""
+    """Everything but what is fine, or was not tried, by its name."""
     by_name: dict[str, list[Finding]] = {}
     for finding in check_tool(given, tasks=2, **settings):
-        if finding.verdict != "ok":
+        if finding.verdict not in ("ok", "skip"):
             by_name.setdefault(finding.what, []).append(finding)
     return by_name
 
@@ -254,3 +254,82 @@ def test_wrong_names_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
         check_tool("calculater")
     assert isinstance(Notes(), Toolset)
     assert not isinstance(Notes(), Tool)
+
+
+def test_a_tool_that_only_refuses_has_shown_nothing() -> None:
+    @tool
+    async def locked(key: str) -> str:
+        """Open a door.
+
+        Args:
+            key: the right key.
+        """
+        raise ToolError("a wrong key")
+
+    (said,) = [f.why for f in check_tool(locked, tasks=2) if (f.what, f.verdict) == ("good-arguments", "skip")]
+    assert "nothing was shown: tool 'locked' refused all 16 calls, the first with 'a wrong key'" in said
+
+
+def test_a_tool_is_sent_what_a_model_could_send() -> None:
+    got: list[str] = []
+
+    @tool
+    async def keep(word: str) -> str:
+        """Keep a word.
+
+        Args:
+            word: any.
+        """
+        got.append(word)
+        return "kept"
+
+    check_tool(keep, tasks=2)
+    assert max(map(len, got)) <= 10_000
+    for word in got:
+        word.encode("utf-8")  # no half of a surrogate pair
+
+
+def test_bad_calls_are_made_one_after_another_so_that_the_right_one_is_blamed() -> None:
+    running: list[str] = []
+
+    @tool
+    async def fragile(word: str) -> str:
+        """Break on long words.
+
+        Args:
+            word: such as "hello".
+        """
+        running.append(word)
+        await anyio.sleep(0.001)
+        alone = len(running) == 1
+        running.remove(word)
+        if len(word) > 1000:
+            raise RuntimeError(f"broke alone: {alone}")
+        return word
+
+    assert "broke alone: True" in only(fragile, "bad-arguments")
+
+
+def test_a_tool_that_writes_is_called_only_if_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _log.clear()
+    words = ["check", "tool", f"{__name__}:publish", "--tasks", "2"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert _log == []
+    assert "skip writes" in out
+    assert "it may change what is outside of the episode; where that is fine, --allow-writes publish" in out
+    assert "ok   good-arguments" not in out
+    main([*words, "--allow-writes", "publish"])
+    assert _log
+    _log.clear()
+
+
+@tool(writes=True)
+async def publish(text: str) -> str:
+    """Publish a text.
+
+    Args:
+        text: such as "hello".
+    """
+    _log.append(text)
+    return "published"

@@ -18,6 +18,7 @@ import pytest
 from agentrl_tools.mcp import Mcp
 
 from agentrl import ContractError, EnvSpec, Tool, ToolEnv, ToolError, UserError, WorldFault
+from agentrl.cli import main
 from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.toolset import named
@@ -114,6 +115,17 @@ async def test_wrong_arguments_are_told_one_by_one() -> None:
             assert words in str(raised.value)
 
 
+def test_a_check_calls_only_what_the_server_says_is_read_only(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "tool", f"mcp:{COMMAND}", "--tool.mcp.only", '["add", "hold"]', "--tasks", "2"]
+    main(words)
+    out = capsys.readouterr().out
+    assert "skip writes               tool 'hold' was not called" in out
+    assert "ok   good-arguments       tool 'add' answered 16 calls" in out
+    assert "tool 'hold' answered" not in out
+    main([*words, "--allow-writes", "hold"])
+    assert "tool 'hold' answered 16 calls" in capsys.readouterr().out
+
+
 async def test_names_may_be_chosen_and_prefixed() -> None:
     async with using(only=["add", "pid"], prefix="my_") as tools:
         assert list(tools) == ["my_add", "my_pid"]
@@ -149,7 +161,7 @@ async def test_a_command_is_given_only_the_variables_that_are_named(monkeypatch:
 )
 async def test_a_server_that_cannot_be_started_is_a_sentence(server: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        async with using(server, start_timeout_s=2.0):
+        async with using(server, start_timeout_s=2 if "--mute" in server else 60.0):
             pass
 
 
@@ -310,7 +322,7 @@ async def test_an_episode_whose_own_server_died_is_over() -> None:
 
 
 async def test_an_episode_that_finds_no_free_server_says_so() -> None:
-    toolset = Mcp(COMMAND, per_episode=True, sessions=1, timeout_s=3.0)
+    toolset = Mcp(COMMAND, per_episode=True, sessions=1, timeout_s=6.0)
     async with toolset.open() as shared:
         one, two = toolset.of_episode(shared), toolset.of_episode(shared)
         assert await one.tool_list[0](a=1) == "1"

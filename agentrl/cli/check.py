@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +16,7 @@ from agentrl.cli import settings
 from agentrl.cli.inert import inert
 from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError, nearest
-from agentrl.inspection import Finding, check_env, check_tool, failures
+from agentrl.inspection import Finding, check_env, check_tool
 from agentrl.layers import build, read_overrides
 
 HELP = """usage: agentrl check {env,tool,model} NAME [--SETTING VALUE ...]
@@ -24,13 +28,27 @@ HELP = """usage: agentrl check {env,tool,model} NAME [--SETTING VALUE ...]
   agentrl check model Qwen/Qwen3-0.6B             whether its chat template can be followed, token by token:
                                                   [--chat_template FILE]
 
-  --tasks N        how many seeds, or episodes, are looked at [8]
-  --tools NAMES    more tools for an environment; --tool.NAME.SETTING VALUE sets one
+  --tasks N            how many seeds, or episodes, are looked at [8]
+  --budget_s SECONDS   of all checks together; what does not fit is skipped, and said [60]
+  --allow-writes NAMES tools that may be called though they may change what is outside of the episode: those with
+                       @tool(writes=True), and those of an MCP server without its readOnlyHint
+  --tools NAMES        more tools for an environment; --tool.NAME.SETTING VALUE sets one
 
-The status is 0 where all is well or there are warnings only, and 1 where something failed.
+Findings are printed as they come: ok, warn, fail, or skip where nothing was shown. The status is 1 where something
+failed, and 0 otherwise.
 """
-HEEDED = {"tasks", "env", "tools", "tool"}
-STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+BUDGET_S = 60.0
+OWN = ("tasks", "budget_s", "allow-writes")
+HEEDED = {*OWN, "env", "tools", "tool"}
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+
+
+class Asked(NamedTuple):
+    """The words of a command line, but for the settings."""
+
+    tasks: int = 8
+    budget_s: float = BUDGET_S
+    allow_writes: Sequence[str] = ()
 
 
 def main(words: Sequence[str]) -> int:
@@ -45,28 +63,37 @@ def main(words: Sequence[str]) -> int:
 
 
 def _env(name: str, words: Sequence[str]) -> int:
-    config, tasks = _config(name, words)
-    return _show(name, check_env(settings.spec_of(config), tasks=tasks))
+    config, asked = _config(name, words)
+    return _show(name, partial(check_env, settings.spec_of(config)), asked)
 
 
 def _tool(name: str, words: Sequence[str]) -> int:
-    config, tasks = _config("none", words)
+    config, asked = _config("none", words)
     short = name.partition(":")[0]
     for other in config.tool.keys() - {short}:
         raise ConfigError(f"tool.{other}: {name!r} is what is checked{nearest(other, [short])}")
-    return _show(name, check_tool(name, settings=config.tool.get(short), tasks=tasks))
+    return _show(name, partial(check_tool, name, settings=config.tool.get(short)), asked)
 
 
-def _config(env: str, words: Sequence[str]) -> tuple[TrainConfig, int]:
-    """What the words set, and how many tasks."""
+def _config(env: str, words: Sequence[str]) -> tuple[TrainConfig, Asked]:
+    """Read the words: the settings of the environment and tools, and the command's own."""
     source, given = read_overrides(words)
     for name in given.keys() - HEEDED:
         raise ConfigError(f"{name}: agentrl check takes no such setting{nearest(name, HEEDED)}")
-    tasks = given.get("tasks", 8)
-    if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
-        raise ConfigError(f"--tasks is a whole number from 1 on, not {tasks!r}")
-    own = {k: v for k, v in given.items() if k != "tasks"}
-    return build((source, {**own, "env": {**given.get("env", {}), "name": env}})), tasks
+    asked = Asked(*(_read_own(name, given[name]) if name in given else d for name, d in zip(OWN, Asked(), strict=True)))
+    own = {k: v for k, v in given.items() if k not in OWN}
+    return build((source, {**own, "env": {**given.get("env", {}), "name": env}})), asked
+
+
+def _read_own(name: str, value: Any) -> Any:
+    """One of the command's own words, checked."""
+    if name == "allow-writes":
+        return value if isinstance(value, list) else str(value).split(",")
+    kind = int if name == "tasks" else (int, float)
+    if not isinstance(value, kind) or isinstance(value, bool) or value < 1:
+        whole = "a whole number" if name == "tasks" else "a number of seconds"
+        raise ConfigError(f"--{name} is {whole} from 1 on, not {value!r}")
+    return value
 
 
 def _model(name: str, words: Sequence[str]) -> int:
@@ -81,17 +108,27 @@ def _model(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _show(name: str, findings: list[Finding]) -> int:
-    """A table on a terminal, lines elsewhere."""
+def _show(name: str, check: Callable[..., list[Finding]], asked: Asked) -> int:
+    """Print findings as they come: coloured on a terminal, lines elsewhere."""
     console = Console()
-    failed, warned = len(failures(findings)), sum(f.verdict == "warn" for f in findings)
-    if console.is_terminal:
-        table = Table("", "check", "what was found", box=None, header_style="bold")
-        for f in findings:
-            table.add_row(Text(f.verdict, style=STYLES[f.verdict]), f.what, Text(inert(f.why)))
-        console.print(table)
-    else:
-        for f in findings:
-            print(f"{f.verdict:<5}{f.what:<20} {inert(f.why)}")
-    print(f"\n{name}: {len(findings) - failed - warned} ok, {warned} to look at, {failed} failed")
-    return 1 if failed else 0
+    with console.status("") if console.is_terminal else nullcontext() as status:
+        findings = check(
+            **asked._asdict(),
+            on_finding=partial(_print, console),
+            on_check=(lambda what: status.update(what)) if status is not None else None,
+        )
+    counts = Counter(f.verdict for f in findings)
+    skipped = f", {counts['skip']} skipped" if counts["skip"] else ""
+    print(f"\n{name}: {counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed{skipped}")
+    return 1 if counts["fail"] else 0
+
+
+def _print(console: Console, f: Finding) -> None:
+    if not console.is_terminal:
+        print(f"{f.verdict:<5}{f.what:<20} {inert(f.why)}", flush=True)
+        return
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=4)
+    row.add_column(width=19)
+    row.add_row(Text(f.verdict, style=STYLES[f.verdict]), f.what, Text(inert(f.why)))
+    console.print(row)

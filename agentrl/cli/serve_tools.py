@@ -123,11 +123,11 @@ def server_of(tools: dict[str, Tool]) -> Server[Any]:
     from mcp.server import Server
 
     async def listed(_context: Any, _params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(
-            tools=[
-                types.Tool(name=t.name, description=t.description, input_schema=t.parameters) for t in tools.values()
-            ]
-        )
+        return types.ListToolsResult(tools=[described(t) for t in tools.values()])
+
+    def described(t: Tool) -> types.Tool:
+        hints = None if t.writes is None else types.ToolAnnotations(read_only_hint=not t.writes)
+        return types.Tool(name=t.name, description=t.description, input_schema=t.parameters, annotations=hints)
 
     async def call(_context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
         if asked.name not in tools:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 
 from agentrl.env import EnvSpec
-from agentrl.inspection.finding import Finding, fail, ok, warn
+from agentrl.inspection.finding import Finding, fail, ok, skip, warn
 from agentrl.inspection.held import grown, held, told
 from agentrl.inspection.plays import Plays, difference
 from agentrl.inspection.policies import calls
@@ -31,6 +31,8 @@ async def courses(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
                 return [
                     fail(name, f"task {task}, alone and {where}, differs in {apart}; keep an episode's own on self")
                 ]
+    if all(t is None or t.fault is not None for t in alone):
+        return [skip(name, "nothing was shown: each of the episodes ended in a fault")]
     return [ok(name, f"{len(tasks)} episodes came to the same alone, again, beside and after others")]
 
 

@@ -1,11 +1,11 @@
-"""What an inspection says: a verdict, the check's name, and a sentence with the way out."""
+"""A finding of an inspection: a verdict, the check's name, and a sentence with the way out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["ok", "warn", "fail"]
+Verdict = Literal["ok", "warn", "fail", "skip"]  # skip: nothing was shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ def warn(what: str, why: str) -> Finding:
 
 def fail(what: str, why: str) -> Finding:
     return Finding("fail", what, why)
+
+
+def skip(what: str, why: str) -> Finding:
+    return Finding("skip", what, why)
 
 
 def failures(findings: list[Finding]) -> list[Finding]:

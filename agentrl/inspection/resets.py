@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from agentrl.inspection import elsewhere
-from agentrl.inspection.finding import Finding, fail, ok, warn
+from agentrl.inspection.apart import tried
+from agentrl.inspection.finding import Finding, fail, ok, skip, warn
 from agentrl.inspection.plays import Plays, course, global_dice
 from agentrl.inspection.policies import IDLE, calls
 
@@ -26,6 +27,16 @@ BESIDE = (
     "keep what belongs to an episode on self, and nothing of it on the class or the module",
 )
 AFTER = ("after other episodes had been played", BESIDE[1])
+
+
+async def begins(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
+    """Return a finding if no task begins at all: what ``reset`` raised."""
+    await plays.openings(tasks)
+    raised = [t.fault for t in plays.played if t.fault is not None and t.fault.kind == "env_reset"]
+    if len(raised) < len(tasks) or not raised:
+        return []
+    lines = raised[0].message.strip().splitlines()
+    return [fail("begins", f"{lines[0].removesuffix(': Traceback (most recent call last):')} raised {lines[-1]:.300}")]
 
 
 async def repeats(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
@@ -47,7 +58,7 @@ async def repeats_elsewhere(plays: Plays, tasks: Sequence[int]) -> list[Finding]
     name = "same-seed-elsewhere"
     if (asked := elsewhere.question(plays.spec, tasks)) is None:
         why = "another process cannot make it: its class is inside a function or script, or a setting is an object"
-        return [ok(name, f"not tried: {why}")]
+        return [skip(name, f"not tried: {why}")]
     here = await plays.openings(tasks)
     found = await elsewhere.openings(asked)
     if isinstance(found, str):
@@ -71,7 +82,7 @@ async def seeds_used(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     """Other seeds are other tasks."""
     name = "seed-used"
     if len(tasks) < 2:
-        return [ok(name, "there is one task only")]
+        return [skip(name, "not to be seen: there is one task only")]
     starts = set(await plays.openings(tasks))
     if len(starts) > 1:
         return [ok(name, f"{len(tasks)} seeds gave {len(starts)} different tasks")]
@@ -85,15 +96,16 @@ async def seeds_used(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
     ]
 
 
-async def _hidden(plays: Plays, task: int) -> str:
-    """What an environment keeps to itself after a reset."""
+async def _hidden(plays: Plays, task: int, split: str = "train") -> str:
+    """Return what an environment keeps to itself after a reset, as text to compare."""
     env = plays.spec.make()
     try:
-        await env.reset(seed=task, options={"split": "train"})
-        return re.sub(r"0x[0-9a-f]+", "", repr(sorted(vars(env).items(), key=lambda item: item[0])))
+        raised = await tried(lambda: env.reset(seed=task, options={"split": split}))
+        own = repr(sorted(vars(env).items(), key=lambda item: item[0])) if raised is None else raised
+        return re.sub(r"0x[0-9a-f]+", "", own)
     finally:
-        await env.close()
-        await env.close_tools()
+        await tried(env.close)
+        await tried(env.close_tools)
 
 
 async def splits_apart(plays: Plays, train: Sequence[int], test: Sequence[int]) -> list[Finding]:
@@ -102,11 +114,13 @@ async def splits_apart(plays: Plays, train: Sequence[int], test: Sequence[int]) 
     trained = dict(zip(await plays.openings(train, together=True), train, strict=True))
     tested = dict(zip(await plays.openings(test, together=True, split="test"), test, strict=True))
     if len(trained) == 1 and len(train) > 1:
-        return [ok(name, "not to be seen: every task begins with the same words")]
-    common = trained.keys() & tested.keys()
+        return [skip(name, "not to be seen: every task begins with the same words")]
+    alike = sorted((trained.keys() & tested.keys()) - {"a fault", "a broken contract"}, key=tested.__getitem__)
+    common = [o for o in alike if await _hidden(plays, trained[o]) == await _hidden(plays, tested[o], "test")]
     if not common:
-        return [ok(name, f"none of {len(test)} test tasks is one of {len(train)} train tasks")]
-    shared = min(common, key=lambda o: tested[o])
+        said = f"; {len(alike)} begin with the same words and hide something else" if alike else ""
+        return [ok(name, f"none of {len(test)} test tasks is one of {len(train)} train tasks{said}")]
+    shared = common[0]
     return [
         fail(
             name,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from agentrl.inspection.finding import Finding, fail, ok, warn
+from agentrl.inspection.finding import Finding, fail, ok, skip, warn
 from agentrl.tool import Tool
 
 MAX_TOKENS = 600  # of a tool's schema
@@ -17,7 +17,9 @@ def told(tools: Sequence[Tool]) -> list[Finding]:
     """Names, descriptions and lengths of the tools."""
     found = [f for t in tools for f in _of(t)]
     said = ", ".join(f"{t.name} (about {_tokens(t)} tokens)" for t in tools)
-    return found or [ok("tools", f"each is described, and its arguments: {said}" if tools else "there are none")]
+    if not tools:
+        return [skip("tools", "there are none")]
+    return found or [ok("tools", f"each is described, and its arguments: {said}")]
 
 
 def _tokens(tool: Tool) -> int:

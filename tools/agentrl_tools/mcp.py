@@ -176,6 +176,7 @@ class Server:
             timeout_s=s.timeout_s,
             retries=s.retries,
             limit=s.limit,
+            writes=listed.annotations is None or not listed.annotations.read_only_hint,
         )
 
 
