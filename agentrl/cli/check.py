@@ -80,9 +80,9 @@ def _config(env: str, words: Sequence[str]) -> tuple[TrainConfig, Asked]:
     source, given = read_overrides(words)
     for name in given.keys() - HEEDED:
         raise ConfigError(f"{name}: agentrl check takes no such setting{nearest(name, HEEDED)}")
-    asked = Asked(*(_read_own(name, given[name]) if name in given else d for name, d in zip(OWN, Asked(), strict=True)))
+    read = {name.replace("-", "_"): _read_own(name, given[name]) for name in OWN if name in given}
     own = {k: v for k, v in given.items() if k not in OWN}
-    return build((source, {**own, "env": {**given.get("env", {}), "name": env}})), asked
+    return build((source, {**own, "env": {**given.get("env", {}), "name": env}})), Asked(**read)
 
 
 def _read_own(name: str, value: Any) -> Any:
