@@ -132,7 +132,7 @@ class LearnerConfig(Section):
     epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
     epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; cispo's cap, 5.0 by default there")
     delta: float | None = Field(None, gt=1, description="cap of the ratio where the advantage is negative")
-    beta: float = Field(0.0, ge=0, description="of the KL term to the reference, a copy of the first policy")
+    beta: float = Field(0.0, ge=0, description="of the KL term to the reference, the policy as the run began")
     kl_ratio: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
     ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference is the policy again")
     correction: CorrectionName = Field("token_truncate", description="of p_learner / p_engine outside its bounds")
@@ -263,12 +263,6 @@ class TrainConfig(Section):
             raise ValueError(
                 "deterministic and rollout.spare do not go together: which episodes end last is up to time"
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _one_reference(self) -> TrainConfig:
-        if self.lora.rank is not None and self.learner.ref_sync_steps is not None:
-            raise ValueError("learner.ref_sync_steps: with an adapter the reference is the model without it, always")
         return self
 
     @pydantic.field_validator("env", mode="before")

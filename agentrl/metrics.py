@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 
+from agentrl.credit import Credit
 from agentrl.errors import ContractError
+from agentrl.spread import is_flat
 from agentrl.types import CallRecord, Group, Trajectory
 
 Metrics = dict[str, float]
@@ -21,7 +23,7 @@ def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
     fair = [t for t in everyone if t.fault is None]
     kept = [g for g in groups if len(g.scored) >= min_group]
     spreads = [_std([t.reward for t in g.scored if t.reward is not None]) for g in kept]
-    flat = sum(s == 0.0 for s in spreads)
+    flat = sum(is_flat(g.trajectories) for g in kept)
     return {
         **_rewards(fair),
         "reward_std": fmean(spreads) if spreads else 0.0,
@@ -48,6 +50,13 @@ def with_logged(values: Mapping[str, float], groups: Sequence[Group]) -> Metrics
     if taken := sorted(logged.keys() & values.keys()):
         raise ContractError(f"log_metric({taken[0]!r}, ...): agentrl logs a number of that name itself; take another")
     return {**values, **logged}
+
+
+def of_credit(credit: Credit) -> Metrics:
+    """Count a step's episodes by outcome (``episodes/trained``, ``episodes/zero_advantage``, ...: they sum to all that
+    were rolled out for it), and the groups that it learned from."""
+    counts = {f"episodes/{outcome.replace(' ', '_')}": float(n) for outcome, n in credit.counts().items()}
+    return {**counts, "groups/kept": float(len(credit.learned))}
 
 
 def of_ages(ages: Sequence[int]) -> Metrics:

@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.credit import Credit, EpisodeCredit
 from agentrl.errors import UserError
 from agentrl.folder import Lock, put, reason, writing
-from agentrl.types import Group, Trajectory, Worth, utf8
+from agentrl.types import Trajectory, utf8
 
-SCHEMA_VERSION = "2"  # 1 had no weights and no learner_logprobs
+SCHEMA_VERSION = "3"  # 2 had no credit and no weight; 1 no weights and no learner_logprobs either
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
 _SEGMENT = pa.struct(
     [
@@ -52,8 +52,10 @@ SCHEMA = pa.schema(
         ("rewards", _NAMED),
         ("weights", _NAMED),  # of the parts; 1.0 for one that is not named
         ("step_rewards", pa.list_(pa.float64())),
-        ("advantage", pa.float64()),  # the mean of the turns' where each has its own
+        ("credit", pa.string()),  # trained, or why not: agentrl.credit
+        ("advantage", pa.float64()),  # the mean of the turns' where each has its own; null: it has none
         ("advantages", pa.list_(pa.float64())),  # one a turn
+        ("weight", pa.float64()),  # of each of its trained tokens in the loss; null: it is in no denominator
         ("stop", pa.string()),
         ("fault", pa.string()),  # its kind
         ("fault_message", pa.string()),
@@ -90,26 +92,20 @@ class Run:
             lines.write(json.dumps(line) + "\n")
 
     def write_trajectories(
-        self,
-        step: int,
-        groups: Sequence[Group],
-        advantages: Sequence[Sequence[Worth]],
-        split: str = "train",
-        learned: Sequence[Sequence[Learned]] = (),
+        self, step: int, credit: Credit, split: str = "train", learned: Sequence[Sequence[Learned]] = ()
     ) -> None:
-        """One file.
+        """Write a step's episodes, one file.
 
         Args:
-            advantages: one for each member of each group, or one for each of its turns.
-            learned: likewise the learner's logprobs of the sampled tokens, before the update; None where it was not
-                trained. By default none was.
+            credit: of each episode, as it was learned from.
+            learned: for each member of each group the learner's logprobs of its sampled tokens, before the update; None
+                where it did not go through the learner. By default none did.
         """
+        own = learned or [[None] * len(entries) for entries in credit.entries]
         rows = [
-            _row(step, split, member, trajectory, advantage, logprobs)
-            for group, own, its in zip(
-                groups, advantages, learned or [[None] * len(o) for o in advantages], strict=True
-            )
-            for member, (trajectory, advantage, logprobs) in enumerate(zip(group, own, its, strict=True))
+            _row(step, split, member, entry, logprobs)
+            for entries, its in zip(credit.entries, own, strict=True)
+            for member, (entry, logprobs) in enumerate(zip(entries, its, strict=True))
         ]
         target = self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
         with writing(self.folder), put(target) as aside:
@@ -270,11 +266,8 @@ def _point_last(path: Path) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _row(
-    step: int, split: str, member: int, trajectory: Trajectory, advantage: Worth, learned: Learned
-) -> dict[str, Any]:
-    t = trajectory
-    by_turn = list(advantage) if isinstance(advantage, tuple) else [advantage] * t.turns
+def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: Learned) -> dict[str, Any]:
+    t = entry.trajectory
     return {
         "step": step,
         "split": split,
@@ -284,8 +277,10 @@ def _row(
         "rewards": _named(t.rewards.items()),
         "weights": _named(t.weights.items()),
         "step_rewards": list(t.step_rewards),
-        "advantage": fmean(by_turn) if by_turn else 0.0,
-        "advantages": by_turn,
+        "credit": entry.outcome,
+        "advantage": entry.mean_advantage,
+        "advantages": entry.by_turn(),
+        "weight": entry.weight,
         "stop": t.stop.value,
         "fault": t.fault.kind if t.fault else None,
         "fault_message": utf8(t.fault.message) if t.fault else None,

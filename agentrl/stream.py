@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 
 from agentrl.aside import together
 from agentrl.rollout import Rollout, Watch
+from agentrl.spread import is_flat
 from agentrl.tasks import Deal, Outcome
 from agentrl.types import Group
 
@@ -68,7 +69,7 @@ class Plan:
         return len(group.scored) < self.min_group
 
     def is_flat(self, group: Group) -> bool:
-        return len({t.reward for t in group.scored}) < 2
+        return is_flat(group.trajectories)
 
 
 class Dealt(NamedTuple):

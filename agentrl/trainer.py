@@ -18,6 +18,7 @@ from anyio import to_thread
 from agentrl import checkpoint, metrics
 from agentrl.alarms import Alarms
 from agentrl.config import LearnerConfig, TrainConfig
+from agentrl.credit import Credit, Rule, assign_credit, hold_out
 from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
 from agentrl.diagnosis import Diagnosis
 from agentrl.engine import Sleeper
@@ -26,17 +27,17 @@ from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.folder import reason
 from agentrl.learner.advantage import ADVANTAGES
-from agentrl.learner.credit import CREDITS
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.objective import Objective
 from agentrl.learner.optimizers import make_optimizers
-from agentrl.learner.packing import Advantage, chosen, samples
 from agentrl.learner.ranks import Ranks
+from agentrl.learner.reduction import REDUCTIONS
+from agentrl.learner.turn_advantage import CREDITS
 from agentrl.policy import Policy
 from agentrl.rollout import Rollout
 from agentrl.run import Run
 from agentrl.session import Session
-from agentrl.stream import Ahead, Plan, Stream, stale, streaming
+from agentrl.stream import Ahead, Batch, Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
 from agentrl.tracking import Tracking
 from agentrl.trainer_state import TrainerState, set_trainer_state
@@ -78,7 +79,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config = self.session.config
         self.learner = made_learner(config, self.session.spec, self.session.policy, self.ranks)
-        self.advantage = advantage_of(config.learner)
+        self.rule = advantage_of(config.learner)
         self.rollout = self.session.rollout("train")
         self.busy = self.session.engine.meter.busy_s
         env = self.session.spec.make()
@@ -145,12 +146,11 @@ class Trainer:
         self._tell(step, self.alarms.look(groups))
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
-        kept = [g for g in taken.groups if len(g.scored) >= config.rollout.min_group]
-        members = chosen(kept, self.advantage, frozenset(config.learner.mask_stops))
+        credit = self._assign_credit(taken)
         self.watcher.phase("learn", 0)
         self.learner.set_lr(_lr_share(step, config))
-        ages = [age // config.learner.updates for age in stale(kept, self.learner.version)]
-        learned = await to_thread.run_sync(partial(self.learner.update, samples(members)))
+        ages = [age // config.learner.updates for age in stale(credit.learned, self.learner.version)]
+        learned = await to_thread.run_sync(partial(self.learner.update, credit.samples(), credit.weights()))
         updated = perf_counter()
         self._tell_rewards(step)
         await engine.update_weights(self.session.policy.model, self.learner.version)
@@ -159,6 +159,7 @@ class Trainer:
         busy, self.busy = engine.meter.busy_s - self.busy, engine.meter.busy_s
         values = {
             **metrics.of_groups(groups, config.rollout.min_group),
+            **metrics.of_credit(credit),
             **metrics.of_ages(ages),
             "groups/redrawn": float(len(taken.others)),
             **learned,
@@ -170,7 +171,7 @@ class Trainer:
             "time/learn": updated - rolled,
             "time/sync": perf_counter() - updated,
         }
-        await to_thread.run_sync(self._write, step, groups, [t for t, _ in members])
+        await to_thread.run_sync(self._write, step, credit)
         values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
         values = metrics.with_logged(values, groups)
         self._count(values)
@@ -192,7 +193,7 @@ class Trainer:
         self.run.log({"step": step, **values})
         self.trackers.log(step, values)
         groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
-        await to_thread.run_sync(self.run.write_trajectories, step, groups, [(0.0, 0.0)] * len(groups), "test")
+        await to_thread.run_sync(self.run.write_trajectories, step, hold_out(groups), "test")
         self.watcher.measured(step, sampled, greedy)
         self.busy = self.session.engine.meter.busy_s
         return Comparison(sampled, greedy, played)
@@ -236,11 +237,23 @@ class Trainer:
             played = [t for g in groups for t in g]
             raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
 
-    def _write(self, step: int, groups: Sequence[Group], trained: Sequence[Trajectory]) -> None:
-        advantages = self.advantage([list(g) for g in groups])
-        logprobs = {id(t): old.tolist() for t, old in zip(trained, self.learner.old, strict=True)}
-        learned = [[logprobs.get(id(t)) for t in g] for g in groups]
-        self.run.write_trajectories(step, groups, advantages, learned=learned)
+    def _assign_credit(self, taken: Batch) -> Credit:
+        """Make the step's ledger: all that is said of its episodes from here on is read from it."""
+        c = self.session.config.learner
+        return assign_credit(
+            taken.groups,
+            self.rule,
+            reduce=lambda lengths: REDUCTIONS[c.loss](lengths, self.learner.settings.longest),
+            mask_stops=frozenset(c.mask_stops),
+            min_group=self.session.config.rollout.min_group,
+            resampled=taken.others,
+        )
+
+    def _write(self, step: int, credit: Credit) -> None:
+        old = iter(self.learner.old)
+        rows = [[next(old, None) if e.weight is not None else None for e in own] for own in credit.entries]
+        learned = [[None if values is None else values.tolist() for values in own] for own in rows]
+        self.run.write_trajectories(step, credit, learned=learned)
 
     def say(self, text: str) -> None:
         """To whoever watches, and whoever looks later."""
@@ -296,7 +309,7 @@ def made_learner(config: TrainConfig, spec: EnvSpec, policy: Policy, ranks: Rank
     return Learner(model, optimizers, loss, ranks)
 
 
-def advantage_of(c: LearnerConfig) -> Advantage:
+def advantage_of(c: LearnerConfig) -> Rule:
     """The function that the settings name, with what they say of it."""
     if c.advantage in ADVANTAGES:
         return ADVANTAGES[c.advantage]

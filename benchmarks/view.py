@@ -36,6 +36,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from playwright.sync_api import sync_playwright
 
+from agentrl.credit import assign_credit
+from agentrl.learner.advantage import grpo
 from agentrl.metrics import of_groups
 from agentrl.run import Run
 from agentrl.types import CallRecord, Group, Message, Segment, Stop, Trajectory
@@ -69,7 +71,7 @@ def write(folder: Path, episodes: int) -> None:
     (folder / "config.toml").write_text('model = "nano"\nsteps = 782\n[env]\nname = "search"\n')
     run, random = Run(folder), Random(0)
     groups = [Group(t, tuple(episode(t, random) for _ in range(SIZE))) for t in range(TASKS)]
-    run.write_trajectories(1, groups, [[1.0] * SIZE] * TASKS)
+    run.write_trajectories(1, assign_credit(groups, grpo, reduce=lambda lengths: [1.0] * len(lengths)))
     table = pq.read_table(folder / "trajectories/train-000001.parquet")
     schema, metrics = table.schema, of_groups(groups)
     for step in range(1, episodes // (SIZE * TASKS) + 2):

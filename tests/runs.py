@@ -12,8 +12,10 @@ from typing import Any
 import agentrl_envs.nano
 from tokenizers import Tokenizer
 
+from agentrl.credit import Credit, assign_credit
 from agentrl.learner.advantage import grpo
-from agentrl.metrics import of_groups
+from agentrl.learner.reduction import token_mean
+from agentrl.metrics import of_credit, of_groups
 from agentrl.run import Run
 from agentrl.types import CallRecord, Fault, Group, Message, Segment, Stop, Trajectory
 
@@ -114,16 +116,28 @@ def learned(trajectory: Trajectory) -> list[float]:
     return [p + APART[i % len(APART)] for i, p in enumerate(own)]
 
 
-def write(run: Run, step: int, groups: Sequence[Group], **metrics: float) -> None:
+def credited(groups: Sequence[Group], advantages: Sequence[Sequence[Any]]) -> Credit:
+    """The ledger of a step whose rule gives these advantages, whatever the rewards."""
+
+    def rule(members: Sequence[Sequence[Trajectory]]) -> list[list[Any]]:
+        return [
+            [a for t, a in zip(g, own, strict=True) if t.fault is None]
+            for g, own in zip(groups, advantages, strict=True)
+        ]
+
+    return assign_credit(groups, rule, reduce=lambda lengths: token_mean(lengths, 1), min_group=0)
+
+
+def write(
+    run: Run, step: int, groups: Sequence[Group], mask_stops: frozenset[Stop] = frozenset(), **metrics: float
+) -> None:
     """A step, as a training writes it."""
-    advantages = grpo([list(g) for g in groups])
-    own = [
-        [learned(t) if a else None for t, a in zip(g, by, strict=True)]
-        for g, by in zip(groups, advantages, strict=True)
-    ]
-    run.write_trajectories(step, groups, advantages, learned=own)
+    credit = assign_credit(groups, grpo, reduce=lambda lengths: token_mean(lengths, 1), mask_stops=mask_stops)
+    own = [[learned(e.trajectory) if e.outcome == "trained" else None for e in its] for its in credit.entries]
+    run.write_trajectories(step, credit, learned=own)
     times = {"time/generate": 1.0, "time/tools": 0.2, "time/learn": 0.5, "step_time": 1.8}
-    run.log({"step": step, **of_groups(groups), "entropy": 0.5, "policy_version": float(step), **times, **metrics})
+    values = {**of_groups(groups), **of_credit(credit), "entropy": 0.5, "policy_version": float(step)}
+    run.log({"step": step, **values, **times, **metrics})
 
 
 def start(folder: Path, steps: int = 40) -> Run:
@@ -151,8 +165,11 @@ def _member(task: int, skill: float, random: Random, version: int) -> Trajectory
     return solved(task, version) if random.random() < skill else wrong(task, version)
 
 
-def of(folder: Path, trajectories: Iterable[Trajectory], step: int = 1) -> Path:
+def of(
+    folder: Path, trajectories: Iterable[Trajectory], step: int = 1, mask_stops: frozenset[Stop] = frozenset()
+) -> Path:
     """A run of one group."""
     members = tuple(trajectories)
-    write(start(folder, 1), step, [Group(members[0].task, tuple(replace(t, task=members[0].task) for t in members))])
+    group = Group(members[0].task, tuple(replace(t, task=members[0].task) for t in members))
+    write(start(folder, 1), step, [group], mask_stops)
     return folder

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory
+from agentrl.credit import TRAINED, assign_credit
 from agentrl.episode import Branching
 from agentrl.learner.advantage import dr_grpo
 from agentrl.learner.forest import grow
-from agentrl.learner.packing import chosen, samples
 from agentrl.rollout import Rollout
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Observation
@@ -94,7 +94,11 @@ def test_branches_share_their_beginning_and_nothing_else(trees: int, branches: i
 
 def test_what_branches_share_goes_through_the_model_once() -> None:
     group = played(8, turn=3, branches=8)
-    rows = samples(chosen([group], dr_grpo))
+    rows = [
+        e.sample()
+        for e in assign_credit([group], dr_grpo, reduce=lambda lengths: [1.0] * len(lengths))
+        if e.outcome == TRAINED
+    ]
     if len(rows) > 1:
         shared = 10 * 5 + 3 * 8
         assert (

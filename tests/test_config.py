@@ -97,14 +97,14 @@ def test_the_names_are_those_that_the_learner_knows() -> None:
     from typing import get_args
 
     from agentrl.config import BY_TURN, CLIPPED, AdvantageName, CorrectionName, LossName
-    from agentrl.learner import advantage, correction, credit, loss
+    from agentrl.learner import advantage, correction, loss, turn_advantage
     from agentrl.learner.optimizers import OPTIMIZERS
 
     assert set(get_args(LossName)) == loss.LOSSES.keys()
     assert set(get_args(CorrectionName)) == correction.CORRECTIONS.keys()
     assert set(CLIPPED) == loss.CLIPPED
-    assert get_args(AdvantageName) == (*advantage.ADVANTAGES, *credit.CREDITS)
-    assert tuple(credit.CREDITS) == BY_TURN
+    assert get_args(AdvantageName) == (*advantage.ADVANTAGES, *turn_advantage.CREDITS)
+    assert tuple(turn_advantage.CREDITS) == BY_TURN
     assert set(get_args(LearnerConfig.model_fields["optimizer"].annotation)) == OPTIMIZERS.keys()
 
 

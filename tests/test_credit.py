@@ -1,100 +1,175 @@
-"""Credit turn by turn: against the definitions, written out."""
+"""The ledger of a step: every episode once, and the same numbers for whoever reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.advantage import grpo
-from agentrl.learner.credit import CREDITS, TurnAdvantage, first_turn, gigpo, rebn, turn_rewards
-from agentrl.types import Segment, Stop, Trajectory
-
-
-def played(rewards: Sequence[float], score: float | None = None, seen: Sequence[int] | None = None) -> Trajectory:
-    """An episode of so many turns; ``seen`` are the observations before them."""
-    seen = seen if seen is not None else [100 * i for i in range(len(rewards))]
-    segments = [
-        s
-        for i, token in enumerate(seen)
-        for s in (Segment("world" if i else "prompt", (token,)), Segment("model", (7,), (-1.0,), (0,)))
-    ]
-    total = sum(rewards) if score is None else score
-    return Trajectory(0, tuple(segments), (), Stop.TERMINATED, {"reward": total}, step_rewards=tuple(rewards))
-
-
-EPISODES = st.lists(
-    st.lists(st.floats(-5, 5).map(lambda x: round(x, 3)), min_size=1, max_size=4).map(played), max_size=6
+from agentrl import metrics
+from agentrl.credit import (
+    EMPTY,
+    FAULT,
+    HELD_OUT,
+    OUTCOMES,
+    RESAMPLED,
+    TOO_FEW,
+    TRAINED,
+    UNSCORED,
+    ZERO,
+    Credit,
+    assign_credit,
+    hold_out,
 )
+from agentrl.learner.advantage import ADVANTAGES, batch, dr_grpo
+from agentrl.learner.reduction import REDUCTIONS
+from agentrl.types import Fault, Group, Sample, Segment, Stop, Trajectory
+
+PROMPT, TAIL = Segment("prompt", (1, 2)), Segment("world", (5,) * 900)
+FIRST = Segment("model", (3, 4), (-0.5, -0.25), (0, 0))
+SECOND = Segment("model", (6,), (-0.125,), (0,))
+GONE = Fault("gone", "it is")
 
 
-def normal(values: Sequence[float], pool: Sequence[float]) -> list[float]:
-    mean = sum(pool) / len(pool)
-    std = sqrt(sum((p - mean) ** 2 for p in pool) / (len(pool) - 1))
-    return [(v - mean) / (std + 1e-4) for v in values]
+def played(
+    reward: float | None = 0.0, stop: Stop = Stop.TERMINATED, fault: Fault | None = None, *segments: Segment
+) -> Trajectory:
+    row = segments or (PROMPT, FIRST, Segment("world", (5,)), SECOND)
+    return Trajectory(0, row, (), stop, {"r": reward}, fault=fault)
 
 
-def test_a_turn_is_worth_what_came_after_it() -> None:
-    one, two = played([1.0, 0.0, 2.0]), played([0.0, 4.0])
-    (first, second), *_ = rebn([[one, two]], gamma=0.5)
-    returns = [1.5, 1.0, 2.0, 2.0, 4.0]
-    assert [*first, *second] == pytest.approx(normal(returns, returns))
-    (first, second), *_ = first_turn([[one, two]], gamma=0.5)
-    assert [*first, *second] == pytest.approx(normal(returns, [1.5, 2.0]))
+def credit_of(*groups: Group, rule: Any = dr_grpo, loss: str = "dapo", **more: Any) -> Credit:
+    return assign_credit(groups, rule, reduce=lambda lengths: REDUCTIONS[loss](lengths, 10), **more)
 
 
-def test_what_the_score_adds_is_the_last_turn_s() -> None:
-    assert turn_rewards(played([0.5, 0.0], score=1.5)) == [0.5, 1.0]
-    assert turn_rewards(played([0.0, 0.0, 0.0], score=1.0)) == [0.0, 0.0, 1.0]
-    cut = Trajectory(0, played([0.0, 0.0]).segments, (), Stop.MAX_TOKENS, {"reward": 0.25}, step_rewards=(0.5,))
-    assert turn_rewards(cut) == [0.5, -0.25]
+def group(*members: Trajectory) -> Group:
+    return Group(0, members)
 
 
-@given(EPISODES)
-def test_with_the_outcome_alone_and_no_discount_it_is_grpo(group: list[Trajectory]) -> None:
-    outcomes = [played([0.0] * t.turns, score=t.step_rewards[0]) for t in group]
-    (found,) = first_turn([outcomes])
-    (wanted,) = grpo([outcomes])
-    for turns, whole in zip(found, wanted, strict=True):
-        assert list(turns) == pytest.approx([whole] * len(turns), abs=1e-9)
+def outcomes(credit: Credit) -> list[list[str]]:
+    return [[e.outcome for e in own] for own in credit.entries]
 
 
-def test_where_the_same_was_observed_turns_are_compared() -> None:
-    """Two of three met observation 20, and one of them did better from there."""
-    group = [played([0, 1], seen=[10, 20]), played([0, 0], seen=[10, 20]), played([0, 0], seen=[10, 30])]
-    (found,), (episodes,) = gigpo([group], step_weight=2.0), grpo([group])
-    firsts, seconds = normal([1, 0, 0], [1, 0, 0]), normal([1, 0], [1, 0])
-    assert [f[0] for f in found] == pytest.approx([e + 2 * s for e, s in zip(episodes, firsts, strict=True)])
-    assert [f[1] for f in found[:2]] == pytest.approx([e + 2 * s for e, s in zip(episodes, seconds, strict=False)])
-    assert found[2][1] == pytest.approx(episodes[2])  # nobody else was there
-
-
-def test_the_same_observation_twice_in_an_episode_counts_twice() -> None:
-    group = [played([0, 0, 1], seen=[10, 20, 20]), played([0, 0], seen=[10, 20])]
-    (found,), (episodes,) = gigpo([group], gamma=0.5), grpo([group])
-    at_20 = normal([0.5, 1.0, 0.0], [0.5, 1.0, 0.0])
-    assert [found[0][1], found[0][2], found[1][1]] == pytest.approx(
-        [episodes[0] + at_20[0], episodes[0] + at_20[1], episodes[1] + at_20[2]]
+def test_a_sample_is_the_row_with_its_advantage() -> None:
+    first, second = credit_of(group(played(1.0), played(0.0))).samples()
+    assert first == Sample(
+        [1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1], [0, 0, -0.5, -0.25, 0, -0.125], [0, 0, 0.5, 0.5, 0, 0.5]
     )
+    assert second.advantages == [0, 0, -0.5, -0.5, 0, -0.5]
 
 
-@pytest.mark.parametrize("credit", CREDITS.values())
-@given(group=EPISODES)
-def test_who_has_no_reward_has_no_part(credit: TurnAdvantage, group: list[Trajectory]) -> None:
-    lost = Trajectory(0, played([3.0, 1.0]).segments, (), Stop.FAULT, {}, step_rewards=(9.0,))
-    (alone,), (found,) = credit([group]), credit([[lost, *group]])
-    assert found[1:] == alone
-    assert not any(found[0])
+def test_a_sample_ends_with_its_last_trained_token() -> None:
+    """What the world said at last may be longer than any context, and nothing is learned from it."""
+    long = played(1.0, Stop.MAX_TURNS, None, PROMPT, FIRST, TAIL)
+    first, _ = credit_of(group(long, played(0.0))).samples()
+    assert first == Sample([1, 2, 3, 4], [0, 0, 1, 1], [0, 0, -0.5, -0.25], [0, 0, 0.5, 0.5])
 
 
-@pytest.mark.parametrize("credit", CREDITS.values())
-def test_without_a_difference_it_is_exactly_zero(credit: TurnAdvantage) -> None:
-    """Under rebn a step's reward makes even equal episodes differ from turn to turn; an outcome alone does not."""
-    for group in ([played([0.0, 0.0], 0.7)] * 2, [played([0.1])] * 3, [played([0.3])], []):
-        (found,) = credit([group])
-        assert not any(a for turns in found for a in turns)
-    (found,) = gigpo([[played([0.1, 0.0])] * 3])
-    assert not any(a for turns in found for a in turns)
+def test_each_turn_has_its_own_advantage_and_none_is_anything_else_s() -> None:
+    credit = credit_of(group(played(1.0), played(0.0)), rule=lambda groups: [[(0.5, -0.25), (0.0, 0.0)]])
+    assert credit.samples()[0].advantages == [0.0, 0.0, 0.5, 0.5, 0.0, -0.25]
+    assert outcomes(credit) == [[TRAINED, ZERO]]
+    assert credit.rows[0].mean_advantage == 0.125
+
+
+def test_every_outcome_by_its_name() -> None:
+    silent = played(1.0, Stop.MAX_TOKENS, None, PROMPT)
+    whole = group(played(1.0), played(0.0), played(0.5), played(1.0, fault=GONE), played(None), silent)
+    few = group(played(1.0), played(1.0, fault=GONE), played(None))
+    again = group(played(1.0), played(1.0), played(1.0, fault=GONE))
+
+    def rule(groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
+        return [[t.reward - 0.5 if t.reward == 1.0 else 0.0 for t in g] for g in groups]
+
+    credit = credit_of(whole, few, rule=rule, resampled=[again])
+    assert outcomes(credit) == [
+        [TRAINED, ZERO, ZERO, FAULT, UNSCORED, EMPTY],
+        [TOO_FEW, FAULT, UNSCORED],
+        [RESAMPLED, RESAMPLED, FAULT],
+    ]
+    assert credit.learned == (whole,)
+    assert [e.advantage for own in credit.entries[1:] for e in own] == [None] * 6
+    assert outcomes(hold_out([whole])) == [[HELD_OUT] * 6]
+
+
+def test_masked_stops_count_in_the_mean_and_as_rows_without_tokens() -> None:
+    """As TRL's mask_truncated_completions: in the advantages and in means over rows; no token of theirs anywhere."""
+    given_group = group(played(1.0), played(0.0, Stop.MAX_TOKENS), played(0.5))
+    mask: dict[str, Any] = {"mask_stops": frozenset({Stop.MAX_TOKENS})}
+    credit = credit_of(given_group, **mask)
+    assert outcomes(credit) == [[TRAINED, "masked: max_tokens", ZERO]]
+    assert [e.advantage for e in credit] == [0.5, -0.5, 0.0]
+    assert [len(s.token_ids) for s in credit.samples()] == [6, 0, 6]
+    assert credit.weights() == [1 / 6] * 3  # tokens: of two rows
+    assert credit_of(given_group, loss="grpo", **mask).weights()[::2] == [1 / 9] * 2  # rows: of three
+    assert credit.counts()["masked"] == 1
+
+
+def test_rows_of_zero_advantage_stay_in_the_denominators() -> None:
+    flat, split = group(played(1.0), played(1.0)), group(played(1.0), played(0.0))
+    for loss, weight in (("dapo", 1 / 12), ("grpo", 1 / 12), ("dr_grpo", 1 / 40), ("luspo", 1 / 4)):
+        assert credit_of(flat, split, loss=loss).weights() == pytest.approx([weight] * 4)
+
+
+def test_lost_and_resampled_groups_have_no_part_in_what_the_others_are_worth() -> None:
+    """``batch`` and ``gdpo`` normalise over the step: what is recorded is what was trained."""
+    good, far = group(played(1.0), played(0.0)), group(played(100.0), played(-100.0))
+    lost = group(played(50.0), played(0.0, fault=GONE))
+    for rule in (batch, ADVANTAGES["gdpo"]):
+        alone = [e.advantage for e in credit_of(good, rule=rule)]
+        beside = credit_of(good, lost, rule=rule, resampled=[far])
+        assert [e.advantage for e in beside.entries[0]] == alone
+        assert len(beside.rows) == 2
+
+
+def test_a_flat_group_beside_others_is_exactly_flat() -> None:
+    """The mean over a step of sums that are 0 is rounded to 5e-17: no advantage."""
+    parts = [[(0.3, 1.0), (0.1, 0.0), (0.7, 0.5)], [(0.2, 1.0)] * 3, [(0.9, 0.0), (0.4, 1.0), (0.1, 1.0)]]
+    groups = [
+        Group(0, tuple(Trajectory(0, (PROMPT, FIRST), (), Stop.TERMINATED, {"a": a, "b": b}) for a, b in own))
+        for own in parts
+    ]
+    for rule in ADVANTAGES.values():
+        assert outcomes(credit_of(*groups, rule=rule))[1] == [ZERO] * 3
+
+
+REWARDS = st.sampled_from([None, 0.0, 0.1, 0.5, 1.0])
+MEMBERS = st.builds(
+    lambda reward, stop, fault, silent: played(reward, stop, GONE if fault else None, *([PROMPT] if silent else [])),
+    REWARDS,
+    st.sampled_from([Stop.TERMINATED, Stop.MAX_TOKENS]),
+    st.booleans(),
+    st.booleans(),
+)
+GROUPS = st.lists(st.lists(MEMBERS, min_size=1, max_size=5).map(lambda ms: group(*ms)), max_size=4)
+
+
+@given(GROUPS, GROUPS, st.sampled_from(sorted(ADVANTAGES)), st.sampled_from(sorted(REDUCTIONS)), st.integers(1, 4))
+def test_every_episode_has_one_outcome_and_what_goes_with_it(
+    groups: Sequence[Group], resampled: Sequence[Group], rule: str, loss: str, min_group: int
+) -> None:
+    credit = credit_of(
+        *groups,
+        rule=ADVANTAGES[rule],
+        loss=loss,
+        min_group=min_group,
+        resampled=resampled,
+        mask_stops=frozenset({Stop.MAX_TOKENS}),
+    )
+    everyone = [t for g in (*groups, *resampled) for t in g]
+    assert [e.trajectory for e in credit] == everyone
+    counts = credit.counts()
+    assert tuple(counts) == OUTCOMES
+    assert sum(counts.values()) == len(everyone)
+    assert counts[FAULT] == sum(metrics.faults(everyone).values())
+    told = metrics.of_credit(credit)
+    assert sum(n for name, n in told.items() if name.startswith("episodes/")) == len(everyone)
+    scored = [t for g in groups if len(g.scored) >= min_group for t in g.scored]
+    assert [id(e.trajectory) for e in credit.rows] == [id(t) for t in scored]
+    for e, sample in zip(credit.rows, credit.samples(), strict=True):
+        assert sum(sample.loss_mask) == e.trained_tokens
+        assert any(sample.advantages) == (e.outcome == TRAINED)
+        assert not sample.loss_mask or sample.loss_mask[-1] == 1

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import runs
 
 from agentrl import UserError
+from agentrl.credit import assign_credit, hold_out
+from agentrl.learner.advantage import grpo
 from agentrl.stored import place
 from agentrl.types import CallRecord, Group, Message, Stop, Trajectory
 from agentrl.view import calls, episode
-from agentrl.view.explain import of_episode, of_token
+from agentrl.view.explain import of_episode, of_token, why_not_trained
 from agentrl.view.store import Store
 from agentrl.view.tokens import Texts
 
@@ -57,26 +60,59 @@ def test_each_advantage_has_its_formula(tmp_path: Path, name: str, stored: float
     run = runs.start(tmp_path / "run")
     (tmp_path / "run/config.toml").write_text(f'[learner]\nadvantage = "{name}"\n')
     members = (runs.solved(7), runs.wrong(7), runs.wrong(7), runs.wrong(7))
-    run.write_trajectories(1, [Group(7, members)], [(stored, 0.0, 0.0, 0.0)])
+    run.write_trajectories(1, runs.credited([Group(7, members)], [(stored, 0.0, 0.0, 0.0)]))
     assert of_episode(opened(tmp_path / "run"), "1:0")[3].startswith(told)
 
 
-def test_why_an_episode_was_not_trained(tmp_path: Path) -> None:
-    cases: list[tuple[Sequence[Trajectory], str, str]] = [
-        ((runs.wrong(7), runs.wrong(7)), "", "all 2 scored episodes of the group earned 0, so none was better"),
-        ((runs.lost(7), runs.wrong(7), runs.solved(7)), "", "the world failed (tool_timeout)"),
-        ((runs.solved(7), runs.lost(7)), "", "only 1 of the group's 2 episodes could be scored, too few"),
-        ((runs.stuck(7), runs.solved(7)), 'mask_stops = ["max_turns"]\n', "leaves out episodes that stop at max_turns"),
-    ]
-    for n, (members, config, why) in enumerate(cases):
-        (tmp_path / str(n)).mkdir()
-        said = "\n".join(of_episode(run_of(tmp_path / str(n), *members, config=config), "1:0"))
-        assert f"not trained: {why}" in said or (why in said and "not trained" in said)
+UNTRAINED: list[tuple[Sequence[Trajectory], str]] = [
+    ((runs.wrong(7), runs.wrong(7)), "all 2 scored episodes of the group earned 0, so none was better"),
+    ((runs.lost(7), runs.wrong(7), runs.solved(7)), "the world failed (tool_timeout)"),
+    ((runs.solved(7), runs.lost(7)), "only 1 of the group's 2 episodes could be scored, too few"),
+    ((runs.stuck(7), runs.solved(7)), "learner.mask_stops leaves out episodes that stop at max_turns"),
+    ((replace(runs.solved(7), rewards={"correct": None}), runs.solved(7), runs.wrong(7)), "no reward applied"),
+]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(("members", "why"), UNTRAINED)
+def test_why_an_episode_was_not_trained(tmp_path: Path, members: Sequence[Trajectory], why: str, stored: bool) -> None:
+    folder = runs.of(tmp_path / "run", members, mask_stops=frozenset({Stop.MAX_TURNS}))
+    if not stored:
+        age(folder)
+    store = opened(folder, 'mask_stops = ["max_turns"]\n')
+    assert f"not trained: {why}" in "\n".join(of_episode(store, "1:0"))
+    trained = [not why_not_trained(store, episode.read(store, place(f"1:{n}")), []) for n in range(len(members))]
+    assert sum(trained) == (2 if "world failed" in why or "no reward" in why else 1 if "mask_stops" in why else 0)
+
+
+def age(folder: Path) -> None:
+    """Make a run's file one of schema version 2, which said neither what was trained nor with what weight."""
+    (path,) = (folder / "trajectories").glob("*.parquet")
+    table = pq.read_table(path).drop_columns(["credit", "weight"])
+    pq.write_table(table.replace_schema_metadata({"agentrl_trajectories": "2"}), path)
+
+
+def test_a_resampled_group_is_told_apart(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    flat, good = Group(7, (runs.wrong(7),) * 2), Group(8, (runs.solved(8), runs.wrong(8)))
+    run.write_trajectories(
+        1, assign_credit([good], grpo, reduce=lambda lengths: [1.0] * len(lengths), resampled=[flat])
+    )
+    store = opened(tmp_path / "run")
+    said = of_episode(store, "1:2")
+    assert "not trained: its group taught nothing" in "\n".join(said)
+    assert said[3] == "advantage none"
+    assert said[4].endswith("another was rolled out for it")
+
+
+def test_a_term_that_acts_on_every_episode_is_told(tmp_path: Path) -> None:
+    store = run_of(tmp_path, runs.wrong(7), runs.wrong(7), config="beta = 0.1\n")
+    assert of_episode(store, "1:0")[4].endswith("; learner.beta acted on it as on every scored episode")
 
 
 def test_held_out_episodes_are_never_trained(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
-    run.write_trajectories(0, [Group(7, (runs.solved(7), runs.wrong(7)))], [(0.0, 0.0)], "test")
+    run.write_trajectories(0, hold_out([Group(7, (runs.solved(7), runs.wrong(7)))]), "test")
     assert "not trained: it measures held-out tasks" in of_episode(opened(tmp_path / "run"), "test-0:1")
 
 

@@ -199,11 +199,12 @@ def test_the_old_logprobs_are_those_of_the_models_own_forward_pass(model: Any, s
     temperature = settings.get("temperature", 1.0)
     assert len(ours.old) == len(given_rows)
     for r, old in zip(given_rows, ours.old, strict=True):
+        assert old is not None
         with torch.no_grad():
             logp = (model(torch.tensor([r.token_ids])).logits[0, :-1] / temperature).log_softmax(-1)
         each = logp.gather(1, torch.tensor(r.token_ids[1:])[:, None])[:, 0]
         torch.testing.assert_close(old, each[torch.tensor(r.loss_mask[1:]) > 0], atol=1e-5, rtol=1e-5)
-    assert not any(old.requires_grad for old in ours.old)
+    assert not any(old is None or old.requires_grad for old in ours.old)
     ours.update([])
     assert ours.old == []
 
@@ -256,7 +257,13 @@ def test_a_gradient_that_is_no_number_changes_nothing(model: Any) -> None:
 
 def test_nothing_to_learn_is_no_update(model: Any) -> None:
     ours = learner(model)
-    assert ours.update([]) == {}
+    nothing = [Sample(r.token_ids, r.loss_mask, r.logprobs, [0.0] * len(r.advantages)) for r in rows(3)]
+    for given_rows in ([], [Sample([], [], [], [])], nothing):
+        told = ours.update(given_rows)
+        assert told["scored_rows"] == len(given_rows)
+        assert (told["trained_rows"], told["forwarded_rows"]) == (0, 0)
+        assert ours.old == [None] * len(given_rows)
+        assert "entropy" not in told
     assert ours.version == 0
 
 

@@ -1,59 +1,16 @@
-"""From groups to samples to tensors: nobody is lost, nobody is trained who should not be."""
+"""From samples to micro-batches: every token once, with what belongs to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.advantage import dr_grpo
 from agentrl.learner.forest import grow
-from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix, chosen, samples
-from agentrl.types import Fault, Group, Sample, Segment, Stop, Trajectory
-
-
-def played(reward: float | None, stop: Stop = Stop.TERMINATED, fault: Fault | None = None) -> Trajectory:
-    row = (
-        Segment("prompt", (1, 2)),
-        Segment("model", (3, 4), (-0.5, -0.25), (0, 0)),
-        Segment("world", (5,)),
-        Segment("model", (6,), (-0.125,), (0,)),
-    )
-    return Trajectory(0, row, (), stop, {"r": reward}, fault=fault)
-
-
-def rows_of(groups: Sequence[Group], *how: Any) -> list[Sample]:
-    return samples(chosen(groups, *how))
-
-
-def test_a_sample_is_the_row_with_its_advantage() -> None:
-    first, second = rows_of([Group(0, (played(1.0), played(0.0)))], dr_grpo)
-    assert first == Sample(
-        [1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1], [0, 0, -0.5, -0.25, 0, -0.125], [0, 0, 0.5, 0.5, 0, 0.5]
-    )
-    assert second.advantages == [0, 0, -0.5, -0.5, 0, -0.5]
-
-
-def test_who_is_not_trained() -> None:
-    lost = played(1.0, Stop.FAULT, Fault("x", ""))
-    silent = Trajectory(0, (Segment("prompt", (1,)),), (), Stop.MAX_TOKENS, {"r": 5.0})
-    assert rows_of([Group(0, (played(1.0), played(1.0)))], dr_grpo) == []
-    assert [s.advantages[-1] for s in rows_of([Group(0, (played(1.0), played(0.0), lost))], dr_grpo)] == [0.5, -0.5]
-    assert [s.advantages[-1] for s in rows_of([Group(0, (played(1.0), played(0.0), played(None)))], dr_grpo)] == [
-        0.5,
-        -0.5,
-    ]
-    assert len(rows_of([Group(0, (played(1.0), silent))], dr_grpo)) == 1
-
-
-def test_masked_stops_count_in_the_mean_and_are_not_trained() -> None:
-    group = Group(0, (played(1.0), played(0.0, Stop.MAX_TOKENS), played(0.5)))
-    assert len(rows_of([group], dr_grpo)) == 2
-    (row,) = rows_of([group], dr_grpo, frozenset({Stop.MAX_TOKENS}))
-    assert row.advantages[-1] == 0.5
+from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix
+from agentrl.types import Sample
 
 
 @st.composite
@@ -113,19 +70,6 @@ def test_what_rows_share_counts_once() -> None:
     assert [len(b.rows) for b in by_prefix(given_rows, [1.0] * 20, 120)] == [20]
     assert [len(b.rows) for b in by_prefix(given_rows, [1.0] * 20, 110)] == [10, 10]
     assert [len(b.rows) for b in by_length(given_rows, [1.0] * 20, 120)] == [1] * 20
-
-
-def test_each_turn_has_its_own_advantage_and_none_is_anything_else_s() -> None:
-    turns = (
-        Segment("prompt", (1, 2)),
-        Segment("model", (3, 4), (-1.0, -1.0), (0, 0)),
-        Segment("world", (5,)),
-        Segment("model", (6,), (-1.0,), (0,)),
-    )
-    both = Group(0, tuple(Trajectory(0, turns, (), Stop.TERMINATED, rewards={"r": r}) for r in (1.0, 0.0)))
-    one, *others = rows_of([both], lambda groups: [[(0.5, -0.25), (0.0, 0.0)]])
-    assert one.advantages == [0.0, 0.0, 0.5, 0.5, 0.0, -0.25]
-    assert not others
 
 
 def test_what_begins_alike_stays_together() -> None:

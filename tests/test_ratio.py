@@ -90,7 +90,7 @@ def test_the_settings_say_what_became_of_a_ratio(
     own = replace(runs.wrong(7), segments=(Segment("model", (5, 6), (-1.0, -1.0), (0, 0)),))
     run = runs.start(tmp_path / "run")
     left = [-1.0 + nats] * 2
-    run.write_trajectories(1, [Group(7, (own, runs.wrong(7)))], [(1.5, 0.0)], learned=[[left, None]])
+    run.write_trajectories(1, runs.credited([Group(7, (own, runs.wrong(7)))], [(1.5, 0.0)]), learned=[[left, None]])
     store = opened(tmp_path / "run", settings)
     said = of_token(store, Texts(store), "1:0", 1)
     assert said[3:-1] == sentences
@@ -100,7 +100,8 @@ def test_the_settings_say_what_became_of_a_ratio(
 def test_an_episode_far_from_the_policy_is_told_as_left_out(tmp_path: Path) -> None:
     own = replace(runs.wrong(7), segments=(Segment("model", (5, 6), (-1.0, -1.0), (0, 0)),))
     run = runs.start(tmp_path / "run")
-    run.write_trajectories(1, [Group(7, (own, runs.wrong(7)))], [(-1.5, 0.0)], learned=[[[-1.5, -1.5], None]])
+    credit = runs.credited([Group(7, (own, runs.wrong(7)))], [(-1.5, 0.0)])
+    run.write_trajectories(1, credit, learned=[[[-1.5, -1.5], None]])
     store = opened(tmp_path / "run", "off_policy_threshold = 0.2\n")
     said = of_token(store, Texts(store), "1:0", 1)
     assert said[4] == "not trained: its episode is farther from the policy than learner.off_policy_threshold, 0.2"
@@ -110,7 +111,8 @@ def test_an_episode_far_from_the_policy_is_told_as_left_out(tmp_path: Path) -> N
 def test_what_is_not_known_of_a_ratio_is_said(tmp_path: Path) -> None:
     own = replace(runs.wrong(7), segments=(Segment("model", (5, 6), (-1.0, -1.0), (0, 0)),))
     run = runs.start(tmp_path / "run")
-    run.write_trajectories(1, [Group(7, (own, own))], [(1.5, 1.5)], learned=[[[float("nan"), -1.0], None]])
+    credit = runs.credited([Group(7, (own, own))], [(1.5, 1.5)])
+    run.write_trajectories(1, credit, learned=[[[float("nan"), -1.0], None]])
     store = opened(tmp_path / "run", "")
     assert of_token(store, Texts(store), "1:0", 0)[3] == "ratio unknown: a logprob of the token is not finite"
     assert of_token(store, Texts(store), "1:1", 0)[3] == "ratio unknown: the learner's logprobs were not kept"

@@ -11,6 +11,7 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from runs import credited
 
 from agentrl import EnvSpec, ToolEnv, Trajectory, UserError, cli, stored, tool
 from agentrl.cli.rescore import _groups
@@ -68,7 +69,7 @@ def run(tmp_path: Path) -> Path:
     bad, _ = anyio.run(lambda: play("no", task=3))
     lost = Trajectory(4, (Segment("prompt", (1,)),), (), Stop.FAULT, fault=Fault("gone", "it is"))
     made = create(str(tmp_path / "r"), "x", f'[env]\nname = "{Path(__file__).as_posix()}:Counter"\n')
-    made.write_trajectories(3, [Group(2, (good, bad, lost))], [(0.5, -0.5, 0.0)])
+    made.write_trajectories(3, credited([Group(2, (good, bad, lost))], [(0.5, -0.5, 0.0)]))
     made.close()
     asked.clear()
     return tmp_path / "r"

@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, metrics, tool
+from agentrl.credit import assign_credit
 from agentrl.episode import Limits
-from agentrl.learner.advantage import Scored
-from agentrl.learner.packing import chosen, samples
 from agentrl.rollout import Rollout
+from agentrl.spread import Scored
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation, SamplingParams, Stop
 
@@ -153,7 +153,8 @@ async def test_a_faulted_episode_is_in_no_statistic_and_its_group_goes_on() -> N
         asked.extend([m.reward for m in group] for group in groups)
         return [[1.0] * len(group) for group in groups]
 
-    assert len(samples(chosen([group], advantage))) == 3
+    credit = assign_credit([group], advantage, reduce=lambda lengths: [1.0] * len(lengths))
+    assert [len(s.token_ids) > 0 for s in credit.samples()] == [True] * 3
     assert asked == [[5.0] * 3]
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from runs import credited
 
 from agentrl import UserError
+from agentrl.credit import hold_out
 from agentrl.run import SCHEMA, create
 from agentrl.types import CallRecord, Fault, Group, Segment, Stop, Trajectory
 
@@ -43,17 +45,19 @@ LOST = Trajectory(
 
 def test_trajectories_are_rows_that_pyarrow_reads() -> None:
     run = create("runs/a", "shop", "")
-    run.write_trajectories(3, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+    run.write_trajectories(3, credited([Group(2**40, (GOOD, LOST))], [(0.5, 0.0)]))
     table = pq.read_table("runs/a/trajectories/train-000003.parquet")
     assert table.schema.equals(SCHEMA)
-    assert table.schema.metadata[b"agentrl_trajectories"] == b"2"
+    assert table.schema.metadata[b"agentrl_trajectories"] == b"3"
     good, lost = table.to_pylist()
     assert (good["step"], good["split"], good["task"], good["member"]) == (3, "train", 2**40, 0)
     assert (good["reward"], good["advantage"], good["stop"], good["fault"]) == (1.0, 0.5, "max_turns", None)
     assert good["rewards"] == [{"name": "correct", "value": 1.0}, {"name": "style", "value": None}]
     assert good["weights"] == [{"name": "style", "value": 0.5}]
     assert good["advantages"] == [0.5]
-    assert (lost["advantage"], lost["advantages"]) == (0.0, [])
+    assert (lost["advantage"], lost["advantages"]) == (None, [])
+    assert (good["credit"], good["weight"]) == ("trained", 0.5)
+    assert (lost["credit"], lost["weight"]) == ("fault", None)
     assert good["step_rewards"] == [0.0, 0.5]
     assert good["timings"] == [{"name": "reset", "value": 0.25}, {"name": "total", "value": 1.5}]
     names = ("author", "token_ids", "logprobs", "versions", "learner_logprobs")
@@ -72,9 +76,8 @@ def test_trajectories_are_rows_that_pyarrow_reads() -> None:
 def test_the_learners_logprobs_stand_beside_the_engines() -> None:
     run = create("runs/a", "shop", "")
     turns = (*GOOD.segments, Segment("model", (6,), (-2.0,), (8,)))
-    run.write_trajectories(
-        3, [Group(2**40, (replace(GOOD, segments=turns), LOST))], [(0.5, 0.0)], learned=[[[-0.5, -0.125, -1.5], None]]
-    )
+    credit = credited([Group(2**40, (replace(GOOD, segments=turns), LOST))], [(0.5, 0.0)])
+    run.write_trajectories(3, credit, learned=[[[-0.5, -0.125, -1.5], None]])
     good, lost = pq.read_table("runs/a/trajectories/train-000003.parquet").to_pylist()
     assert [s["learner_logprobs"] for s in good["segments"]] == [None, [-0.5, -0.125], None, [-1.5]]
     assert [s["learner_logprobs"] for s in lost["segments"]] == [None]
@@ -84,7 +87,7 @@ def test_trajectories_are_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     datasets = pytest.importorskip("datasets")
     run = create("runs/a", "shop", "")
     for step in (1, 2):
-        run.write_trajectories(step, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+        run.write_trajectories(step, credited([Group(2**40, (GOOD, LOST))], [(0.5, 0.0)]))
     files = sorted(str(p) for p in Path("runs/a/trajectories").glob("*.parquet"))
     rows = datasets.Dataset.from_parquet(files, cache_dir=str(tmp_path / "cache"))
     assert rows["step"][:] == [1, 1, 2, 2]
@@ -94,8 +97,8 @@ def test_trajectories_are_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_no_half_written_file_is_left_under_the_name() -> None:
     run = create("runs/a", "shop", "")
     with pytest.raises(ValueError, match="zip"):
-        run.write_trajectories(1, [Group(3, (GOOD, LOST))], [(0.5,)])
-    run.write_trajectories(1, [], [], split="test")
+        run.write_trajectories(1, hold_out([Group(3, (GOOD, LOST))]), learned=[[None]])
+    run.write_trajectories(1, hold_out([]), split="test")
     assert [p.name for p in Path("runs/a/trajectories").iterdir()] == ["test-000001.parquet"]
 
 
@@ -159,7 +162,7 @@ def test_other_programs_read_them_too() -> None:
     import pandas
 
     run = create("runs/a", "shop", "")
-    run.write_trajectories(3, [Group(2**40, (GOOD, LOST))], [(0.5, 0.0)])
+    run.write_trajectories(3, credited([Group(2**40, (GOOD, LOST))], [(0.5, 0.0)]))
     path = "runs/a/trajectories/train-000003.parquet"
     query = (
         f"select count(*), avg(reward), max(len(segments)), any_value(calls[1].name) from '{path}' where fault is null"

@@ -169,7 +169,7 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
     assert faulted
     assert {r["fault"] for r in faulted} == {"tool_timeout"}
     assert {r["reward"] for r in faulted} == {None}
-    assert {r["advantage"] for r in faulted} == {0.0}
+    assert {(r["credit"], r["advantage"], r["weight"]) for r in faulted} == {("fault", None, None)}
 
 
 def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import runs
 
 from agentrl import UserError
+from agentrl.credit import hold_out
 from agentrl.types import Group
 from agentrl.view.index import SCHEMA
 from agentrl.view.query import Term, matching, parse
@@ -22,7 +23,7 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Search:
     for step in (1, 2):
         members = (runs.solved(7, step - 1), runs.wrong(7), runs.stuck(7), runs.lost(7))
         runs.write(run, step, [Group(7, members)])
-    run.write_trajectories(2, [Group(8, (runs.solved(8), runs.wrong(8)))], [(0.0, 0.0)], "test")
+    run.write_trajectories(2, hold_out([Group(8, (runs.solved(8), runs.wrong(8)))]), "test")
     store = Store(folder)
     store.refresh()
     return Search(store)

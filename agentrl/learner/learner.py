@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -16,13 +15,12 @@ from torch import Tensor, nn
 
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import causal_lm, output_head, token_logprobs
-from agentrl.learner.loss import Tokens, uncertain
-from agentrl.learner.objective import Measures, Objective, objective
+from agentrl.learner.loss import Tokens, entropy_threshold
+from agentrl.learner.objective import Measures, Objective, combine, objective
 from agentrl.learner.packing import MicroBatch
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reduction import REDUCTIONS
 from agentrl.learner.states import PADDED, PREFIX, Packing, difference
-from agentrl.lora import has_adapter
 from agentrl.types import Sample
 
 CHECKED = 4  # rows by which a model shows that prefixes can be shared
@@ -47,7 +45,10 @@ class Learner:
     """Updates the policy in place; ``version`` counts its updates.
 
     The old policy is the one before the batch's first update, whose logprobs are then ``logp.detach()``: no forward
-    pass is made for them. ``old`` has them for the rows of the last update: (trained,), in order, on the CPU.
+    pass is made for them. ``old`` has them for the rows of the last update: (trained,), in order, on the CPU; None for
+    a row that did not go through the model.
+
+    The reference of the KL term is the policy as it was given, an adapter with it: a copy of what is trained.
     """
 
     def __init__(
@@ -61,12 +62,17 @@ class Learner:
         self.ranks, self._share = ranks or Ranks(), 1.0
         self.ranks.agree(policy.parameters())
         self._optimizers = list(optimizers)
-        self.old: list[Tensor] = []
+        self.old: list[Tensor | None] = []
         self._head = output_head(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
-        self._reference: Any = (policy if has_adapter(policy) else frozen_copy(policy)) if settings.beta else None
+        self._reference = {n: p.detach().clone() for n, p in self._trained.items()} if settings.beta else None
         self._layers = checkpointed(policy) if settings.gradient_checkpointing else []
         self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
 
     def set_lr(self, share: float) -> None:
         """Set every learning rate to a share of what it was at the start."""
@@ -79,12 +85,11 @@ class Learner:
         """All that the next update depends on, beside the settings."""
         policy = set(self.policy.parameters())
         groups = [g for o in self._optimizers for g in o.param_groups]
-        reference = self._reference if self._reference is not self.policy else None
         return {
-            "policy": {n: p.detach().cpu() for n, p in self.policy.named_parameters() if p.requires_grad},
+            "policy": {n: p.detach().cpu() for n, p in self._trained.items()},
             "optimizers": [o.state_dict() for o in self._optimizers],
             "masters": [p.detach().cpu() for g in groups for p in g["params"] if p not in policy],
-            "reference": None if reference is None else reference.state_dict(),
+            "reference": None if self._reference is None else {n: t.cpu() for n, t in self._reference.items()},
             "version": self.version,
             "shared": None if self._packing is None else self._packing is PREFIX,
         }
@@ -98,7 +103,7 @@ class Learner:
         """
         if not self.ranks.follows:
             self.ranks.tell(state)
-        own = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
+        own = self._trained
         given = state["policy"]
         if own.keys() != given.keys() or any(own[n].shape != given[n].shape for n in own):
             raise UserError("the checkpoint is of another model, or of another adapter")
@@ -111,7 +116,8 @@ class Learner:
         for master, saved in zip(masters, state["masters"], strict=True):
             master.copy_(saved)
         if state["reference"] is not None and self._reference is not None:
-            self._reference.load_state_dict(state["reference"])
+            for name, kept in self._reference.items():
+                kept.copy_(state["reference"][name])
         self.version = state["version"]
         if state["shared"] is not None:  # what other rows would have shown is not asked
             self._packing = PREFIX if state["shared"] else PADDED
@@ -122,45 +128,74 @@ class Learner:
             if isinstance(told, dict):
                 self.load(told)
                 continue
-            share, rows = told
+            share, shared, rows, weights = told
             self.set_lr(share)
-            self.update(rows)
+            self._learn(PREFIX if shared else PADDED, rows, weights)
 
-    def update(self, rows: Sequence[Sample]) -> dict[str, float]:
-        """Learn from a batch; the metrics of its tokens. Without rows nothing is changed, and nothing is said."""
-        self.old = []
-        if not rows:
-            return {}
-        if not self.ranks.follows:
-            self.ranks.tell((self._share, list(rows)))
+    def update(self, rows: Sequence[Sample], weights: Sequence[float] | None = None) -> dict[str, float]:
+        """Learn from a batch; return the metrics of its tokens.
+
+        Rows that contribute nothing are not passed through the model: those without a token, and, where neither a KL
+        term nor an entropy bonus acts on every row, those whose advantages are all 0. Where none contributes, nothing
+        is changed.
+
+        Args:
+            rows: all that count in the denominators.
+            weights: of each row's tokens in the loss; by default the loss's own reduction over these rows.
+
+        Returns:
+            ``scored_rows`` and ``scored_tokens`` are in the denominators, ``trained_rows`` and ``trained_tokens`` have
+            an advantage, ``forwarded_rows`` and ``forwarded_tokens`` went through the model: means, minima and maxima
+            are over those.
+        """
+        s = self.settings
+        lengths = [sum(r.loss_mask) for r in rows]
+        weights = REDUCTIONS[s.loss](lengths, s.longest) if weights is None else weights
+        teaches = [any(a for a, m in zip(r.advantages, r.loss_mask, strict=True) if m) for r in rows]
+        everyone = bool(s.beta or s.entropy_coef or (s.top_entropy_quantile < 1.0 and any(teaches)))
+        forwarded = [i for i, n in enumerate(lengths) if n and (teaches[i] or everyone)]
+        trained = [i for i in forwarded if teaches[i]]
+        self.old = [None] * len(rows)
+        counts = {
+            f"{name}_{what}": float(value)
+            for name, which in (("scored", range(len(rows))), ("trained", trained), ("forwarded", forwarded))
+            for what, value in (("rows", len(which)), ("tokens", sum(lengths[i] for i in which)))
+        }
+        if not forwarded:
+            return counts
+        its, own = [rows[i] for i in forwarded], [weights[i] for i in forwarded]
+        packing = self._chosen(its)  # the first process decides for all
+        self.ranks.tell((self._share, packing is PREFIX, its, own))
+        told, old = self._learn(packing, its, own)
+        for i, values in zip(forwarded, old, strict=True):
+            self.old[i] = values
+        return counts | told
+
+    def _learn(
+        self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        """Make the optimizer steps of a batch, this process its share; return metrics, and each row's old logprobs."""
         s = self.settings
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
-        lengths = [sum(r.loss_mask) for r in rows]
-        packing = self._chosen(rows)
-        batches = packing.pack(rows, REDUCTIONS[s.loss](lengths, s.longest), s.token_budget)
-        seen = [_Seen(self._reference_logprobs(packing, b)) for b in batches]
-        acting = self._find_uncertain(packing, batches, seen) if s.top_entropy_quantile < 1.0 else float(sum(lengths))
+        batches = packing.pack(rows, weights, s.token_budget)
+        own = [(b, _Seen(self._reference_logprobs(packing, b))) for b in self.ranks.own(batches)]
+        acting = float(sum(sum(r.loss_mask) for r in rows))
+        if s.top_entropy_quantile < 1.0:
+            acting = self._find_uncertain(packing, own)
         measures, total = Measures(), 0.0
         for _ in range(s.updates):
-            for batch, known in self.ranks.own([*zip(batches, seen, strict=True)]):
+            for batch, known in own:
                 with packing.held(causal_lm(self.policy)), self._recomputing():
                     loss, measured = self._loss(packing, batch, known, acting)
                     loss.backward()  # type: ignore[no-untyped-call]
                 measures.add(measured)
                 total += float(loss.detach())
             norm = self._step()
-        mine = [known.old.cpu() for known in self.ranks.own(seen) if known.old is not None]
-        everyone, measures = self.ranks.gathered((total, measures, mine)), Measures()
-        for _, own, _ in everyone:
-            measures.add(own)
-        self.old = _in_order(rows, batches, self.ranks.put_together([own for *_, own in everyone]))
-        return {
-            "loss": sum(loss for loss, *_ in everyone) / s.updates,
-            "grad_norm": norm,
-            "trained_tokens": float(sum(lengths)),
-            "trained_rows": float(len(rows)),
-            **measures.values(),
-        }
+        mine = [known.old.cpu() for _, known in own if known.old is not None]
+        everyone = self.ranks.gathered((total, measures.totals(), mine))
+        old = _in_order(rows, batches, self.ranks.put_together([its for *_, its in everyone]))
+        told = {"loss": sum(loss for loss, *_ in everyone) / s.updates, "grad_norm": norm}
+        return told | combine([totals for _, totals, _ in everyone]), old
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -186,7 +221,7 @@ class Learner:
         self.version += isfinite(norm)
         every = self.settings.ref_sync_steps
         if self._reference is not None and every and isfinite(norm) and self.version % every == 0:
-            self._reference.load_state_dict(self.policy.state_dict())
+            self._reference = {n: p.detach().clone() for n, p in self._trained.items()}
         return norm
 
     def _chosen(self, rows: Sequence[Sample]) -> Packing:
@@ -227,26 +262,26 @@ class Learner:
 
     @torch.no_grad()
     def _reference_logprobs(self, packing: Packing, batch: MicroBatch) -> Tensor | None:
-        reference = self._reference
-        if reference is None:
+        if self._reference is None:
             return None
-        with reference.disable_adapter() if has_adapter(reference) else nullcontext():
-            states = packing.states(reference, batch)
-            targets = batch.targets.to(states.device)
-            logp, _ = token_logprobs(output_head(reference), states, targets, self.settings.temperature)
-        return logp
+        with _in_place(self._trained, self._reference):
+            return self._logprobs(packing, batch)[0]
 
     @torch.no_grad()
-    def _find_uncertain(self, packing: Packing, batches: Sequence[MicroBatch], seen: Sequence[_Seen]) -> float:
-        """Mark the step's tokens of the highest entropy, by a pass of their own; how many there are."""
+    def _find_uncertain(self, packing: Packing, own: Sequence[tuple[MicroBatch, _Seen]]) -> float:
+        """Mark the step's tokens of the highest entropy, by a pass of their own; return how many there are.
+
+        Each process passes its own micro-batches; the threshold is that of all.
+        """
         entropies = []
-        for batch, known in zip(batches, seen, strict=True):
-            known.old, entropy = self._logprobs(packing, batch)
-            entropies.append(entropy)
-        marks = uncertain(torch.cat(entropies), self.settings.top_entropy_quantile)
-        for known, mark in zip(seen, torch.split(marks, [len(e) for e in entropies]), strict=True):
-            known.uncertain = mark
-        return float(marks.sum())
+        for batch, known in own:
+            known.old, known.uncertain = self._logprobs(packing, batch)
+            entropies.append(known.uncertain.cpu())
+        everyone = [e for its in self.ranks.gathered(entropies) for e in its]
+        least = entropy_threshold(torch.cat(everyone), self.settings.top_entropy_quantile)
+        for (_, known), entropy in zip(own, entropies, strict=True):
+            known.uncertain = (entropy >= least).to(known.uncertain)
+        return float(sum((e >= least).sum() for e in everyone))
 
 
 @dataclass
@@ -279,6 +314,14 @@ def checkpointed(policy: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and m is not model.base_model]
 
 
-def frozen_copy(policy: nn.Module) -> nn.Module:
-    """The policy of now, which is not trained."""
-    return copy.deepcopy(policy).eval().requires_grad_(False)
+@contextmanager
+def _in_place(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the parameters have other values."""
+    own = {name: p.data for name, p in parameters.items()}
+    try:
+        for name, p in parameters.items():
+            p.data = values[name]
+        yield
+    finally:
+        for name, p in parameters.items():
+            p.data = own[name]

@@ -99,7 +99,12 @@ def uncertain(entropy: Tensor, share: float) -> Tensor:
     """1.0 for the ``share`` of tokens where the policy was least sure (arXiv 2506.01939)."""
     if not len(entropy):
         return entropy
-    return (entropy >= torch.quantile(entropy.float(), 1 - share)).to(entropy.dtype)
+    return (entropy >= entropy_threshold(entropy, share)).to(entropy.dtype)
+
+
+def entropy_threshold(entropy: Tensor, share: float) -> Tensor:
+    """Find the least entropy of the ``share`` of tokens where the policy was least sure."""
+    return torch.quantile(entropy.float(), 1 - share)
 
 
 Loss = Callable[[Tokens, Tensor, Tensor, Clip], Tensor]

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,9 +83,37 @@ class Measures:
         for mine, its, pick in ((self.least, other.least, torch.minimum), (self.most, other.most, torch.maximum)):
             mine |= {name: pick(mine[name], value) if name in mine else value for name, value in its.items()}
 
+    def totals(self) -> Totals:
+        """Read the numbers off their device: what may travel between processes."""
+        return Totals(
+            {name: (float(total), float(count)) for name, (total, count) in self.sums.items()},
+            {name: float(value) for name, value in self.least.items()},
+            {name: float(value) for name, value in self.most.items()},
+        )
+
     def values(self) -> dict[str, float]:
-        found = {name: float(total / count.clamp(min=1)) for name, (total, count) in self.sums.items()}
-        return found | {name: float(value) for name, value in (self.least | self.most).items()}
+        return combine([self.totals()])
+
+
+class Totals(NamedTuple):
+    """`Measures` as plain numbers: sums with their counts, minima, maxima."""
+
+    sums: Mapping[str, tuple[float, float]]
+    least: Mapping[str, float]
+    most: Mapping[str, float]
+
+
+def combine(parts: Sequence[Totals]) -> dict[str, float]:
+    """Compute the means, minima and maxima over all parts."""
+    sums: dict[str, tuple[float, float]] = {}
+    ends: dict[str, float] = {}
+    for part in parts:
+        for name, (total, count) in part.sums.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = before[0] + total, before[1] + count
+        for values, pick in ((part.least, min), (part.most, max)):
+            ends |= {name: pick(ends.get(name, value), value) for name, value in values.items()}
+    return {name: total / max(count, 1.0) for name, (total, count) in sums.items()} | ends
 
 
 def objective(o: Objective, t: Tokens, chosen: Tensor | None = None) -> tuple[Tensor, Measures]:

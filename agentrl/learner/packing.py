@@ -1,4 +1,4 @@
-"""From groups to samples, and from samples to micro-batches.
+"""From samples to micro-batches.
 
 A micro-batch has one entry for each trained token, in row order:
 
@@ -11,7 +11,7 @@ row_index   (trained,) int64     in which of the micro-batch's rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from agentrl.learner.forest import WORTH, Forest, common, grow
-from agentrl.types import Group, Sample, Stop, Trajectory, Worth
-
-Advantage = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[Worth]]]  # groups to groups
+from agentrl.types import Sample
 
 
 @dataclass(frozen=True)
@@ -64,37 +62,6 @@ class MicroBatch:
     @cached_property
     def forest(self) -> Forest:
         return grow([r.token_ids for r in self.rows])
-
-
-def chosen(
-    groups: Iterable[Group], advantage: Advantage, mask_stops: frozenset[Stop] = frozenset()
-) -> list[tuple[Trajectory, Worth]]:
-    """The members worth learning from, and what they are worth: one of zero advantage would cost, and teach nothing.
-
-    Args:
-        groups: a faulted or unscored member gets no advantage and is in no statistic.
-        advantage: of the members of all groups.
-        mask_stops: members that stopped for one of these reasons count in the statistics, but are not trained.
-    """
-    found = []
-    members = [[t for t in group if t.fault is None] for group in groups]
-    for alive, own in zip(members, advantage(members), strict=True):
-        for t, a in zip(alive, own, strict=True):
-            teaches = any(a) if isinstance(a, tuple) else bool(a)
-            if teaches and t.sampled_tokens and t.stop not in mask_stops:
-                found.append((t, a))
-    return found
-
-
-def samples(members: Iterable[tuple[Trajectory, Worth]]) -> list[Sample]:
-    """A row for each, in order."""
-    return [Sample(t.token_ids, t.loss_mask, t.logprobs, _spread(t, worth)) for t, worth in members]
-
-
-def _spread(trajectory: Trajectory, worth: Worth) -> list[float]:
-    """One per token: its turn's advantage, 0.0 where it was not sampled."""
-    turns = iter(worth if isinstance(worth, tuple) else (worth,) * trajectory.turns)
-    return [a for s in trajectory.segments for a in [next(turns) if s.author == "model" else 0.0] * len(s.token_ids)]
 
 
 Pack = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]

@@ -26,7 +26,8 @@ def read(store: Store, where: Place) -> Row:
     """
     found = stored.row(store.folder, where)
     lists = ("segments", "calls", "rewards", "weights", "advantages", "step_rewards", "timings")
-    return {"fault_message": None, **found, **{name: found.get(name) or [] for name in lists}}
+    nothing = {"fault_message": None, "credit": None, "weight": None}
+    return {**nothing, **found, **{name: found.get(name) or [] for name in lists}}
 
 
 def messages(row: Row) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from agentrl import credit
 from agentrl.errors import UserError
+from agentrl.spread import center
 from agentrl.stored import Place, Row, place
 from agentrl.view import episode, ratio
 from agentrl.view.index import one
@@ -48,24 +50,45 @@ def group_of(store: Store, where: Place) -> list[dict[str, Any]]:
 
 
 def why_not_trained(store: Store, row: Row, group: Sequence[Row]) -> str:
-    """Why no token of an episode was learned from; empty where some were."""
+    """Explain why no token of an episode was learned from; empty where some were."""
+    outcome = row.get("credit") or _outcome_of_older_run(store, row, group)
+    if outcome == credit.TRAINED:
+        return ""
     scored = [m for m in group if m["reward"] is not None and m["fault"] is None]
-    if row["split"] != "train":
-        return "not trained: it measures held-out tasks"
-    if row["fault"]:
-        return f"not trained: the world failed ({row['fault']}), which says nothing about the model"
-    if row["reward"] is None:
-        return "not trained: no reward applied"
-    if group and len(scored) < int(store.setting("rollout.min_group", 2)):
-        return f"not trained: only {len(scored)} of the group's {len(group)} episodes could be scored, too few"
-    if row["stop"] in store.setting("learner.mask_stops", []):
+    reasons = {
+        credit.HELD_OUT: "it measures held-out tasks",
+        credit.FAULT: f"the world failed ({row['fault']}), which says nothing about the model",
+        credit.RESAMPLED: "its group taught nothing, or too few of it could be scored: another was rolled out for it",
+        credit.UNSCORED: "no reward applied",
+        credit.TOO_FEW: f"only {len(scored)} of the group's {len(group)} episodes could be scored, too few",
+        credit.EMPTY: "the model sampled no token",
+        credit.ZERO: _zero(store, scored),
+    }
+    if outcome.startswith(credit.MASKED):
         return f"not trained: learner.mask_stops leaves out episodes that stop at {row['stop']}"
-    if not any(row["advantages"] or [row["advantage"]]):
-        if len(scored) > 1 and len({m["reward"] for m in scored}) == 1:
-            worth = f"{scored[0]['reward']:g}"
-            return f"not trained: all {len(scored)} scored episodes of the group earned {worth}, so none was better"
-        return "not trained: its advantage is 0"
-    return ""
+    return f"not trained: {reasons.get(outcome, visible(outcome))}"
+
+
+def _zero(store: Store, scored: Sequence[Row]) -> str:
+    """Explain an advantage of 0, and what acts on the episode nevertheless."""
+    terms = [f"learner.{name}" for name in ("beta", "entropy_coef") if store.setting(f"learner.{name}")]
+    acted = f"; {' and '.join(terms)} acted on it as on every scored episode" if terms else ""
+    if len(scored) > 1 and not any(center([m["reward"] for m in scored])):
+        worth = f"{scored[0]['reward']:g}"
+        return f"all {len(scored)} scored episodes of the group earned {worth}, so none was better{acted}"
+    return f"its advantage is 0{acted}"
+
+
+def _outcome_of_older_run(store: Store, row: Row, group: Sequence[Row]) -> str:
+    """Derive the outcome that schema version 2 and older did not store."""
+    scored = [m for m in group if m["reward"] is not None and m["fault"] is None]
+    if row["split"] != "train" or row["fault"] or row["reward"] is None:
+        return credit.HELD_OUT if row["split"] != "train" else credit.FAULT if row["fault"] else credit.UNSCORED
+    if group and len(scored) < int(store.setting("rollout.min_group", 2)):
+        return credit.TOO_FEW
+    if row["stop"] in store.setting("learner.mask_stops", []):
+        return credit.MASKED
+    return credit.TRAINED if any(row["advantages"] or [row["advantage"]]) else credit.ZERO
 
 
 def where_from(store: Store, row: Row, group: Sequence[Row]) -> str:

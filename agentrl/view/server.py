@@ -189,6 +189,8 @@ def _episode(look: Look, request: Request) -> dict[str, Any]:
         "weights",
         "advantage",
         "advantages",
+        "credit",
+        "weight",
         "stop",
         "fault",
     )

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from math import fsum
 from typing import Protocol
 
-from agentrl.learner.advantage import EPS, Scored, centred, deviation, grpo
+from agentrl.learner.advantage import EPS, deviation, grpo
+from agentrl.spread import Scored, center, magnitude
 
 
 class Played(Scored, Protocol):
@@ -31,26 +33,29 @@ class Played(Scored, Protocol):
         ...
 
 
-Credit = tuple[float, ...]  # of each turn
-TurnAdvantage = Callable[..., list[list[Credit]]]
+TurnCredit = tuple[float, ...]  # of each turn
+TurnAdvantage = Callable[..., list[list[TurnCredit]]]
 
 
-def rebn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[Credit]]:
+def rebn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[TurnCredit]]:
     """(G - mean) / std over all turns of the group (return batch normalisation, as Turn-PPO and RAGEN have it)."""
     found = []
-    for returns in _returns(groups, gamma):
+    for group, returns in zip(groups, _returns(groups, gamma), strict=True):
         pool = [g for own in returns for g in own]
-        found.append(_against(returns, pool))
+        found.append(_against(returns, pool, _magnitudes(group)))
     return found
 
 
-def first_turn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[Credit]]:
+def first_turn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[TurnCredit]]:
     """(G - mean) / std, both of the group's returns at the first turn: with gamma = 1 and the outcome as the only
     reward this is GRPO."""
-    return [_against(returns, [own[0] for own in returns if own]) for returns in _returns(groups, gamma)]
+    return [
+        _against(returns, [own[0] for own in returns if own], _magnitudes(group))
+        for group, returns in zip(groups, _returns(groups, gamma), strict=True)
+    ]
 
 
-def gigpo(groups: Sequence[Sequence[Played]], gamma: float = 1.0, step_weight: float = 1.0) -> list[list[Credit]]:
+def gigpo(groups: Sequence[Sequence[Played]], gamma: float = 1.0, step_weight: float = 1.0) -> list[list[TurnCredit]]:
     """GRPO's advantage of the episode, and beside it that of the turn among all turns of the group that answered the
     same observation (GiGPO, arXiv 2505.10978)."""
     found = []
@@ -63,7 +68,7 @@ def gigpo(groups: Sequence[Sequence[Played]], gamma: float = 1.0, step_weight: f
         for places in met.values():
             values = [returns[i][k] for i, k in places]
             scale = deviation(values) + EPS
-            for (i, k), a in zip(places, centred(values), strict=True):
+            for (i, k), a in zip(places, center(values, _magnitudes(group)), strict=True):
                 steps[i][k] = a / scale
         found.append([tuple(a + step_weight * s for s in own) for a, own in zip(whole, steps, strict=True)])
     return found
@@ -93,12 +98,18 @@ def _returns(groups: Sequence[Sequence[Played]], gamma: float) -> list[list[list
     return found
 
 
-def _against(returns: Sequence[Sequence[float]], pool: Sequence[float]) -> list[Credit]:
-    """All 0.0 where none of the pool differs."""
-    if len(set(pool)) < 2:
-        return [(0.0,) * len(own) for own in returns]
-    mean, scale = sum(pool) / len(pool), deviation(pool) + EPS
-    return [tuple((g - mean) / scale for g in own) for own in returns]
+def _magnitudes(group: Sequence[Played]) -> list[float]:
+    """Sum the absolute terms of each member's returns: what their rounding is relative to."""
+    scored = [m for m in group if m.reward is not None]
+    return [magnitude(m) + fsum(map(abs, m.step_rewards)) for m in scored]
+
+
+def _against(
+    returns: Sequence[Sequence[float]], pool: Sequence[float], magnitudes: Sequence[float]
+) -> list[TurnCredit]:
+    """Normalise each return by the mean and the standard deviation of the pool."""
+    scale = deviation(pool) + EPS
+    return [tuple(a / scale for a in center(own, magnitudes, pool)) for own in returns]
 
 
 CREDITS: dict[str, TurnAdvantage] = {"rebn": rebn, "first_turn": first_turn, "gigpo": gigpo}
