@@ -239,7 +239,8 @@ def test_groups_are_compared_anew_as_they_were_trained(tmp_path: Path, split: st
     lost = Trajectory(2, (Segment("prompt", (1,)),), (), Stop.FAULT, fault=Fault("gone", "it is"))
     made = create(str(tmp_path / "r"), "x", "")
     groups = [Group(2, (good, lost, good)), Group(2, (good,) * 3), Group(3, (replace(good, task=3),))]
-    made.write_trajectories(3, groups, [[0.0] * len(g.trajectories) for g in groups], split)
+    credit = credited(groups, [[0.0] * len(g.trajectories) for g in groups])
+    made.write_trajectories(3, credit, split)
     made.close()
 
     async def main() -> list[Rescored]:
