@@ -18,6 +18,7 @@ from agentrl.layers import build
 from agentrl.policy import Policy, resolved
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout, Watch
+from agentrl.tasks import task_integer
 from agentrl.types import Trajectory
 
 
@@ -77,11 +78,16 @@ def first_fault(played: Sequence[Trajectory]) -> str:
 
 
 def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) -> list[int]:
-    """Tasks of a split, from ``first`` on: ``wanted`` of them, or as many as there are."""
+    """Return tasks of a split, from index ``first`` on: ``wanted`` of them, or as many as there are.
+
+    Where the environment generates tasks, those of a split but ``train`` are integers on which no run trains.
+    """
     count = spec.make().count(split)
     if count is not None and first >= count:
         raise UserError(f"split {split!r} of env {spec.name!r} has {count} tasks; there is none from {first} on")
-    return list(range(first, first + wanted if count is None else min(first + wanted, count)))
+    if count is None:
+        return [task_integer(split, index) for index in range(first, first + wanted)]
+    return list(range(first, min(first + wanted, count)))
 
 
 Playing = AbstractAsyncContextManager[Callable[[str], Rollout]]  # inside, what makes the rollout of a split

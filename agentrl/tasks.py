@@ -8,7 +8,39 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from agentrl.errors import ContractError
+from agentrl.errors import ContractError, UserError
+
+HELD_OUT = 2_000_000_000  # the first held-out integer: held-out task 5 of a generator is 2000000005
+_HELD_OUT_UP_TO = 2**31  # so that it is a seed for everybody
+
+
+def task_integer(split: str, index: int, seed: int = 0) -> int:
+    """Return the integer of a task of an environment that generates tasks (its ``count`` is None).
+
+    Run ``seed`` trains on the integers from ``seed * 2**32`` on. Every other split begins at ``HELD_OUT`` and ends
+    below ``2**31``: no run trains on those, whatever its seed. An ``index`` that is such an integer already stays as it
+    is.
+
+    Raises:
+        UserError: the split has no task at that index.
+    """
+    if split == "train":
+        if index >= (most := 2**32 if seed else HELD_OUT):
+            raise UserError(f"a run of seed {seed} trains on {most:,} integers at most; there is no task {index:,}")
+        return seed * 2**32 + index
+    task = HELD_OUT + task_index(index)
+    if not HELD_OUT <= task < _HELD_OUT_UP_TO:
+        raise UserError(f"split {split!r} has {_HELD_OUT_UP_TO - HELD_OUT:,} tasks; there is no task {index:,}")
+    return task
+
+
+def task_index(task: int) -> int:
+    """Return where a held-out integer stands in its split, from 0; a training integer is returned as it is.
+
+    An environment that makes its task of ``seed`` and ``options["split"]`` together may use it: its test tasks are then
+    named by small numbers.
+    """
+    return task - HELD_OUT if HELD_OUT <= task < _HELD_OUT_UP_TO else task
 
 
 class Deal(NamedTuple):
@@ -35,7 +67,7 @@ class TaskSampler:
     """Draws tasks in order.
 
     With a finite ``count`` (a dataset) each epoch is a permutation of its rows, its order fixed by ``seed`` and the
-    epoch. Without one (a generator) run ``seed`` owns the integers from ``seed * 2**32`` on.
+    epoch. Without one (a generator) run ``seed`` owns the integers from ``seed * 2**32`` on: see `task_integer`.
     """
 
     count: int | None
@@ -69,7 +101,7 @@ class TaskSampler:
 
     def _at(self, index: int) -> int:
         if self.count is None:
-            return self.seed * 2**32 + index
+            return task_integer("train", index, self.seed)
         epoch, row = divmod(index, self.count)
         return _permutation(self.count, self.seed, epoch)[row]
 

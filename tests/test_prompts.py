@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import anyio.lowlevel
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from agentrl_envs import prompts
 from agentrl_envs.prompts import Prompts
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl import EnvSpec, Trajectory, UserError
 from agentrl.episode import Limits
@@ -60,6 +64,22 @@ async def test_the_last_tenth_is_held_out() -> None:
     assert (await play("1", task=18)).reward == 1.0  # the next epoch
     t = await play("1", split="test", test_data=[{"prompt": "own", "solution": "1"}])
     assert t.messages[0]["content"] == "own"
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=120))
+@settings(max_examples=60, deadline=None)
+def test_all_copies_of_a_prompt_are_on_one_side(asked: list[int]) -> None:
+    rows = [{"prompt": f"What is{'  ' * (place % 2)} {n}?"} for place, n in enumerate(asked)]
+    sides = prompts.held_out(rows, "prompt")
+    train, test = ([" ".join(row["prompt"].split()) for row in sides[split]] for split in ("train", "test"))
+    assert Counter(train + test) == Counter(f"What is {n}?" for n in asked)
+    assert train
+    assert test
+    if len(set(asked)) > 1:
+        assert not set(train) & set(test)
+        assert len(test) <= max(1, len(asked) // 10) or len(set(test)) == 1
+    if len(set(asked)) == len(asked):
+        assert test == [f"What is {n}?" for n in asked[-max(1, len(asked) // 10) :]]
 
 
 async def test_what_a_reward_function_is_given() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
+from agentrl_envs import math_tasks, shop_tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import ContractError
-from agentrl.tasks import TaskSampler
+from agentrl import ContractError, Env, EnvSpec, UserError
+from agentrl.evaluation import held_out
+from agentrl.tasks import HELD_OUT, TaskSampler, task_index, task_integer
+from agentrl.types import Observation
 
 
 @given(st.integers(1, 40), st.integers(0, 5), st.lists(st.integers(1, 30), max_size=6))
@@ -39,3 +45,46 @@ def test_a_generator_never_repeats_and_seeds_never_meet() -> None:
 def test_nothing_to_train_on_is_told() -> None:
     with pytest.raises(ContractError, match="the environment has 0 tasks to train on"):
         TaskSampler(0, 0)
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, HELD_OUT - 1), st.integers(0, 2**31 - HELD_OUT - 1))
+def test_no_run_trains_on_a_held_out_integer(seed: int, trained: int, held: int) -> None:
+    integers = {task_integer("train", trained, seed), task_integer("test", held)}
+    assert len(integers) == 2
+    assert max(integers) < 2**63
+    assert task_index(task_integer("test", held)) == held
+    assert task_integer("test", task_integer("test", held)) == task_integer("test", held) < 2**31
+    assert task_index(task_integer("train", trained, seed)) == task_integer("train", trained, seed)
+
+
+def test_a_split_s_integers_end_somewhere() -> None:
+    with pytest.raises(UserError, match="split 'test' has 147,483,648 tasks; there is no task 147,483,648"):
+        task_integer("test", 2**31 - HELD_OUT)
+    with pytest.raises(UserError, match="a run of seed 0 trains on 2,000,000,000 integers at most"):
+        TaskSampler(None, 0, HELD_OUT).take(1)
+
+
+class Generated(Env):
+    """Makes its task of the seed alone, as README's CityQuiz does."""
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        return f"task {seed}", {}
+
+
+class Rows(Generated):
+    def count(self, split: str) -> int | None:
+        return 5
+
+
+def test_what_is_held_out_are_other_integers_where_tasks_are_generated_and_own_rows_where_there_are_rows() -> None:
+    held = held_out(EnvSpec(Generated), 3, "test", 7)
+    assert held == [2_000_000_007, 2_000_000_008, 2_000_000_009]
+    assert held_out(EnvSpec(Generated), 1, "test", held[0]) == held[:1]  # as a stored episode names it
+    assert held_out(EnvSpec(Generated), 3, "train", 7) == [7, 8, 9]
+    assert held_out(EnvSpec(Rows), 9, "test", 3) == [3, 4]
+
+
+def test_environments_that_read_the_split_have_the_test_tasks_that_they_had() -> None:
+    for index in range(4):
+        for draw in (math_tasks.draw, shop_tasks.draw):
+            assert draw(task_integer("test", index), split="test") == draw(index, split="test")

@@ -22,6 +22,7 @@ from agentrl.errors import ConfigError, UserError, nearest
 from agentrl.layers import Layer, build
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout
+from agentrl.tasks import task_integer
 from agentrl.typed import demonstration
 from agentrl.types import Trajectory
 
@@ -95,7 +96,8 @@ async def _play(own: dict[str, Any], config: TrainConfig, spec: EnvSpec, table: 
         rollout = Rollout.configured(config.rollout, spec, engine, ChatRenderer(), own["split"])
         if own["endpoint"] is None:  # a person takes their time
             rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
-        return await rollout.episode(own["task"], seed=config.seed)
+        task = own["task"] if count is not None else task_integer(own["split"], own["task"])
+        return await rollout.episode(task, seed=config.seed)
 
 
 @asynccontextmanager

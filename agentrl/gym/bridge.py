@@ -19,6 +19,7 @@ from agentrl.env import Env, EnvSpec
 from agentrl.errors import ContractError
 from agentrl.gym.spaces import Conversation, Said
 from agentrl.renderer import hermes
+from agentrl.tasks import task_integer
 from agentrl.types import Message, Segment, Stop, Trajectory
 
 _ENTRY = "agentrl.gym.bridge:as_gymnasium"
@@ -49,13 +50,18 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
         self._end()
         self.env = env = self.agent_spec.make()
         count = env.count(self.split)
-        self.task = int(self.np_random.integers(count or 2**31)) if seed is None else seed
+        self.task = self._drawn(count) if seed is None else seed
         given = {"split": self.split, **(options or {})}
         observation, info = checked_reset(self._portal.call(lambda: env.reset(seed=self.task, options=given)), env)
         self.messages = as_messages(observation)
         self.step_rewards: list[float] = []
         told = {**info, "task": self.task, "tools": [t.schema for t in env.tool_list]}
         return copy.deepcopy(self.messages), copy.deepcopy(told)
+
+    def _drawn(self, count: int | None) -> int:
+        """Draw a task of the split."""
+        index = int(self.np_random.integers(count or 10**8))
+        return index if count else task_integer(self.split, index)
 
     def step(self, action: str) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
         """One turn. The score is part of the last one's reward, and by its parts in ``info["rewards"]``.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from agentrl.aside import in_thread
 from agentrl.env import Env
 from agentrl.errors import ContractError, ToolError, UserError, nearest
+from agentrl.tasks import task_index
 from agentrl.types import Observation, Reply, Step
 
 T = TypeVar("T")
@@ -83,10 +84,10 @@ class Gym(Env):
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         from agentrl.gym import words
 
-        test = (options or {}).get("split", "train") == "test"
+        own = 2 * task_index(seed) + ((options or {}).get("split", "train") == "test")  # no seed is in both splits
         make = {**self.make, "render_mode": "ansi"} if self.shared else self.make
         self.world = await self._call(lambda: made(self.name, make))
-        found, _ = await self._call(lambda: self.world.reset(seed=2 * seed + test))  # no seed is in both splits
+        found, _ = await self._call(lambda: self.world.reset(seed=own))
         told = f"{words.asked(self.world.action_space, self.actions)}\n\n{self._told(found)}"
         return f"{self.system_prompt}\n\n{told}".strip(), {}
 

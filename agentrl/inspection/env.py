@@ -15,6 +15,7 @@ from agentrl.inspection.plays import Plays
 from agentrl.inspection.policies import first, garbage
 from agentrl.inspection.progress import Check, Inspection, Report
 from agentrl.rollout import check_deadlines
+from agentrl.tasks import task_integer
 from agentrl.tool import Tool
 
 WIDE = 4  # times as many tasks where one is quick
@@ -99,7 +100,7 @@ async def _say_garbage(plays: Plays, train: Sequence[int]) -> list[Finding]:
 
 def _tasks(spec: EnvSpec, split: str, wanted: int) -> list[int]:
     count = spec.make().count(split)
-    return list(range(wanted if count is None else min(wanted, count)))
+    return [task_integer(split, index) for index in range(wanted)] if count is None else list(range(min(wanted, count)))
 
 
 async def _tools(spec: EnvSpec, task: int) -> list[Tool]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from agentrl import ContractError, Env, Reply, Step, UserError
 from agentrl.errors import nearest
 from agentrl.processes import call_in_process
+from agentrl.tasks import task_index
 from agentrl.types import Observation, without_thoughts
 
 T = TypeVar("T")
@@ -42,7 +43,9 @@ class TextArena(Env):
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
         # In a process of its own: making a puzzle takes some games seconds, and all of them throw the global dice.
-        self.game, self.dice = await call_in_process(begun, self.name, f"textarena/{self.name}/{seed}/{split}")
+        self.game, self.dice = await call_in_process(
+            begun, self.name, f"textarena/{self.name}/{task_index(seed)}/{split}"
+        )
         return f"{self.system_prompt}\n\n{_told(self.game)}".strip(), {}
 
     async def step(self, action: Reply) -> Step:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.tasks import task_index
 from agentrl_envs.splits import Split, split_of
 
 SYSTEM_PROMPT = "Write Python. Your last message holds the function in a block between lines of ```python and ```."
@@ -122,7 +123,7 @@ TESTS = 12
 
 
 def draw(seed: int, *, split: Split) -> CodeTask:
-    rng = random.Random(f"code/{seed}/{split}")
+    rng = random.Random(f"code/{task_index(seed)}/{split}")
     while True:
         name = rng.choice(list(FAMILIES))
         family = FAMILIES[name]

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, Literal
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory
+from agentrl.tasks import task_index
 from agentrl.types import Observation, without_thoughts
 from agentrl_envs.rewards import boxed
 from agentrl_envs.splits import Split, split_of
@@ -47,7 +48,7 @@ class Game(Env):
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
-        rng = random.Random(f"game/{self.kind}/{self.numbers}/{seed}/{split}")
+        rng = random.Random(f"game/{self.kind}/{self.numbers}/{task_index(seed)}/{split}")
         self.turn, self.found = 0, False
         self.possible: Sequence[Any]  # what the answers so far have left
         if self.kind == "code":

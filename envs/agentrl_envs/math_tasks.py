@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from agentrl_tools.calculator import evaluate
 
+from agentrl.tasks import task_index
 from agentrl_envs.splits import Split, split_of
 
 SYSTEM_PROMPT = "Answer with \\boxed{}."
@@ -38,7 +39,7 @@ def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | N
 
 @lru_cache(maxsize=256)  # the members of a group draw the same
 def _drawn(seed: int, split: Split, level: int, names: tuple[str, ...]) -> MathTask:
-    rng = random.Random(f"math/{seed}/{split}/{level}/{','.join(names)}")
+    rng = random.Random(f"math/{task_index(seed)}/{split}/{level}/{','.join(names)}")
     family = rng.choices(names, [FAMILIES[name] for name in names])[0]
     while True:
         question, expression = _WRITERS[family](rng, *LEVELS[level])

@@ -12,6 +12,7 @@ import pydantic
 
 from agentrl import ContractError, Env, Reply, Step, Tool, ToolError, UserError, WorldFault
 from agentrl.contract import ROLES
+from agentrl.tasks import task_index
 from agentrl.types import JsonSchema, Message, Observation, without_thoughts
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class OpenEnv(Env):
         from agentrl_envs.openenv_wire import Session, socket_url
 
         self.session = await Session.begun(socket_url(self.url))
-        data = await self.session.ask("reset", {"seed": 2 * seed + test})  # no seed is in both splits
+        data = await self.session.ask("reset", {"seed": 2 * task_index(seed) + test})  # no seed is in both splits
         system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         told = messages_of(data["observation"])
         return [*system, *told], {}

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from anyio import to_thread
@@ -31,7 +32,8 @@ class Prompts(Env):
         reward_weights: one weight a reward; 1 by default.
         reward_settings: of rewards that take some, by name: ``--env.reward_settings.regex.pattern X``.
         gate, gate_at_least: a reward that must be as good as that for the others to count: see docs/rewards.md.
-        test_data: rows for evaluation. Without it the last tenth of ``data`` (256 rows at most) is held out.
+        test_data: rows for evaluation. Without it the last tenth of ``data`` (256 rows at most) is held out,
+            all copies of a prompt on one side.
         prompt_column: the name of the column that holds the prompt.
         system_prompt: put before every prompt.
         max_completion_len, soft_punish_cache: what ``soft_overlong_punishment`` measures by, in tokens.
@@ -93,10 +95,9 @@ class Prompts(Env):
         train = await to_thread.run_sync(_rows, settings["data"], "train", column)
         if settings.get("test_data") is not None:
             return {"train": train, "test": await to_thread.run_sync(_rows, settings["test_data"], "test", column)}
-        held = min(256, max(1, len(train) // 10))
-        if held >= len(train):
+        if len(train) < 2:
             raise UserError(f"env.data has {len(train)} row; two are the least, one of which is held out")
-        return {"train": _Slice(train, 0, len(train) - held), "test": _Slice(train, len(train) - held, len(train))}
+        return await to_thread.run_sync(held_out, train, column)
 
     def count(self, split: str) -> int | None:
         return len(self.shared[split])
@@ -155,17 +156,50 @@ class Prompts(Env):
         return partial(function, **self.lengths) if function is soft_overlong_punishment else function
 
 
-class _Slice(Sequence[dataset.Row]):
-    """Part of a sequence of rows, without copying it."""
+class _Some(Sequence[dataset.Row]):
+    """Some of a sequence of rows, without copying them."""
 
-    def __init__(self, rows: Sequence[dataset.Row], start: int, stop: int) -> None:
-        self._rows, self._range = rows, range(start, stop)
+    def __init__(self, rows: Sequence[dataset.Row], places: Sequence[int]) -> None:
+        self._rows, self._places = rows, places
 
     def __len__(self) -> int:
-        return len(self._range)
+        return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._rows[self._range[index]]
+        return self._rows[self._places[index]]
+
+
+def held_out(rows: Sequence[dataset.Row], column: str) -> dict[str, Sequence[dataset.Row]]:
+    """Split rows: hold out the last tenth, 256 at most, with all copies of a prompt on one side.
+
+    Going backwards, a prompt is held out where all its rows still fit. Where none does, it is the rarest one. Where all
+    rows ask the same, it is the last tenth after all.
+    """
+    room = min(256, max(1, len(rows) // 10))
+    places: dict[bytes, list[int]] = {}
+    prompts: Any = rows[column] if hasattr(rows, "column_names") else (row[column] for row in rows)  # type: ignore[call-overload]
+    for place, prompt in enumerate(prompts):
+        places.setdefault(_question(prompt), []).append(place)
+    held: set[int] = set()
+    for copies in sorted(places.values(), key=lambda copies: -copies[-1]):
+        if len(held) + len(copies) <= room:
+            held.update(copies)
+    if not held and len(places) > 1:
+        rarest: list[int] = min(places.values(), key=len)
+        held.update(rarest)
+    held = held or set(range(len(rows) - room, len(rows)))
+    return {
+        "train": _Some(rows, [place for place in range(len(rows)) if place not in held]),
+        "test": _Some(rows, sorted(held)),
+    }
+
+
+def _question(prompt: Any) -> bytes:
+    """A digest of what a prompt says, whatever its white space."""
+    said = [prompt] if isinstance(prompt, str) else [f"{m['role']}: {m['content']}" for m in prompt]
+    return blake2b(
+        "\n".join(" ".join(text.split()) for text in said).encode("utf-8", "replace"), digest_size=12
+    ).digest()
 
 
 def _rows(data: Any, split: str, column: str) -> Sequence[dataset.Row]:

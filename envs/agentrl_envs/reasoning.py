@@ -18,6 +18,7 @@ import anyio
 from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
 from agentrl.errors import nearest
 from agentrl.processes import call_in_process
+from agentrl.tasks import task_index
 from agentrl.types import Message, Observation
 from agentrl_envs.rewards import boxed
 from agentrl_envs.splits import Split, split_of
@@ -108,7 +109,7 @@ def draw(name: str, config: str, seed: int, split: Split) -> Entry:
     Raises:
         ContractError: there seems to be no task in that split.
     """
-    rng = random.Random(f"reasoning-gym/{name}/{config}/{seed}/{split}")
+    rng = random.Random(f"reasoning-gym/{name}/{config}/{task_index(seed)}/{split}")
     options = literal_eval(config)
     for _ in range(_TRIES):
         number = rng.randrange(2**31)

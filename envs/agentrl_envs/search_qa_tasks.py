@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from agentrl_tools.passages import Passage
 
+from agentrl.tasks import task_index
 from agentrl_envs.splits import Split
 
 SYSTEM_PROMPT = "Look it up step by step. Answer with \\boxed{}."
@@ -126,7 +127,7 @@ def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0)
     if not hops or any(n not in HOPS for n in hops):
         raise ValueError(f"hops are some of {', '.join(map(str, HOPS))}; not {list(hops)}")
     things = half(world, split)
-    rng = random.Random(f"search-qa/{world}/{seed}/{split}/{hops}")
+    rng = random.Random(f"search-qa/{world}/{task_index(seed)}/{split}/{hops}")
     names = list(things)
     while True:
         if (task := _walk(rng, things, rng.choice(names), rng.choice(list(hops)))) is not None:

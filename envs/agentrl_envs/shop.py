@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from agentrl import ContractError, ToolEnv, ToolError, Trajectory, tool
+from agentrl.tasks import task_index
 from agentrl.types import Observation
 from agentrl_envs import shop_tasks
 from agentrl_envs.rewards import boxed, same
@@ -47,7 +48,7 @@ class Shop(ToolEnv):
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         self.task = shop_tasks.draw(seed, split=(options or {}).get("split", "train"))
-        self.random = random.Random(seed)
+        self.random = random.Random(task_index(seed))
         return self.ask(self.task.question), {"items": len(self.task.basket)}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:

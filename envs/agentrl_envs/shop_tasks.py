@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentrl.tasks import task_index
 from agentrl_envs.splits import Split, split_of
 
 SYSTEM_PROMPT = "Answer with \\boxed{}."
@@ -39,7 +40,7 @@ class ShopTask:
 
 
 def draw(seed: int, *, split: Split) -> ShopTask:
-    rng = random.Random(f"shop/{seed}/{split}")
+    rng = random.Random(f"shop/{task_index(seed)}/{split}")
     while True:
         names = rng.sample(ITEMS, rng.randint(1, 3))
         basket = {name: rng.randint(2, 20) for name in names}

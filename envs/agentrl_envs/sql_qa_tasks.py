@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.tasks import task_index
 from agentrl_envs.splits import Split, split_of
 from agentrl_envs.sql_qa_families import FAMILIES, Rows
 
@@ -45,7 +46,7 @@ def draw(seed: int, *, split: Split, families: Sequence[str] | None = None) -> S
     names = list(FAMILIES) if families is None else list(families)
     if not names or any(name not in FAMILIES for name in names):
         raise ValueError(f"families are some of {', '.join(FAMILIES)}; not {names}")
-    rng = random.Random(f"sql-qa/{seed}/{split}/{','.join(names)}")
+    rng = random.Random(f"sql-qa/{task_index(seed)}/{split}/{','.join(names)}")
     while True:
         if (task := _attempt(rng, rng.choice(names), split)) is not None:
             return task

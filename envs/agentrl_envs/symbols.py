@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.tasks import task_index
 from agentrl_envs.splits import Split, split_of
 
 SYSTEM_PROMPT = "Answer with \\boxed{}."
@@ -27,7 +28,7 @@ class SymbolTask:
 
 
 def draw(seed: int, *, split: Split) -> SymbolTask:
-    rng = random.Random(f"symbols/{seed}/{split}")
+    rng = random.Random(f"symbols/{task_index(seed)}/{split}")
     family = rng.choice(list(_ASK))
     while True:
         numbers = _numbers(rng, family)
