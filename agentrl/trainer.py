@@ -33,6 +33,7 @@ from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reduction import REDUCTIONS
 from agentrl.learner.turn_advantage import CREDITS
+from agentrl.overlap import Overlap
 from agentrl.policy import Policy
 from agentrl.rollout import Rollout
 from agentrl.run import Run
@@ -87,6 +88,7 @@ class Trainer:
         self.alarms = Alarms(tools=bool(env.tool_list))
         self.diagnosis = Diagnosis(dict(env.reward_weights))
         self.measuring: Rollout | None = None
+        self.overlap = Overlap()
         self._tell_rewards(self.at)
 
     @property
@@ -107,6 +109,7 @@ class Trainer:
             "counted": {name: getattr(self, name) for name in COUNTED},
             "alarms": self.alarms,
             "diagnosis": self.diagnosis,
+            "overlap": self.overlap,
             "before": replace(before, played=[replace(t, info={}) for t in before.played]),
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
@@ -123,6 +126,7 @@ class Trainer:
         for name, value in state["counted"].items():
             setattr(self, name, value)
         self.alarms, self.diagnosis = state["alarms"], state["diagnosis"]
+        self.overlap = state["overlap"]
         self.session.renderer.forged.update(state["forged"])
         torch.set_rng_state(state["rng"])
         await self.session.engine.update_weights(self.session.policy.model, self.learner.version)
@@ -144,6 +148,7 @@ class Trainer:
         rolled = perf_counter()
         self._check_alive(groups)
         self._tell(step, self.alarms.look(groups))
+        self.overlap.train(t for g in taken.groups for t in g.trajectories[:1])
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
             await engine.sleep()
         credit = self._assign_credit(taken)
@@ -195,6 +200,8 @@ class Trainer:
         groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
         await to_thread.run_sync(self.run.write_trajectories, step, hold_out(groups), "test")
         self.watcher.measured(step, sampled, greedy)
+        self.overlap.hold_out(played)
+        self._tell(step, self.overlap.look())
         self.busy = self.session.engine.meter.busy_s
         return Comparison(sampled, greedy, played)
 
@@ -217,6 +224,7 @@ class Trainer:
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sampled_tokens": int(self.sampled_tokens),
             "faults": self.faults,
+            "prompts": self.overlap.counts(),
             "forged_control_tokens": dict(session.renderer.forged),
             "conversation_before": shown_before,
             "conversation_after": shown_after,

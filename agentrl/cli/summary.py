@@ -37,6 +37,9 @@ def show(console: Console, summary: dict[str, Any]) -> None:
     )
     for title in ("before", "after"):
         _conversation(console, f"one conversation {title}", summary[f"conversation_{title}"])
+    prompts = summary["prompts"]
+    if prompts["also_trained"] and prompts["held_out"] > 1:
+        console.print(f"\n{prompts['also_trained']} of {prompts['held_out']} held-out prompts were trained on too")
     if faults := summary["faults"]:
         console.print("\nfaults of the world, not trained: " + ", ".join(f"{k} {n}" for k, n in faults.items()))
     console.print(f"\nmodel    {summary['model_dir']}\nmetrics  {summary['metrics']}", highlight=False, soft_wrap=True)
