@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.credit import Credit, EpisodeCredit
+from agentrl.episode_info import expected_answer, last_answer, one_line, plain_info, question_of
 from agentrl.errors import UserError
 from agentrl.folder import Lock, put, reason, writing
 from agentrl.types import Trajectory, utf8
 
-SCHEMA_VERSION = "3"  # 2 had no credit and no weight; 1 no weights and no learner_logprobs either
+SCHEMA_VERSION = "4"  # 3 had no info; 2 no credit and no weight; 1 no weights and no learner_logprobs
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
 _SEGMENT = pa.struct(
     [
@@ -63,6 +64,10 @@ SCHEMA = pa.schema(
         ("messages", pa.string()),  # JSON
         ("calls", pa.list_(_CALL)),
         ("timings", _NAMED),  # seconds
+        ("info", pa.string()),  # JSON: what reset and steps told, at most 8,000 characters
+        ("question", pa.string()),  # what was asked last before the first turn, in one line of at most 200 characters
+        ("answer", pa.string()),  # the end of what the model said last, likewise
+        ("expected", pa.string()),  # the right answer, where info names it, likewise
     ],
     metadata={"agentrl_trajectories": SCHEMA_VERSION},
 )
@@ -288,6 +293,10 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: Lear
         "messages": utf8(json.dumps(t.messages, ensure_ascii=False)),
         "calls": [{"turn": c.turn, "name": utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
         "timings": _named(t.timings.items()),
+        "info": json.dumps(plain_info(t.info), ensure_ascii=False),
+        "question": one_line(question_of(t.messages, t.turns)),
+        "answer": one_line(last_answer(t), end=True),
+        "expected": one_line(expected_answer(t.info), end=True),
     }
 
 

@@ -80,7 +80,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def trajectory(row: Row) -> Trajectory:
-    """The episode as it was; what its reset told in ``info`` is not kept."""
+    """The episode as it was; ``info`` as far as it was kept, which is as JSON, cut where it was long."""
     return Trajectory(
         task=row["task"],
         segments=tuple(_segment(s) for s in row["segments"]),
@@ -92,6 +92,7 @@ def trajectory(row: Row) -> Trajectory:
         timings={t["name"]: t["value"] for t in row["timings"]},
         calls=tuple(CallRecord(**c) for c in row["calls"]),
         fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
+        info=json.loads(row.get("info") or "{}"),
     )
 
 

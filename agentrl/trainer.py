@@ -23,6 +23,7 @@ from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
 from agentrl.diagnosis import Diagnosis
 from agentrl.engine import Sleeper
 from agentrl.env import EnvSpec
+from agentrl.episode_info import plain_info
 from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.folder import reason
@@ -110,7 +111,7 @@ class Trainer:
             "alarms": self.alarms,
             "diagnosis": self.diagnosis,
             "overlap": self.overlap,
-            "before": replace(before, played=[replace(t, info={}) for t in before.played]),
+            "before": replace(before, played=[replace(t, info=plain_info(t.info)) for t in before.played]),
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
         }
@@ -337,8 +338,8 @@ def _lr_share(step: int, config: TrainConfig) -> float:
 
 
 def _bare(ahead: Ahead) -> Ahead:
-    """Without what resets told in ``info``: it may be anything, and no checkpoint can hold that."""
-    others = [Group(g.task, tuple(replace(t, info={}) for t in g)) for g in ahead.others]
+    """What resets told in ``info`` may be anything: as the JSON that a checkpoint can hold."""
+    others = [Group(g.task, tuple(replace(t, info=plain_info(t.info)) for t in g)) for g in ahead.others]
     return ahead._replace(others=others)
 
 

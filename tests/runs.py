@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -50,6 +50,7 @@ def played(
     stop: Stop = Stop.TERMINATED,
     fault: Fault | None = None,
     version: int = 0,
+    info: Mapping[str, Any] | None = None,
 ) -> Trajectory:
     """An episode of a conversation; each message is a segment."""
     authors = {"assistant": "model", "tool": "world"}
@@ -66,7 +67,12 @@ def played(
         },
         calls=tuple(calls),
         fault=fault,
+        info=info or {},
     )
+
+
+def right(task: int) -> dict[str, str]:
+    return {"expected": str(7 * task)}
 
 
 def solved(task: int, version: int = 0) -> Trajectory:
@@ -76,7 +82,7 @@ def solved(task: int, version: int = 0) -> Trajectory:
         {"role": "tool", "content": "7", "tool_call_id": "c0", "name": "price"},
         {"role": "assistant", "content": f"The answer is {7 * task}."},
     ]
-    return played(task, said, 1.0, calls=[CallRecord(0, "price", "ok", 0.01)], version=version)
+    return played(task, said, 1.0, calls=[CallRecord(0, "price", "ok", 0.01)], version=version, info=right(task))
 
 
 def wrong(task: int, version: int = 0) -> Trajectory:
@@ -84,7 +90,7 @@ def wrong(task: int, version: int = 0) -> Trajectory:
         {"role": "user", "content": f"What do {task} hats cost?"},
         {"role": "assistant", "content": "I do not know."},
     ]
-    return played(task, said, 0.0, version=version)
+    return played(task, said, 0.0, version=version, info=right(task))
 
 
 def stuck(task: int, version: int = 0) -> Trajectory:

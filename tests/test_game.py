@@ -131,7 +131,7 @@ async def test_each_seed_is_a_game_and_splits_differ() -> None:
         assert not games["train"] & games["test"]
 
 
-async def test_nothing_that_is_told_holds_the_number() -> None:
+async def test_nothing_that_is_told_before_the_end_holds_the_number() -> None:
     for seed in range(50):
         env = Game()
         rules, info = await env.reset(seed=seed)
@@ -139,7 +139,8 @@ async def test_nothing_that_is_told_holds_the_number() -> None:
         told = [str(rules), str(info)]
         for _ in range(env.max_turns):
             step = await env.step(Reply(f"\\boxed{{{inner}}}"))
-            told += [str(step.observation), str(step.info)]
+            told += [str(step.observation), "" if step.truncated else str(step.info)]
+        assert step.info == {"expected": env.hidden}
         if int(env.hidden) not in (env.low, env.high):  # those two the rules name
             assert not re.search(rf"\b{env.hidden}\b", " ".join(told))
 
@@ -171,7 +172,12 @@ async def test_it_is_played_through_a_rollout() -> None:
     env = Game()
     await env.reset(seed=4, options={"split": "train"})
     won = await play("\\boxed{1}", f"I say \\boxed{{{env.hidden}}}.")
-    assert (won.reward, won.turns, won.stop, won.info) == (1.0, 2, "terminated", {"kind": "guess"})
+    assert (won.reward, won.turns, won.stop, won.info) == (
+        1.0,
+        2,
+        "terminated",
+        {"kind": "guess", "expected": env.hidden},
+    )
     lost = await play("hello")
     assert (lost.reward, lost.turns, lost.stop) == (0.0, 10, "truncated")
 

@@ -22,7 +22,11 @@ async def test_calculate_and_answer() -> None:
     t = await play(call("calculator", expression=task.expression), f"It is \\boxed{{{task.answer}}}.")
     assert [m["role"] for m in t.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert (t.messages[1]["content"], t.messages[3]["content"]) == (task.question, str(task.answer))
-    assert (t.rewards, t.reward, t.info) == ({"correct": 1.0}, 1.0, {"family": task.family})
+    assert (t.rewards, t.reward, t.info) == (
+        {"correct": 1.0},
+        1.0,
+        {"family": task.family, "expected": str(task.answer)},
+    )
 
 
 @pytest.mark.parametrize("said", ["74490", "\\boxed{74491}", "\\boxed{74490} no, \\boxed{1}", "<think>\\boxed{74490}"])

@@ -122,8 +122,8 @@ def test_what_a_tool_says_cannot_steer_the_terminal(capsys: pytest.CaptureFixtur
     )
     assert scripted("look()", "", "done", words=("--env", "evil.py:Evil")) == 0
     shown = capsys.readouterr().out
-    assert r"[bold red]ask[/] \x1b]0;title\x07 \u202edesrever" in shown
-    assert r"[/nothing] \x1b[2J" in shown
+    assert "[bold red]ask[/] [ESC]]0;title[BEL] [U+202E]desrever" in shown
+    assert "[/nothing] [ESC][2J" in shown
     assert "\x1b" not in shown
     assert "\u202e" not in shown
 

@@ -16,7 +16,6 @@ from agentrl.types import CallRecord, Fault, Message
 from agentrl.view.plots import Line, plot
 from agentrl.view.report import report
 from agentrl.view.store import Store
-from agentrl.view.text import cut, visible
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m\u202eevil"
 
@@ -114,10 +113,3 @@ def test_plots_of_few_many_and_equal_values() -> None:
         assert all(-1 <= n <= 500 for n in numbers)
         assert "nan" not in found
         assert "<b>" not in found.replace("<figcaption><b>", "")
-
-
-def test_what_cannot_be_seen_is_spelled_out() -> None:
-    assert visible("a\x00\x1b\x7f\u202e\u200b\U000e0041b\nc\td") == "a[NUL][ESC][DEL][U+202E][U+200B][U+E0041]b\nc\td"
-    assert visible("a\nb\tc", newlines=False) == "a\u23ceb\u21e5c"
-    assert visible("K\u00f6ln \u65e5\u672c \U0001f600 \u05e9") == "K\u00f6ln \u65e5\u672c \U0001f600 \u05e9"
-    assert cut("abcdef", 3) == "abc [... 3 more characters]"

@@ -37,7 +37,7 @@ async def test_who_looks_it_up_is_right_and_each_page_leads_to_the_next() -> Non
     for t in await play(oracle, range(30), "test"):
         task = tasks.draw(t.task, split="test")
         told = [m["content"] for m in t.messages if m["role"] == "tool"]
-        assert (t.reward, t.info) == (1.0, {"hops": len(task.path)})
+        assert (t.reward, t.info) == (1.0, {"hops": len(task.path), "expected": task.answer})
         for found, wanted in zip(told, [*task.path[1:], task.answer], strict=True):
             assert wanted in found
 

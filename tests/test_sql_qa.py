@@ -38,7 +38,7 @@ async def test_who_asks_the_database_is_right() -> None:
     for t in await play(oracle, range(30)):
         schema, found = (m["content"] for m in t.messages if m["role"] == "tool")
         task = tasks.draw(t.task, split="train")
-        assert (t.reward, t.info, t.fault) == (1.0, {"family": task.family}, None)
+        assert (t.reward, t.info, t.fault) == (1.0, {"family": task.family, "expected": task.answer}, None)
         assert schema.count("CREATE TABLE") == 3
         assert found.splitlines()[1:] == [task.answer]
 

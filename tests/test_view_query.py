@@ -51,6 +51,9 @@ def test_terms_are_read() -> None:
     [
         ("", 10),
         ("split=train", 8),
+        ('question="hats COST" split=train', 6),
+        ("expected=49 answer=49", 2),
+        ("expected=56 answer!=56", 1),
         ("split!=train", 2),
         ("failed split=train", 6),
         ("solved", 3),

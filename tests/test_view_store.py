@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 
-from agentrl import UserError
+from agentrl import UserError, stored
 from agentrl.types import Group
-from agentrl.view import kept, store
-from agentrl.view.search import groups
+from agentrl.view import episode, kept, store
+from agentrl.view.search import Search, groups, page
 from agentrl.view.store import Store, open_runs
 
 
@@ -133,6 +133,23 @@ def test_columns_that_an_older_run_lacks_are_empty(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(path).drop_columns(["advantages", "timings", "step_rewards", "fault_message"]), path)
     (row,) = opened(folder).now.table.to_pylist()
     assert (row["reward"], row["turns"], row["seconds"], row["fault_message"]) == (1.0, None, None, None)
+
+
+def test_a_folder_of_schema_2_is_listed_searched_and_read_back(tmp_path: Path) -> None:
+    folder = runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)])
+    path = folder / "trajectories/train-000001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["info", "question", "answer", "expected"]), path)
+    found = opened(folder)
+    now, rows = Search(found).rows("question=hats")
+    assert len(rows) == 0
+    assert [r["question"] for r in page(now.table, Search(found).rows("")[1])] == [None, None]
+    assert stored.trajectory(episode.read(found, stored.place("1:0"))).info == {}
+
+
+def test_the_index_tells_what_was_asked_answered_and_expected(tmp_path: Path) -> None:
+    row, _ = opened(runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)])).now.table.to_pylist()
+    assert (row["question"], row["answer"], row["expected"]) == ("What do 7 hats cost?", "The answer is 49.", "49")
+    assert stored.trajectory(stored.row(tmp_path / "run", stored.place("1:0"))).info == {"expected": "49"}
 
 
 def test_an_index_that_was_kept_is_read_where_the_files_are_as_they_were(tmp_path: Path) -> None:

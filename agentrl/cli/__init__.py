@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 
 from agentrl import registry
 from agentrl.errors import UserError, nearest
+from agentrl.view.text import visible
 
 VERBS = {  # the verb: its module, and what it does
     "train": ("training", "train a model on an environment"),
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = _main_of(words[0])(words[1:])
         return status
     except UserError as error:
-        print(f"agentrl: {error}", file=sys.stderr)
+        print(f"agentrl: {visible(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("agentrl: interrupted", file=sys.stderr)

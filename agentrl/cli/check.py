@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli import settings
-from agentrl.cli.inert import inert
 from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError, nearest
 from agentrl.inspection import Finding, check_env, check_tool
 from agentrl.layers import build, read_overrides
+from agentrl.view.text import visible
 
 HELP = """usage: agentrl check {env,tool,model} NAME [--SETTING VALUE ...]
 
@@ -125,10 +125,10 @@ def _show(name: str, check: Callable[..., list[Finding]], asked: Asked) -> int:
 
 def _print(console: Console, f: Finding) -> None:
     if not console.is_terminal:
-        print(f"{f.verdict:<5}{f.what:<20} {inert(f.why)}", flush=True)
+        print(f"{f.verdict:<5}{f.what:<20} {visible(f.why, newlines=False)}", flush=True)
         return
     row = Table.grid(padding=(0, 1))
     row.add_column(width=4)
     row.add_column(width=19)
-    row.add_row(Text(f.verdict, style=STYLES[f.verdict]), f.what, Text(inert(f.why)))
+    row.add_row(Text(f.verdict, style=STYLES[f.verdict]), f.what, Text(visible(f.why, newlines=False)))
     console.print(row)

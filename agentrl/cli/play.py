@@ -25,6 +25,7 @@ from agentrl.rollout import Rollout
 from agentrl.tasks import task_integer
 from agentrl.typed import demonstration
 from agentrl.types import Trajectory
+from agentrl.view.text import visible
 
 HELP = """usage: agentrl play --env NAME [--task 0] [--split train] [--SETTING VALUE ...]
 
@@ -62,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     try:
         trajectory = anyio.run(_play, own, config, spec, table)
     except Left as left:
-        print(f"\n{left}")
+        print(f"\n{visible(str(left))}")
         return left.status
     table.end(trajectory)
     if own["save"] is not None:

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from agentrl import stored
 from agentrl.cli import past
-from agentrl.cli.inert import inert
 from agentrl.cli.settings import loading, spec_of
 from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError
@@ -21,6 +20,7 @@ from agentrl.replay import RecordedEngine, Replay, replayed
 from agentrl.rollout import Rollout
 from agentrl.stored import Place
 from agentrl.types import Trajectory
+from agentrl.view.text import visible
 
 HELP = """usage: agentrl replay RUN EPISODE [--from_turn K [--model MODEL] [--greedy true]] [--live false]
 
@@ -87,11 +87,11 @@ def _show(console: Console, where: Place, found: Replay) -> None:
         text = message["content"]
         for call in message.get("tool_calls") or ():
             text += f"\n  -> {call['function']['name']}({call['function']['arguments']})"
-        console.print(inert(text, lines=True), markup=False, highlight=False)
+        console.print(visible(text), markup=False, highlight=False)
     then, now = (dict(t.rewards) for t in (found.before, found.after))
     console.print(f"\n{where}: reward {found.before.reward} {then} then, {found.after.reward} {now} now", markup=False)
     if found.after.fault is not None:
-        console.print(f"it ended by a fault: {found.after.fault.message}", markup=False)
+        console.print(f"it ended by a fault: {visible(found.after.fault.message)}", markup=False)
     if found.called:
         console.print(f"{found.called} calls of tools were made, which are not on record")
-    console.print(found.differs or "the same, token by token", markup=False)
+    console.print(visible(found.differs or "the same, token by token"), markup=False)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from agentrl import stored
 from agentrl.cli import past
@@ -26,6 +27,7 @@ from agentrl.rescoring import Rescored, rescored
 from agentrl.rewards import Reward, functions
 from agentrl.stored import Place
 from agentrl.types import Trajectory
+from agentrl.view.text import visible
 
 HELP = """usage: agentrl rescore RUN [--rewards NAME,NAME] [--env.SETTING VALUE ...] [--split NAME] [--out FILE]
 
@@ -157,10 +159,11 @@ def _show(console: Console, run: Path, found: Sequence[Rescored]) -> None:
             by_name["(all)"][1].append(r.reward)
     table = Table("reward", "then", "now", box=None, header_style="bold")
     for name, (then, now) in sorted(by_name.items()):
-        table.add_row(name, f"{fmean(then):.3f}" if then else "-", f"{fmean(now):.3f}" if now else "-")
+        table.add_row(Text(visible(name)), f"{fmean(then):.3f}" if then else "-", f"{fmean(now):.3f}" if now else "-")
     failed = [r for r in found if r.rewards is None]
     other = sum(r.reward != r.before.reward for r in found if r.rewards is not None)
     console.print(f"{len(found)} episodes of {run}: {other} are worth something else", markup=False, highlight=False)
     console.print(table)
     if failed:
-        console.print(f"{len(failed)} could not be scored, such as {failed[0].where}: {failed[0].why}", markup=False)
+        why = visible(failed[0].why)
+        console.print(f"{len(failed)} could not be scored, such as {failed[0].where}: {why}", markup=False)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.types import Message
+from agentrl.view.text import visible
 
 STYLES = {"system": "dim", "user": "", "assistant": "cyan", "tool": "magenta"}
 
@@ -51,11 +52,10 @@ def show(console: Console, summary: dict[str, Any]) -> None:
 def _conversation(console: Console, title: str, messages: Sequence[Message]) -> None:
     console.print(f"\n{title}", style="bold")
     for message in messages:
-        text = Text(f"  {message['role']:<10}", style="dim")
+        text = Text(f"  {visible(message['role'], newlines=False):<10}", style="dim")
         said = [message["content"]] if message["content"] else []
         for call in message.get("tool_calls", []):
-            said.append(
-                f"→ {call['function']['name']}({json.dumps(call['function']['arguments'], ensure_ascii=False)})"
-            )
-        text.append("  ".join(said), style=STYLES.get(message["role"], ""))
+            name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            said.append(f"→ {name}({arguments})" if name else "→ (a call that could not be read)")
+        text.append(visible("  ".join(said)), style=STYLES.get(message["role"], ""))
         console.print(text)

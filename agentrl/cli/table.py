@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.chair import Turn, Wire
-from agentrl.cli.inert import inert
 from agentrl.cli.summary import STYLES
 from agentrl.typed import signature
 from agentrl.types import JsonSchema, Trajectory
+from agentrl.view.text import visible
 
 PROMPT = "> "
 
@@ -47,19 +47,19 @@ class Table:
             self._line("call", f"{function.get('name')}({function.get('arguments')})", "cyan")
 
     def _line(self, who: str, text: str, style: str = "") -> None:
-        label = Text(f"{inert(who):<10} ", style="bold dim")
-        self.console.print(label.append(Text(inert(text, lines=True).replace("\n", "\n" + " " * 11), style=style)))
+        label = Text(f"{visible(who, newlines=False):<10} ", style="bold dim")
+        self.console.print(label.append(Text(visible(text).replace("\n", "\n" + " " * 11), style=style)))
 
     def hint(self, text: str) -> None:
         if text:
-            self.console.print(Text(inert(text, lines=True), style="yellow"))
+            self.console.print(Text(visible(text), style="yellow"))
 
     def ask(self) -> None:
         self.console.print(Text(PROMPT, style="bold"), end="")
 
     def echo(self, line: str) -> None:
         """A line that nobody typed."""
-        self.console.print(Text(inert(line)))
+        self.console.print(Text(visible(line, newlines=False)))
 
     def end(self, trajectory: Trajectory) -> None:
         """What the world said last, and what a model would have been given."""

@@ -16,6 +16,7 @@ from agentrl.evaluation import Measurement
 from agentrl.run import Run
 from agentrl.session import Session
 from agentrl.types import Trajectory
+from agentrl.view.text import visible
 from agentrl.watching import Watcher
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -127,8 +128,8 @@ class LiveTable(Watcher):
             parts.append(Text(f"held-out reward, sampled/greedy:  {shown}"))
         parts.append(self.progress)
         if self.waits:
-            parts.append(Text(self.waits, style="dim"))
-        parts += [Text(text, style="yellow") for text in self.told[-4:]]
+            parts.append(Text(visible(self.waits), style="dim"))
+        parts += [Text(visible(text), style="yellow") for text in self.told[-4:]]
         if self.note:
             parts.append(Text(self.note, style="yellow"))
         return Group(*parts)
@@ -141,7 +142,7 @@ class PlainLines(Watcher):
         self.console, self.steps = console, config.steps
 
     def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(Text(visible(text)), soft_wrap=True)
 
     def started(self, session: Session, run: Run) -> None:
         self._say(headline(session, run))

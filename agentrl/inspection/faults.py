@@ -71,7 +71,8 @@ def plain(played: Sequence[Trajectory]) -> list[Finding]:
                 found.setdefault("message", fail("json", said))
         for key, value in t.info.items():
             if (why := _no_json(value)) is not None:
-                said = f"info[{key!r}] is {value!r:.60}, which is no JSON ({why}): it is not in the run's trajectories"
+                kept = "the run's trajectories keep the name of its type alone"
+                said = f"info[{key!r}] is {value!r:.60}, which is no JSON ({why}): {kept}"
                 found.setdefault(key, warn("json", said))
     return list(found.values()) or [ok("json", "messages and infos can be written as JSON")]
 

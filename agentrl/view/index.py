@@ -37,9 +37,13 @@ SCHEMA = pa.schema(
         ("seconds", pa.float64()),  # the whole episode; null where it was not measured
         ("turns", pa.int32()),  # null where an older run does not tell
         ("opens", pa.bool_()),  # the first of its group
+        ("question", pa.string()),  # in one line, cut; null where an older run does not tell
+        ("answer", pa.string()),
+        ("expected", pa.string()),
     ]
 )
 READ = ("step", "split", "task", "member", "reward", "advantage", "advantages", "stop", "fault", "fault_message")
+TEXTS = ("question", "answer", "expected")
 
 
 def read_file(path: Path) -> Any:
@@ -48,7 +52,7 @@ def read_file(path: Path) -> Any:
     Raises:
         OSError, pyarrow.ArrowException: it cannot be read.
     """
-    wanted = [*READ, "calls", "timings"]
+    wanted = [*READ, *TEXTS, "calls", "timings"]
     file = pq.ParquetFile(path)
     have = [name for name in wanted if name in file.schema_arrow.names]
     raw = file.read(columns=have, use_threads=False)

@@ -1,7 +1,7 @@
 """The words of the search box: ``failed calls>3 tool=search "no such product"``.
 
 A term is ``FIELD OPERATOR VALUE`` without spaces, a flag, or text that is looked for in the conversations. All must
-hold; ``-`` in front of one turns it round.
+hold; ``-`` in front of one turns it round. Of a question, an answer and an expected answer a part is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from agentrl.errors import UserError, nearest
 from agentrl.types import Stop
 from agentrl.view.arrays import Column
-from agentrl.view.index import numbers, one
+from agentrl.view.index import TEXTS, numbers, one
 
 NUMBERS = {  # the word: the column of the index
     "step": "step",
@@ -78,7 +78,7 @@ def _term(word: str) -> Term:
 
 
 def _checked(term: Term, word: str) -> Term:
-    known = [*NUMBERS, *WORDS, *OF_CALLS]
+    known = [*NUMBERS, *WORDS, *TEXTS, *OF_CALLS]
     if term.field not in known:
         hint = nearest(term.field, [*known, *FLAGS])
         raise UserError(f"{word!r}: no field {term.field!r} (in quotes it would be text){hint}")
@@ -117,6 +117,9 @@ def _holds(table: Any, term: Term) -> Column:
         return np.asarray(OPERATORS[term.operator](values, float(term.value)) & ~np.isnan(values))
     if term.field in OF_CALLS:
         return _called(table, term)
+    if term.field in TEXTS:
+        hit = pc.fill_null(pc.match_substring(table[term.field], term.value, ignore_case=True), False)
+        return np.asarray(one(hit).to_numpy(zero_copy_only=False).astype(bool) == (term.operator == "="))
     column = table[WORDS[term.field]]
     _check_value(term, column)
     equal = pc.fill_null(pc.equal(column, term.value), False)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from agentrl.errors import UserError, nearest
 from agentrl.view.arrays import Column
-from agentrl.view.index import numbers, one
+from agentrl.view.index import TEXTS, numbers, one
 from agentrl.view.query import NUMBERS, Term, matching, parse
 from agentrl.view.store import Snapshot, Store
 
@@ -90,11 +90,12 @@ def _ordered(table: Any, found: Column, sort: str) -> Column:
 
 
 COLUMNS = ("step", "split", "row", "task", "member", "reward", "advantage", "stop", "fault", "n_calls", "n_refused")
+MORE = ("seconds", "turns", *TEXTS)
 
 
 def page(table: Any, rows: Column) -> list[dict[str, Any]]:
     """Some rows of the index, as the page lists them."""
-    taken = table.select([*COLUMNS, "seconds", "turns"]).take(pa.array(rows))
+    taken = table.select([*COLUMNS, *MORE]).take(pa.array(rows))
     return [{"id": f"{r['split']}-{r['step']}:{r['row']}", **r} for r in taken.to_pylist()]
 
 

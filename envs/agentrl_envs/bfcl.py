@@ -66,7 +66,7 @@ class BFCL(ToolEnv):
         functions = bfcl_world.documents(folder(), row["involved_classes"])
         self.tools = [bfcl_world.tool_of(document, self._call) for document in functions.values()]
         self.hidden = held_out & functions.keys()
-        return self._asked(), {"id": row["id"]}
+        return self._asked(), {"id": row["id"], "expected": row["ground_truth"]}
 
     @property
     def tool_list(self) -> Sequence[Tool]:

@@ -69,7 +69,8 @@ class Game(Env):
         over = not self.found and left <= 0
         if not self.found and not over:
             told += f" {left} turn{'s' * (left > 1)} left."
-        return Step(told, share if self.step_rewards else 0.0, self.found, over, {})
+        info = {"expected": self.hidden} if self.found or over else {}  # no sooner: who plays may read info
+        return Step(told, share if self.step_rewards else 0.0, self.found, over, info)
 
     def _answer(self, guess: str) -> str:
         """What is said to a guess; what is still possible gets less."""

@@ -41,7 +41,7 @@ class MathTools(ToolEnv):
             self.task = math_tasks.draw(seed, split=split, level=self.level, families=self.families)
         except ValueError as error:
             raise ContractError(f"env 'math-tools': {error}") from None
-        return self.ask(self.task.question), {"family": self.task.family}
+        return self.ask(self.task.question), {"family": self.task.family, "expected": str(self.task.answer)}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = boxed(trajectory.answer)

@@ -12,6 +12,7 @@ from typing import Any
 from anyio import to_thread
 
 from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError
+from agentrl.episode_info import expected_answer
 from agentrl.errors import nearest
 from agentrl.reward_log import RewardLog
 from agentrl.rewards import Reward, call_rewards, functions, is_per_episode
@@ -111,7 +112,8 @@ class Prompts(Env):
         )
         if self.system_prompt:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        return messages, {}
+        right = expected_answer(self.row)
+        return messages, {} if right is None else {"expected": right}
 
     async def step(self, action: Reply) -> Step:
         return Step([], 0.0, True, False, {})

@@ -66,7 +66,7 @@ class ReasoningGym(Env):
         # In a process of its own: some tasks take a second to make, and some use the global random module.
         self.entry = await call_in_process(draw, self.name, repr(self.config), seed, split)
         system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return [*system, {"role": "user", "content": self.entry["question"]}], {}
+        return [*system, {"role": "user", "content": self.entry["question"]}], {"expected": self.entry["answer"]}
 
     async def step(self, action: Reply) -> Step:
         return Step([], 0.0, True, False, {})

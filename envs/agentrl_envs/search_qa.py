@@ -74,13 +74,13 @@ class SearchQA(ToolEnv):
         if self.shared:
             row = self.shared[split][seed % len(self.shared[split])]
             self.answers = [row["answer"]] if isinstance(row["answer"], str | int | float) else row["answer"]
-            return self.ask(row["question"]), {}
+            return self.ask(row["question"]), {"expected": " | ".join(map(str, self.answers))}
         try:
             task = search_qa_tasks.draw(seed, split=split, hops=self.hops, world=self.world)
         except ValueError as error:
             raise ContractError(f"env 'search-qa': {error}") from None
         self.answers = [task.answer]
-        return self.ask(task.question), {"hops": len(task.path)}
+        return self.ask(task.question), {"hops": len(task.path), "expected": task.answer}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = boxed(trajectory.answer)

@@ -49,7 +49,7 @@ class Shop(ToolEnv):
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         self.task = shop_tasks.draw(seed, split=(options or {}).get("split", "train"))
         self.random = random.Random(task_index(seed))
-        return self.ask(self.task.question), {"items": len(self.task.basket)}
+        return self.ask(self.task.question), {"items": len(self.task.basket), "expected": str(self.task.answer)}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = boxed(trajectory.answer)

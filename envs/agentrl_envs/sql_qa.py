@@ -77,7 +77,7 @@ class SqlQA(ToolEnv):
         await in_thread(partial(self.task.write, self.path))
         self.database = Database(self.path, self.shared.workers, max_rows=MAX_ROWS, timeout_s=TIMEOUT_S)
         tables = f"\n{self.task.script}" if self.show_schema else ""
-        return self.ask(self.task.question + tables), {"family": self.task.family}
+        return self.ask(self.task.question + tables), {"family": self.task.family, "expected": self.task.answer}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = boxed(trajectory.answer)

@@ -8,16 +8,16 @@ function fill(node, props, children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : value);
   }
-  node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  node.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
   return node;
 }
 
 export const el = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-// Controls but tab and newline, what turns the direction, what has no width, tags, half surrogates.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\u{e0000}-\u{e0fff}]/u;
-const RUNS = new RegExp(`(${HIDDEN.source})\\1*`, "gu");
+// The rule of view/text.py: controls but tab and newline, what turns the direction, what has no width or no meaning.
+const BLANK = "[\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u3164\\uffa0\\ufe00-\\ufe0d\\u{e0100}-\\u{e01ef}]|(?<![^\\ufe00-\\ufe0f])[\\ufe0e\\ufe0f]";
+const RUNS = new RegExp(`((?![\\t\\n])[\\p{C}\\p{Zl}\\p{Zp}]|${BLANK})\\1*`, "gu");
 
 const CONTROLS = "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
 

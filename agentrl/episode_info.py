@@ -1,0 +1,118 @@
+"""An episode's ``info`` as JSON of a bounded size, and the texts by which a person knows an episode in a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from math import isfinite
+from typing import Any
+
+from agentrl.types import Message, Trajectory, utf8
+
+# Keys of info under which the right answer is looked for; the first that is set counts.
+EXPECTED = ("expected", "answer", "answers", "solution", "target", "ground_truth")
+MAX_INFO = 8_000  # characters of the JSON
+MAX_TEXT = 2_000  # of a text in it
+MAX_ITEMS = 64  # of a list or table in it
+MAX_DEPTH = 4
+LINE = 200  # characters of a text in a list
+CUT = "\u2026"
+
+
+def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a copy of ``info`` that JSON can hold, of at most ``MAX_INFO`` characters.
+
+    Long texts and lists end with an ellipsis; an object that is no JSON is the name of its type in angle brackets; a
+    key whose value does not fit any more is left out.
+    """
+    plain: dict[str, Any] = {}
+    left = MAX_INFO - 2
+    for key, value in list(info.items())[:MAX_ITEMS]:
+        entry = {_cut(str(key), LINE): _plain(value, MAX_DEPTH, [MAX_INFO])}
+        size = len(json.dumps(entry, ensure_ascii=False))
+        if size <= left:
+            plain |= entry
+            left -= size
+    return plain
+
+
+def _plain(value: Any, depth: int, room: list[int]) -> Any:
+    """``room`` holds the characters that are left for the whole value."""
+    if value is None or isinstance(value, bool | int | float):
+        room[0] -= 8
+        return _number(value)
+    if isinstance(value, str):
+        text = _cut(value, min(MAX_TEXT, max(room[0], 0)))
+        room[0] -= len(text) + 8
+        return text
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy or torch scalar
+        return _plain(value.item(), depth, room)
+    if isinstance(value, Mapping) and depth:
+        kept = _while_room(value.items(), room)
+        return {_cut(str(k), LINE): _plain(v, depth - 1, room) for k, v in kept}
+    if isinstance(value, list | tuple) and depth:
+        plain = [_plain(v, depth - 1, room) for v in _while_room(value, room)]
+        return [*plain, CUT] if len(plain) < len(value) else plain
+    return f"<{type(value).__name__}>"
+
+
+def _while_room(items: Iterable[Any], room: list[int]) -> Iterator[Any]:
+    for item in islice(items, MAX_ITEMS):
+        if room[0] <= 0:
+            return
+        yield item
+
+
+def _cut(text: str, limit: int) -> str:
+    return utf8(text if len(text) <= limit else text[:limit] + CUT)
+
+
+def _number(value: float | None) -> Any:
+    """The number, or a text where readers of JSON know none such: nan, infinities, integers of over 64 bits."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, int) and value.bit_length() > 64:
+        return str(value) if value.bit_length() < 4096 else f"<int of {value.bit_length()} bits>"
+    return value
+
+
+def expected_answer(info: Mapping[str, Any]) -> str | None:
+    """Return the right answer that ``info`` names under one of the keys ``EXPECTED``; None where it names none."""
+    for key in EXPECTED:
+        value = info.get(key)
+        if value is not None and value != "":
+            plain = _plain(value, MAX_DEPTH, [MAX_INFO])
+            return value if isinstance(value, str) else json.dumps(plain, ensure_ascii=False)
+    return None
+
+
+def question_of(messages: Sequence[Message], turns: int) -> str:
+    """Return the last thing that was asked before the first of the model's ``turns``; empty where nothing was."""
+    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    first = replies[-turns] if 0 < turns <= len(replies) else len(messages)
+    asked = [m["content"] for m in messages[:first] if m["role"] == "user"]
+    return _text(asked[-1]) if asked else ""
+
+
+def last_answer(trajectory: Trajectory) -> str:
+    """Return what the model said last, without its thoughts; a turn of calls alone is an arrow and the tools' names."""
+    said = trajectory.answer.strip()
+    last = next((m for m in reversed(trajectory.messages) if m["role"] == "assistant"), None)
+    if said or last is None or not trajectory.turns:
+        return said
+    return "".join(f"\u2192 {c['function']['name'] or '?'} " for c in last.get("tool_calls", ())).strip()
+
+
+def one_line(text: str | None, *, end: bool = False) -> str | None:
+    """Return the text in one line of at most ``LINE`` characters: its beginning, or its ``end``."""
+    if text is None:
+        return None
+    words = " ".join((text[-8 * LINE :] if end else text[: 8 * LINE]).split())
+    if len(words) > LINE:
+        words = CUT + words[-LINE:] if end else words[:LINE] + CUT
+    return utf8(words)
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
