@@ -208,6 +208,11 @@ class EvalConfig(Section):
     """How the policy is measured on held-out tasks."""
 
     every: int = Field(10, ge=0, description="steps between measurements; 0: only before and after")
+    mode: Literal["pause", "overlap"] = Field(
+        "pause",
+        description="pause: no training episode is begun meanwhile; overlap: the next batch is played beside it, and "
+        "the update waits for both",
+    )
     tasks: int = Field(128, ge=1, description="held-out tasks of a measurement in mid-run, sampled and greedy")
     final_tasks: int = Field(256, ge=1, description="held-out tasks of the measurements before and after")
 
@@ -263,6 +268,8 @@ class TrainConfig(Section):
             raise ValueError(
                 "deterministic and rollout.spare do not go together: which episodes end last is up to time"
             )
+        if self.deterministic and self.eval.mode == "overlap":
+            raise ValueError("deterministic and eval.mode overlap do not go together: what is begun when is up to time")
         return self
 
     @pydantic.field_validator("env", mode="before")

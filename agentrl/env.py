@@ -12,6 +12,7 @@ import anyio
 from agentrl import registry
 from agentrl.breaker import breaker_of
 from agentrl.errors import ContractError, ToolError, nearest
+from agentrl.lanes import Track
 from agentrl.signature import settings_of
 from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
@@ -34,6 +35,7 @@ class Env:
     shared: Any = None
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
     running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id
+    _track: Track | None = None  # of the episode, through the lanes of the run
     named_by: ClassVar[str | None] = None  # the setting that ``NAME:VALUE`` gives, for a family of environments
 
     def __init__(self) -> None: ...
@@ -155,7 +157,11 @@ class ToolEnv(Env):
         slot["tool_call_id"], slot["name"] = call.id, call.name
         started, status = anyio.current_time(), "cancelled"
         self.running_calls[call.id] = call.name
+        track = None
         try:
+            if self._track is not None and call.error is None and call.name in self._tools:
+                track = self._track
+                track.call(call.name)
             slot["content"] = await self._run(call)
             status = "ok"
         except ToolError as refusal:
@@ -164,6 +170,8 @@ class ToolEnv(Env):
             status = getattr(error, "kind", "error")
             raise
         finally:
+            if track is not None:
+                track.returned(call.name)
             self.running_calls.pop(call.id, None)
             self.call_records.append(CallRecord(self._turn, call.name, status, anyio.current_time() - started))
 

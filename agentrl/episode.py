@@ -10,7 +10,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,6 +17,7 @@ import anyio
 from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
 from agentrl.env import Env, ToolEnv
 from agentrl.errors import ContractError, UserError, WorldFault
+from agentrl.lanes import Track
 from agentrl.types import Fault, Message, Observation, Segment, Stop, Trajectory
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class Episode:
         self.fault: Fault | None = None
         self.stage = "reset"
         self.timings: dict[str, float] = defaultdict(float)
-        self.started = self.since = perf_counter()
+        self.track, self.clock = Track(rollout.lanes), rollout.lanes.clock
+        self.started = self.since = self.clock()
         self.turn = 0
         self.forks: list[Episode] = []
 
@@ -72,10 +73,10 @@ class Episode:
                     for number in range(1, until.branches):
                         self.forks.append(self._fork(env, number))
                 return True
-            engine_s, begun = self.timings["generate"], perf_counter()
+            engine_s, begun = self.timings["generate"], self.clock()
             goes_on = await self._turn(env, self.turn)
             engine_s = self.timings["generate"] - engine_s
-            self.rollout.admission.took(engine_s, perf_counter() - begun - engine_s)
+            self.rollout.admission.took(engine_s, self.clock() - begun - engine_s)
             self.turn, self.rollout.turns = self.turn + 1, self.rollout.turns + 1
             if not goes_on:
                 break
@@ -90,6 +91,7 @@ class Episode:
         rollout = self.rollout
         with self._stage("reset"):
             self.env = env = rollout.spec.make()
+            env._track = self.track
             options = {"split": rollout.split, **rollout.options, **self.options}
             found = await self._bounded(env.reset(seed=self.task, options=options))
             observation, self.info = checked_reset(found, env)
@@ -110,6 +112,7 @@ class Episode:
         if not isinstance(fork.env, Env) or fork.env is env:
             raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
         fork.env.shared = env.shared
+        fork.env._track = fork.track = self.track.fork()
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
             fork.env.kit = env.kit
         fork.segments, fork.messages = list(self.segments), list(self.messages)
@@ -213,6 +216,7 @@ class Episode:
         if self.env is None:
             return
         self.stage = "close"
+        self.track.enter("close", self.clock())
         with anyio.CancelScope(shield=True):
             try:
                 try:
@@ -224,6 +228,8 @@ class Episode:
             except Exception as error:  # belongs to the boundary around an episode
                 if self.fault is None:
                     self.end(Stop.FAULT, Fault("env_close", f"{self.where()}: {type(error).__name__}: {error}"))
+            finally:
+                self.track.leave(self.clock())
 
     def trajectory(self) -> Trajectory:
         return Trajectory(
@@ -234,7 +240,7 @@ class Episode:
             rewards=dict(self.rewards),
             weights=dict(self.env.reward_weights) if self.env else {},
             step_rewards=tuple(self.step_rewards),
-            timings={**self.timings, "total": perf_counter() - self.started},
+            timings={**self.timings, "total": self.clock() - self.started},
             calls=tuple(self.env.call_records) if self.env else (),
             fault=self.fault,
             info={**self.info, **self.env.extras} if self.env else dict(self.info),
@@ -251,11 +257,15 @@ class _Stage:
         self.episode, self.name = episode, name
 
     def __enter__(self) -> None:
-        self.episode.stage, self.begun = self.name, perf_counter()
-        self.episode.since = self.begun
+        episode = self.episode
+        episode.stage = self.name
+        episode.since = self.begun = now = episode.clock()
+        episode.track.enter(self.name, now)
 
     def __exit__(self, *_: object) -> None:
-        self.episode.timings[self.name] += perf_counter() - self.begun
+        now = self.episode.clock()
+        self.episode.timings[self.name] += now - self.begun
+        self.episode.track.leave(now)
 
 
 # The environment's methods, by stage.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Self, overload
 
 import anyio
@@ -23,6 +22,7 @@ from agentrl.env import Env, EnvSpec
 from agentrl.episode import METHODS, Branching, Episode, Limits, mixed
 from agentrl.errors import ConfigError, UserError, WorldFault
 from agentrl.group_scoring import score_group
+from agentrl.lanes import Lanes, Track
 from agentrl.renderer import Renderer
 from agentrl.types import (
     Fault,
@@ -55,6 +55,7 @@ class Rollout:
     turns: int = 0  # that have ended, of all episodes
     playing: set[Episode] = field(default_factory=set)
     comparing: list[tuple[str, float]] = field(default_factory=list)  # groups that are being scored, since when
+    lanes: Lanes = field(default_factory=Lanes)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine.capacity)
@@ -70,7 +71,7 @@ class Rollout:
 
     def waits(self) -> list[Wait]:
         """Who waits on what now: one for each episode that is being played."""
-        now = perf_counter()
+        now = self.lanes.clock()
         waits = [Wait(play.waits_on(), now - play.since) for play in self.playing]
         return waits + [Wait(method, now - since) for method, since in self.comparing]
 
@@ -173,12 +174,16 @@ class Rollout:
         env = next((env for env, t in members if env is not None and _waits_for_group(env, t)), None)
         if env is None:
             return trajectories
-        comparing = (f"{type(env).__name__}.score_group", perf_counter())
+        track, now = Track(self.lanes), self.lanes.clock()
+        comparing = (f"{type(env).__name__}.score_group", now)
         self.comparing.append(comparing)
+        track.enter("score", now)
         try:
             scored = await score_group(env, trajectories, self.limits.turn_timeout_s)
         finally:
             self.comparing.remove(comparing)
+            track.leave(self.lanes.clock())
+        self.lanes.ended(track)
         for member, trajectory in zip(members, scored, strict=True):
             if watch is not None and _waits_for_group(*member):
                 watch(trajectory)
@@ -221,7 +226,10 @@ class Rollout:
             if not branched:
                 self.playing.discard(play)
                 await play.close()
-        return None if branched else play.trajectory()
+        if branched:
+            return None
+        self.lanes.ended(play.track)
+        return play.trajectory()
 
 
 def _waits_for_group(env: Env | None, trajectory: Trajectory) -> bool:

@@ -3,6 +3,7 @@
 config.toml       what it was made of; `agentrl train runs/x/config.toml` makes it again
 metrics.jsonl     a line a step, and a line a measurement
 told.jsonl        what was said of it: alarms, signs of trouble, stalls
+timeline.jsonl    who was busy from when to when: a line a step, and a line a measurement
 trajectories/     a Parquet file a step, a row an episode (schema below)
 model/            the final policy, as from_pretrained takes it
 summary.json      before and after
@@ -92,6 +93,10 @@ class Run:
         """A sentence about the run, for whoever looks at it later."""
         self._add("told.jsonl", {"step": step, "text": text})
 
+    def draw(self, step: int, kind: str, picture: Mapping[str, Any]) -> None:
+        """Add a stretch of the run's time: ``kind`` is step, evaluation or save."""
+        self._add("timeline.jsonl", {"step": step, "kind": kind, **picture})
+
     def _add(self, name: str, line: Mapping[str, Any]) -> None:
         with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
@@ -130,11 +135,11 @@ class Run:
         """Forget what came after a step: a run that goes on from there says it again."""
         with writing(self.folder):
             _cut(self.folder / "metrics.jsonl", mark)
-            told = self.folder / "told.jsonl"
-            if told.exists():
-                kept = [line for line in _whole(told) if line["step"] <= step]
-                with put(told) as aside:
-                    aside.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+            for told in (self.folder / "told.jsonl", self.folder / "timeline.jsonl"):
+                if told.exists():
+                    kept = [line for line in _whole(told) if line["step"] <= step]
+                    with put(told) as aside:
+                        aside.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
             for file in (self.folder / "trajectories").glob("*-*.parquet"):
                 if int(file.stem.rpartition("-")[2]) > step:
                     file.unlink()

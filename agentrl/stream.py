@@ -13,7 +13,7 @@ is ever too old, none is thrown away for having slow tools, which would teach th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -48,6 +48,7 @@ class Plan:
         min_group: a group with fewer scored members is lost.
         redraw: groups a step that may be played in the place of those that are lost, and, with ``dynamic``, of those
             whose rewards are all the same; ``tasks`` by default. Where they are not enough the step has fewer.
+        steps: the last step. No group is begun that would be learned from after it; ``None``: it is not known.
         dynamic: whether groups that teach nothing are played anew, with other tasks (DAPO, arXiv 2503.14476).
         ordered: a complete group is judged once all that were drawn before it are. Then what a sampler hears, and which
             task takes a lost group's place, hangs on the draws alone and not on the clock; redraws begin later for it.
@@ -60,6 +61,7 @@ class Plan:
     redraw: int | None = None
     dynamic: bool = False
     ordered: bool = False
+    steps: int | None = None
 
     @property
     def most_redrawn(self) -> int:
@@ -124,10 +126,13 @@ class Stream:
     seed: int
     watch: Watch | None
     players: TaskGroup
+    stopping: Callable[[], bool] = lambda: False  # whether the run ends with the batch that it has asked for
     updates: int = 0  # of the policy
     ahead: Ahead | None = None  # of a stream that this one goes on with
     _places: list[_Place] = field(default_factory=list)  # of groups that are not taken, the oldest first
     _admitted: int = 0
+    _asked: int = 0  # batches, over the whole run
+    _taken: int = 0
     _redrawn: int = 0  # in this batch
     _drawn: int = 0
     _others: list[Group] = field(default_factory=list)
@@ -140,6 +145,7 @@ class Stream:
         Raises:
             UserError: an environment, tool or reward broke its contract.
         """
+        self._asked = self.updates + 1
         self._go_on()
         self._admit()
         while not self._ready():
@@ -148,7 +154,7 @@ class Stream:
         chosen = [p for p in self._places if p.group is not None][: self.plan.tasks]
         self._places = [p for p in self._places if p not in chosen]
         batch = Batch([p.group for p in chosen if p.group], self._others, [self.updates - p.begun for p in chosen])
-        self._redrawn, self._others = 0, []
+        self._redrawn, self._others, self._taken = 0, [], self._asked
         oldest = min((self._step_of(p.number) for p in self._places), default=self._step_of(chosen[-1].number) + 1)
         for step in [s for s in self._dealt if s < oldest]:
             del self._dealt[step]
@@ -159,11 +165,18 @@ class Stream:
         self.updates += 1
         self._admit()
 
+    async def drain(self) -> None:
+        """Wait until every group that was begun has been played. None is begun before the next batch is asked for."""
+        while any(place.group is None for place in self._places):
+            self._changed = anyio.Event()
+            await self._changed.wait()
+
     # -- the order of groups -----------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        allowed = (self.updates + self.plan.max_staleness + 1) * self.plan.tasks
-        while self._admitted < allowed:
+        ahead = self._asked if self.stopping() else self.updates + self.plan.max_staleness + 1
+        batches = ahead if self.plan.steps is None else min(ahead, self.plan.steps)
+        while self._admitted < batches * self.plan.tasks:
             place = _Place(self._admitted, self.updates, self._deal(self._step_of(self._admitted)))
             self._admitted += 1
             self._places.append(place)
@@ -222,7 +235,8 @@ class Stream:
     def _judge(self, place: _Place, group: Group) -> None:
         """Record what came of a draw; keep the group to be learned from, or draw another task in its place."""
         no_use = self.plan.is_lost(group) or (self.plan.dynamic and self.plan.is_flat(group))
-        resampled = no_use and self._redrawn < self.plan.most_redrawn
+        too_late = self.stopping() and self._taken == self._asked  # nobody will learn from what is begun now
+        resampled = no_use and not too_late and self._redrawn < self.plan.most_redrawn
         if not place.recorded:
             self.sampler.record(_outcome(place.dealt, group, resampled))
         if resampled:
@@ -258,6 +272,7 @@ async def streaming(
     step: int = 0,
     ahead: Ahead | None = None,
     watch: Watch | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Stream]:
     """Inside, groups are played. After ``step`` updates it goes on with those that another stream had begun.
 
@@ -265,7 +280,7 @@ async def streaming(
     """
     async with together() as players:
         ahead = ahead or Ahead(step * plan.tasks, (), {}, (), 0, step * plan.tasks)
-        yield Stream(rollout, sampler, plan, seed, watch, players, updates=step, ahead=ahead)
+        yield Stream(rollout, sampler, plan, seed, watch, players, stopping, updates=step, ahead=ahead)
         players.cancel_scope.cancel()
 
 

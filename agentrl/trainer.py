@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import cos, pi
-from time import perf_counter, process_time
 from typing import Any
 
+import anyio
 import torch
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from agentrl import checkpoint, metrics
 from agentrl.alarms import Alarms
 from agentrl.config import LearnerConfig, TrainConfig
 from agentrl.credit import Credit, Rule, assign_credit, hold_out
+from agentrl.critical_path import EPISODES
 from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
 from agentrl.diagnosis import Diagnosis
 from agentrl.engine import Sleeper
@@ -27,6 +29,7 @@ from agentrl.episode_info import plain_info
 from agentrl.errors import UserError
 from agentrl.evaluation import Measurement, first_fault, held_out, measure
 from agentrl.folder import reason
+from agentrl.lanes import IDLE, Lanes
 from agentrl.learner.advantage import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.objective import Objective
@@ -41,13 +44,14 @@ from agentrl.run import Run
 from agentrl.session import Session
 from agentrl.stream import Ahead, Batch, Plan, Stream, stale, streaming
 from agentrl.tasks import TaskSampler
+from agentrl.timeline import Measured, Timeline
 from agentrl.tracking import Tracking
 from agentrl.trainer_state import TrainerState, set_trainer_state
 from agentrl.types import Group, Message, Trajectory
 from agentrl.waits import Wait
 from agentrl.watching import Watcher
 
-COUNTED = ("steps", "seconds", "cpu_seconds", "sampled_tokens", "faults")
+COUNTED = ("steps", "seconds", "cpu_seconds", "sampled_tokens", "episodes", "faults")
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
 
@@ -59,6 +63,14 @@ class Comparison:
     sampled: Measurement
     greedy: Measurement
     played: Sequence[Trajectory]  # the sampled episodes
+
+
+@dataclass(eq=False)
+class _Beside:
+    """An evaluation that runs beside the training, of the policy that `step` left."""
+
+    step: int
+    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass
@@ -75,6 +87,7 @@ class Trainer:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     sampled_tokens: float = 0.0
+    episodes: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     at: int = 0  # the step that is being made or measured
 
@@ -82,8 +95,8 @@ class Trainer:
         config = self.session.config
         self.learner = made_learner(config, self.session.spec, self.session.policy, self.ranks)
         self.rule = advantage_of(config.learner)
-        self.rollout = self.session.rollout("train")
-        self.busy = self.session.engine.meter.busy_s
+        self.time = Timeline()
+        self.rollout = self._rollout("train", self.time.lanes)
         env = self.session.spec.make()
         self.tasks = _sampler(config, env.count("train"), self.curriculum)
         self.alarms = Alarms(tools=bool(env.tool_list))
@@ -91,6 +104,7 @@ class Trainer:
         self.measuring: Rollout | None = None
         self.overlap = Overlap()
         self._tell_rewards(self.at)
+        self.beside: _Beside | None = None
 
     @property
     def turns(self) -> int:
@@ -108,6 +122,8 @@ class Trainer:
             "ahead": _bare(stream.state()),
             "forged": Counter(self.session.renderer.forged),
             "counted": {name: getattr(self, name) for name in COUNTED},
+            "elapsed": self.time.elapsed,
+            "evaluating": self.beside.step if self.beside else None,
             "alarms": self.alarms,
             "diagnosis": self.diagnosis,
             "overlap": self.overlap,
@@ -115,10 +131,12 @@ class Trainer:
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
         }
+        self.time.at("checkpoint")
         try:
             await to_thread.run_sync(checkpoint.save, self.run.folder / "checkpoints", step, state)
         except OSError as error:
             self.watcher.said(f"no checkpoint of step {step}: {reason(error)}; the one before is whole")
+        self.time.at(IDLE)
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -126,43 +144,63 @@ class Trainer:
         self.tasks.load(state["sampler"])
         for name, value in state["counted"].items():
             setattr(self, name, value)
+        self.time = Timeline(state["elapsed"])
+        self.rollout.lanes = self.time.lanes
         self.alarms, self.diagnosis = state["alarms"], state["diagnosis"]
         self.overlap = state["overlap"]
         self.session.renderer.forged.update(state["forged"])
         torch.set_rng_state(state["rng"])
         await self.session.engine.update_weights(self.session.policy.model, self.learner.version)
 
-    def streaming(self, step: int, ahead: Ahead | None) -> AbstractAsyncContextManager[Stream]:
-        r = self.session.config.rollout
-        exact = self.session.config.deterministic
-        plan = Plan(r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic, ordered=exact)
-        seed = self.session.config.seed
-        watch = self.watcher.episode
-        return streaming(self.rollout, self.tasks, plan, seed=seed, step=step, ahead=ahead, watch=watch)
+    def streaming(
+        self, step: int, ahead: Ahead | None, stopping: Callable[[], bool] = lambda: False
+    ) -> AbstractAsyncContextManager[Stream]:
+        config, r = self.session.config, self.session.config.rollout
+        exact = config.deterministic
+        plan = Plan(
+            r.tasks, r.group_size, r.max_staleness, r.min_group, r.redraw, r.dynamic, ordered=exact, steps=config.steps
+        )
+        return streaming(
+            self.rollout,
+            self.tasks,
+            plan,
+            seed=config.seed,
+            step=step,
+            ahead=ahead,
+            watch=self.watcher.episode,
+            stopping=stopping,
+        )
 
-    async def step(self, step: int, stream: Stream) -> None:
+    async def step(self, step: int, stream: Stream, *, pauses: bool = False) -> None:
+        """Learn from the next batch. `pauses`: leave nothing in play, and begin nothing, as an evaluation follows."""
         config, engine, self.at = self.session.config, self.session.engine, step
-        begun, cpu = perf_counter(), process_time()
+        self.time.at(EPISODES)
         self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
         taken = await stream.take()
         groups = [*taken.groups, *taken.others]
-        rolled = perf_counter()
+        await self.evaluated()
+        self.time.at("learn")
         self._check_alive(groups)
         self._tell(step, self.alarms.look(groups))
         self.overlap.train(t for g in taken.groups for t in g.trajectories[:1])
         if isinstance(engine, Sleeper) and not config.rollout.max_staleness:
+            self.time.at("sync")
             await engine.sleep()
+            self.time.at("learn")
         credit = self._assign_credit(taken)
         self.watcher.phase("learn", 0)
         self.learner.set_lr(_lr_share(step, config))
         ages = [age // config.learner.updates for age in stale(credit.learned, self.learner.version)]
         learned = await to_thread.run_sync(partial(self.learner.update, credit.samples(), credit.weights()))
-        updated = perf_counter()
         self._tell_rewards(step)
+        self.time.at("sync")
         await engine.update_weights(self.session.policy.model, self.learner.version)
-        if not config.deterministic:
+        if pauses:
+            self.time.at(EPISODES)
+            await stream.drain()
+        elif not config.deterministic:
             stream.advance()
-        busy, self.busy = engine.meter.busy_s - self.busy, engine.meter.busy_s
+        self.time.at("write")
         values = {
             **metrics.of_groups(groups, config.rollout.min_group),
             **metrics.of_credit(credit),
@@ -171,39 +209,63 @@ class Trainer:
             **learned,
             "lr": config.learner.lr * _lr_share(step, config),
             "policy_version": float(self.learner.version),
-            "time/generate": busy,
-            "time/wait": rolled - begun,
-            "time/tools": max(rolled - begun - busy, 0.0),
-            "time/learn": updated - rolled,
-            "time/sync": perf_counter() - updated,
         }
         await to_thread.run_sync(self._write, step, credit)
-        values |= {"step_time": perf_counter() - begun, "cpu_seconds": process_time() - cpu}
+        values |= self._timed(step, "step", self.time.cut())
+        values |= self._count(values, groups)
         values = metrics.with_logged(values, groups)
-        self._count(values)
         self.run.log({"step": step, **values})
         self.trackers.log(step, values)
         self.trackers.episodes(step, [t for g in groups for t in g])
         self.watcher.step(step, values)
         self._tell(step, self.diagnosis.look(values, taken.groups))
+        self.time.at(IDLE)
+
+    def measure_beside(self, step: int, wanted: int, tasks: TaskGroup) -> None:
+        """Measure while the next batch is played. The next update waits for it, so that one policy is measured."""
+
+        async def measure() -> None:
+            with self.time.lanes.busy("evaluate"):
+                await self._measure(step, wanted, Timeline(self.time.elapsed), watched=False)
+            self.beside = None
+            beside.done.set()
+
+        self.beside = beside = _Beside(step)
+        tasks.start_soon(measure)
+
+    async def evaluated(self) -> None:
+        """Wait for the evaluation that runs beside, if one does."""
+        if self.beside is not None:
+            self.time.at("evaluate")
+            await self.beside.done.wait()
 
     async def measure(self, step: int, wanted: int) -> Comparison:
-        """Sampled and greedy reward on held-out tasks: the same tasks each time."""
-        self.at, self.measuring = step, (rollout := self.session.rollout("test"))
-        seed = self.session.config.seed
+        """Sampled and greedy reward on held-out tasks: the same tasks each time. Its time is in no step."""
+        self._save_time(step)
+        self.at = step
+        compared = await self._measure(step, wanted, Timeline(self.time.elapsed))
+        self.time.cut()
+        return compared
+
+    async def _measure(self, step: int, wanted: int, own: Timeline, *, watched: bool = True) -> Comparison:
+        own.at(EPISODES)
+        self.measuring = rollout = self._rollout("test", own.lanes)
+        seed, watch = self.session.config.seed, self.watcher.episode if watched else None
         tasks = held_out(self.session.spec, wanted)
-        self.watcher.phase("measure", 2 * len(tasks))
-        sampled, played = await measure(rollout, tasks, seed=seed, watch=self.watcher.episode)
-        greedy, best = await measure(rollout, tasks, seed=seed, greedy=True, watch=self.watcher.episode)
+        if watched:
+            self.watcher.phase("measure", 2 * len(tasks))
+        sampled, played = await measure(rollout, tasks, seed=seed, watch=watch)
+        greedy, best = await measure(rollout, tasks, seed=seed, greedy=True, watch=watch)
+        own.at("write")
         values = {**_prefixed("eval/", sampled), **_prefixed("eval/greedy_", greedy)}
-        self.run.log({"step": step, **values})
-        self.trackers.log(step, values)
         groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
         await to_thread.run_sync(self.run.write_trajectories, step, hold_out(groups), "test")
+        values |= self._timed(step, "evaluation", own.cut())
+        self.run.log({"step": step, **values})
+        self.trackers.log(step, values)
         self.watcher.measured(step, sampled, greedy)
         self.overlap.hold_out(played)
         self._tell(step, self.overlap.look())
-        self.busy = self.session.engine.meter.busy_s
         return Comparison(sampled, greedy, played)
 
     def summary(self, before: Comparison, after: Comparison | None) -> dict[str, Any]:
@@ -273,15 +335,44 @@ class Trainer:
             self.watcher.said(text)
             self.run.tell(step, text)
 
-    def _count(self, values: Mapping[str, float]) -> None:
+    def _rollout(self, split: str, lanes: Lanes) -> Rollout:
+        rollout = self.session.rollout(split)
+        rollout.lanes = lanes
+        return rollout
+
+    def _timed(self, step: int, kind: str, measured: Measured) -> dict[str, float]:
+        """Draw a stretch of time, and return its numbers under the names that its row has."""
+        self.run.draw(step, kind, measured.picture)
+        if kind == "step":
+            return {**measured.values, "step_time": measured.wall, "cpu_seconds": measured.cpu}
+        values = {name if name.startswith("clock/") else f"eval/{name}": v for name, v in measured.values.items()}
+        return {**values, "eval/runtime": measured.wall, "eval/cpu_seconds": measured.cpu}
+
+    def _save_time(self, step: int) -> None:
+        """Charge what was done since the last step, a checkpoint or the model's folder, to training."""
+        measured = self.time.cut()
+        self.seconds += measured.wall
+        self.cpu_seconds += measured.cpu
+        if measured.values.get("time/checkpoint"):
+            self.run.draw(step, "save", measured.picture)
+
+    def _count(self, values: Mapping[str, float], groups: Sequence[Group]) -> dict[str, float]:
+        """Add a step to what the run counts; its episodes and its rate, and the run's episodes and tokens so far."""
         self.steps += 1
         self.seconds += values["step_time"]
         self.cpu_seconds += values["cpu_seconds"]
         self.sampled_tokens += values.get("sampled_tokens", 0.0)
+        self.episodes += (episodes := sum(1 for g in groups for _ in g))
         for name, n in values.items():
             if name.startswith("faults/"):
                 kind = name.removeprefix("faults/")
                 self.faults[kind] = self.faults.get(kind, 0) + int(n)
+        return {
+            "episodes": float(episodes),
+            "tokens_per_second": values.get("sampled_tokens", 0.0) / max(values["step_time"], 1e-9),
+            "total/episodes": float(self.episodes),
+            "total/sampled_tokens": self.sampled_tokens,
+        }
 
 
 def _sampler(config: TrainConfig, count: int | None, curriculum: Curriculum | None) -> TaskSampler:

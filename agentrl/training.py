@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from anyio import to_thread
+
 from agentrl import aside, checkpoint, registry, tracking
+from agentrl.aside import together
 from agentrl.blocking import blocking_told
 from agentrl.config import TrainConfig
 from agentrl.curriculum import Curriculum
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
+from agentrl.lanes import IDLE
 from agentrl.layers import dump_toml
 from agentrl.learner.ranks import Ranks, joined
 from agentrl.policy import Policy, resolved
@@ -119,19 +123,32 @@ async def _train(
             training.at = begun
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")
-        async with training.streaming(begun, state.get("ahead")) as stream:
+        streaming = training.streaming(begun, state.get("ahead"), stop.is_set)
+        async with streaming as stream, together() as beside:
+            if (step := state.get("evaluating")) is not None:
+                training.measure_beside(step, config.eval.tasks, beside)
             for step in range(begun + 1, config.steps + 1):
                 if stop.is_set():
                     break
-                await training.step(step, stream)
-                if config.eval.every and step % config.eval.every == 0 and step < config.steps and not stop.is_set():
-                    await training.measure(step, config.eval.tasks)
+                measures = bool(config.eval.every) and step % config.eval.every == 0 and step < config.steps
+                pauses = measures and config.eval.mode == "pause"
+                await training.step(step, stream, pauses=pauses)
+                if measures and not stop.is_set():
+                    if pauses:
+                        await training.measure(step, config.eval.tasks)
+                    else:
+                        training.measure_beside(step, config.eval.tasks, beside)
+                if pauses and not config.deterministic:
+                    stream.advance()
                 due = config.run.save_every and step % config.run.save_every == 0
                 if due or stop.is_set() or step == config.steps:
                     await training.save(step, stream, before)
                 if config.deterministic:  # a checkpoint stands between two steps, with nothing begun
                     stream.advance()
-        run.write_model(session.policy.save)
+            beside.cancel_scope.cancel()  # an evaluation that a stopped run makes when it goes on
+        training.time.at("checkpoint")
+        await to_thread.run_sync(run.write_model, session.policy.save)
+        training.time.at(IDLE)
         after = None if stop.is_set() else await training.measure(config.steps, config.eval.final_tasks)
         summary = training.summary(before, after)
         run.write_summary(summary)

@@ -53,7 +53,10 @@ SETTINGS = f"""--steps {STEPS} --run.save_every {SAVED} --eval.every {MEASURED} 
 --rollout.tasks {TASKS} --rollout.group_size 2 --rollout.max_turn_tokens 48""".split()
 AIMS = ("any", "start", "file", "checkpoint", "episodes", "measure", "end")
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.truncate", "os.remove", "os.rmdir", "os.chmod")
-CLOCK = ("time/", "tools/", "train_seconds", "cpu_seconds", "step_time", "run_dir", "model_dir", "metrics")
+CLOCK = (
+    *("time/", "wait/", "clock/", "eval/time/", "eval/wait/", "eval/runtime", "eval/cpu_seconds", "tokens_per_second"),
+    *("tools/", "train_seconds", "cpu_seconds", "step_time", "run_dir", "model_dir", "metrics"),
+)
 
 
 @dataclass
@@ -192,7 +195,7 @@ def differences(whole: Path, broken: Path) -> list[str]:
 
 def _files(run: Path) -> set[str]:
     """All but what was told, which may be that the machine is busy."""
-    return {str(p.relative_to(run)) for p in run.rglob("*")} - {"told.jsonl"}
+    return {str(p.relative_to(run)) for p in run.rglob("*")} - {"told.jsonl", "timeline.jsonl"}
 
 
 def _bytes(run: Path, name: str) -> bytes:

@@ -141,7 +141,7 @@ def write(
     credit = assign_credit(groups, grpo, reduce=lambda lengths: token_mean(lengths, 1), mask_stops=mask_stops)
     own = [[learned(e.trajectory) if e.outcome == "trained" else None for e in its] for its in credit.entries]
     run.write_trajectories(step, credit, learned=own)
-    times = {"time/generate": 1.0, "time/tools": 0.2, "time/learn": 0.5, "step_time": 1.8}
+    times = {"time/generate": 1.0, "time/tools": 0.2, "time/learn": 0.5, "step_time": 1.8, "tokens_per_second": 9.0}
     values = {**of_groups(groups), **of_credit(credit), "entropy": 0.5, "policy_version": float(step)}
     run.log({"step": step, **values, **times, **metrics})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,9 @@ def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         k: v
         for k, v in row.items()
-        if not k.startswith(("time/", "tools/")) and "seconds" not in k and k != "step_time"
+        if not re.match(r"(eval/)?(time/|wait/|runtime|cpu_)|clock/|tools/|tokens_per", k)
+        and "seconds" not in k
+        and k != "step_time"
     }
 
 

@@ -49,23 +49,23 @@ _ENGINES = {"transformers": "embedded transformers engine", "vllm": "vLLM in pro
 
 def cells(step: int, v: Mapping[str, float]) -> list[str]:
     """A step as a row; the order is that of ``COLUMNS``."""
-    rollout = v["time/generate"] + v["time/tools"]
     faults = int(sum(n for name, n in v.items() if name.startswith("faults/")))
     return [
         str(step),
         f"{v.get('reward', float('nan')):.3f}",
         f"{v.get('tools/call_frequency', 0.0):.2f}",
         f"{1 - v.get('tools/failure_frequency', 0.0):.0%}" if v.get("tools/call_frequency") else "-",
-        f"{v.get('sampled_tokens', 0.0) / max(rollout, 1e-9):,.0f}",
+        f"{v['tokens_per_second']:,.0f}",
+        f"{v['step_time']:.1f}",
         f"{v['time/generate']:.1f}",
         f"{v['time/tools']:.1f}",
         f"{v['time/learn']:.1f}",
-        f"{v.get('entropy', 0.0):.2f}",
+        f"{v['entropy']:.2f}" if "entropy" in v else "-",
         str(faults) if faults else "",
     ]
 
 
-COLUMNS = ["step", "reward", "calls", "valid", "tokens/s", "generate s", "tools s", "learn s", "entropy", "faults"]
+COLUMNS = ["step", "reward", "calls", "valid", "tokens/s", "seconds", "generate", "tools", "learn", "entropy", "faults"]
 
 
 class LiveTable(Watcher):

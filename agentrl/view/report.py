@@ -33,7 +33,7 @@ PLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("entropy", ("entropy",)),
     ("kl", ("kl",)),
     ("tokens an episode", ("completions/mean_length",)),
-    ("seconds of a step", ("time/generate", "time/tools", "time/learn")),
+    ("seconds of a step", ("step_time", "time/generate", "time/tools", "time/learn", "time/idle")),
 )
 
 

@@ -38,7 +38,7 @@ def slow_steps(curves: Curves) -> list[dict[str, Any]]:
         return []
     usual = float(np.median([line["step_time"] for line in times]))
     slow = sorted((line for line in times if line["step_time"] > 2 * usual), key=lambda line: -line["step_time"])
-    parts = ("generate", "tools", "wait", "learn", "sync")
+    parts = ("generate", "tools", "env", "learn", "sync", "idle")
     return [
         {"step": line["step"], "seconds": line["step_time"], "usual": usual}
         | {part: line.get(f"time/{part}") for part in parts}

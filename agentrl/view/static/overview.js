@@ -17,7 +17,7 @@ const PANELS = [
   ["kl", ["kl"]],
   ["tokens an episode", ["completions/mean_length"]],
   ["staleness (updates)", ["staleness/mean", "staleness/max"]],
-  ["seconds of a step", ["time/generate", "time/tools", "time/wait", "time/learn"]],
+  ["seconds of a step", ["step_time", "time/generate", "time/tools", "time/learn", "time/idle"]],
   ["gradient norm", ["grad_norm"]],
 ];
 

@@ -28,8 +28,8 @@ export class Trouble {
         find(`stop=${s.stop}`, s.stop), count(s.episodes), num(s.reward, 2)])),
       this.table("Longest waits", "no call was made", ["episode", "task", "tool", "status", "waited", "whole episode"], t.waits.map((w) => [
         el("a", { href: address({ view: "episodes", q: "calls>0", sort: "-slowest", id: w.id }) }, w.id), w.task, visible(w.tool || ""), visible(w.status), seconds(w.waited), seconds(w.seconds)])),
-      this.table("Slow steps", "no step took twice as long as usual", ["step", "seconds", "usual", "generation", "tools", "waiting", "learning", "weights"], t.slow_steps.map((s) => [
-        find(`step=${s.step}`, s.step), seconds(s.seconds), seconds(s.usual), seconds(s.generate), seconds(s.tools), seconds(s.wait), seconds(s.learn), seconds(s.sync)])));
+      this.table("Slow steps", "no step took twice as long as usual", ["step", "seconds", "usual", "generation", "tools", "environment", "learning", "weights", "idle"], t.slow_steps.map((s) => [
+        find(`step=${s.step}`, s.step), seconds(s.seconds), seconds(s.usual), seconds(s.generate), seconds(s.tools), seconds(s.env), seconds(s.learn), seconds(s.sync), seconds(s.idle)])));
   }
 
   table(title, none, head, rows) {

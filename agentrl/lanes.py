@@ -1,0 +1,214 @@
+"""Lanes of a run: who was busy from when to when, as intervals that were measured.
+
+    generate   |======|   |===========|          |====|      a lane is the union of its owner's intervals
+    tool/price     |====|     |===|                          lanes overlap: that is what playing without barriers gains
+    learn                               |======|
+    idle                             |==|                    nobody was busy
+
+A lane costs two calls a stretch, each below a microsecond, however many episodes are in it: it counts who is inside,
+and notes when the first comes and the last leaves. Seconds are sums of measured intervals, never differences of sums.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter
+
+Interval = tuple[float, float]  # begin, end
+Piece = tuple[float, float, str]  # begin, end, owner
+
+IDLE = "idle"
+KEPT = 1024  # intervals of a lane that are held while they are recorded, before the narrowest gaps are closed
+TRACKS = 4096  # episodes that ended and are held until the next cut
+
+
+def coalesce(intervals: Sequence[Interval], most: int) -> list[Interval]:
+    """Join neighbours across the narrowest gaps until `most` intervals are left. They are sorted and apart."""
+    if len(intervals) <= most:
+        return list(intervals)
+    gaps = sorted((b[0] - a[1] for a, b in pairwise(intervals)), reverse=True)
+    narrowest, left = gaps[most - 1], most - 1
+    joined = [intervals[0]]
+    for begin, end in intervals[1:]:
+        if left and begin - joined[-1][1] > narrowest:
+            joined.append((begin, end))
+            left -= 1
+        else:
+            joined[-1] = (joined[-1][0], end)
+    return joined
+
+
+class _Lane:
+    """One owner's intervals since the last cut, and who is inside now."""
+
+    __slots__ = ("inside", "intervals", "seconds", "since")
+
+    def __init__(self) -> None:
+        self.inside, self.since, self.seconds = 0, 0.0, 0.0
+        self.intervals: list[Interval] = []
+
+    def close(self, now: float) -> None:
+        self.seconds += now - self.since
+        self.intervals.append((self.since, now))
+        if len(self.intervals) > 2 * KEPT:
+            self.intervals = coalesce(self.intervals, KEPT)
+
+    def cut(self, now: float) -> tuple[float, list[Interval]]:
+        if self.inside:
+            self.close(now)
+            self.since = now
+        found = self.seconds, self.intervals
+        self.seconds, self.intervals = 0.0, []
+        return found
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """All lanes between two moments; `seconds` are exact, `intervals` are at most `2 * KEPT` a lane."""
+
+    begin: float
+    end: float
+    seconds: dict[str, float]
+    intervals: dict[str, list[Interval]]
+    tracks: Sequence[Track] = ()  # of the episodes that ended in it
+
+    @property
+    def wall(self) -> float:
+        return self.end - self.begin
+
+
+class Lanes:
+    """Record intervals by owner, from one thread. `clock` gives seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self.clock = clock
+        self.begun = clock()
+        self._lanes: dict[str, _Lane] = {}
+        self._busy = 0  # over all owners
+        self._idle = _Lane()
+        self._idle.inside, self._idle.since = 1, self.begun
+        self._tracks: deque[Track] = deque(maxlen=TRACKS)
+
+    def begin(self, owner: str, now: float) -> None:
+        """Enter a lane at the moment `now`."""
+        lane = self._lanes.get(owner)
+        if lane is None:
+            lane = self._lanes[owner] = _Lane()
+        if not lane.inside:
+            lane.since = now
+        lane.inside += 1
+        if not self._busy:
+            self._idle.inside = 0
+            self._idle.close(now)
+        self._busy += 1
+
+    def end(self, owner: str, now: float) -> None:
+        """Leave a lane that was entered."""
+        lane = self._lanes[owner]
+        lane.inside -= 1
+        if not lane.inside:
+            lane.close(now)
+        self._busy -= 1
+        if not self._busy:
+            self._idle.inside, self._idle.since = 1, now
+
+    @contextmanager
+    def busy(self, owner: str) -> Iterator[None]:
+        """Hold a lane while the block runs."""
+        self.begin(owner, self.clock())
+        try:
+            yield
+        finally:
+            self.end(owner, self.clock())
+
+    def ended(self, track: Track) -> None:
+        """Keep the track of an episode that ended until the next cut."""
+        track.end = self.clock()
+        self._tracks.append(track)
+
+    def cut(self) -> Stretch:
+        """Return everything since the last cut. Intervals that are open go on in the next stretch."""
+        now, begun = self.clock(), self.begun
+        found = {owner: lane.cut(now) for owner, lane in self._lanes.items()}
+        found[IDLE] = self._idle.cut(now)
+        self._lanes = {owner: lane for owner, lane in self._lanes.items() if lane.inside}
+        tracks, self.begun = list(self._tracks), now
+        self._tracks.clear()
+        named = {owner: own for owner, own in found.items() if own[1] or owner == IDLE}
+        return Stretch(
+            begun, now, {o: s for o, (s, _) in named.items()}, {o: list(i) for o, (_, i) in named.items()}, tracks
+        )
+
+
+# An episode's stages, and whose lane each is.
+OWNERS = {
+    "generate": "generate",
+    "reset": "env",
+    "tools": "env",  # a step; the tools that it calls have lanes of their own
+    "clone": "env",
+    "close": "env",
+    "score": "reward",
+    "render": "render",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """An episode's way through the lanes: at one thing at a time, each until the next."""
+
+    lanes: Lanes
+    path: list[tuple[float, str]] = field(default_factory=list)  # since when, at what
+    end: float = 0.0
+    owner: str = ""  # of the stage that it is in
+    calls: int = 0  # tools that run
+    _first: int = 0  # where in the path they began
+
+    def enter(self, stage: str, now: float) -> None:
+        self.owner = owner = OWNERS.get(stage, "env")
+        self.path.append((now, owner))
+        self.lanes.begin(owner, now)
+
+    def leave(self, now: float) -> None:
+        self.lanes.end(self.owner, now)
+        self.owner = ""
+
+    def call(self, tool: str) -> None:
+        """A tool begins: while one runs the environment does not."""
+        now, lane = self.lanes.clock(), f"tool/{tool}"
+        self.lanes.begin("tools", now)
+        self.lanes.begin(lane, now)
+        if not self.calls:
+            self._first = len(self.path)
+            self.path.append((now, lane))
+            if self.owner:
+                self.lanes.end(self.owner, now)
+        self.calls += 1
+
+    def returned(self, tool: str) -> None:
+        """A tool returned. Of tools that run together the episode waits for the last."""
+        now, lane = self.lanes.clock(), f"tool/{tool}"
+        self.calls -= 1
+        if not self.calls:
+            self.path[self._first] = (self.path[self._first][0], lane)
+            if self.owner:
+                self.path.append((now, self.owner))
+                self.lanes.begin(self.owner, now)
+        self.lanes.end(lane, now)
+        self.lanes.end("tools", now)
+
+    def __deepcopy__(self, _: object) -> Track:
+        """An environment that is copied takes no lanes with it."""
+        return self
+
+    def fork(self) -> Track:
+        """Return the track of an episode that branches off here."""
+        return Track(self.lanes, list(self.path))
+
+    def pieces(self) -> list[Piece]:
+        """Return what it was at from its first stage to its end, in order and without gaps."""
+        ends = [*(begin for begin, _ in self.path[1:]), self.end]
+        return [(begin, end, owner) for (begin, owner), end in zip(self.path, ends, strict=True)]
