@@ -215,6 +215,8 @@ class EvalConfig(Section):
     )
     tasks: int = Field(128, ge=1, description="held-out tasks of a measurement in mid-run, sampled and greedy")
     final_tasks: int = Field(256, ge=1, description="held-out tasks of the measurements before and after")
+    trials: int = Field(1, ge=1, description="times that each task is sampled, beside the greedy trial")
+    pass_at: float = Field(1.0, description="the reward from which on a trial passes, for pass@k and pass^k")
 
 
 class RunConfig(Section):

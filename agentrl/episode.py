@@ -245,6 +245,7 @@ class Episode:
             fault=self.fault,
             info={**self.info, **self.env.extras} if self.env else dict(self.info),
             metrics=dict(self.env.metrics) if self.env else {},
+            temperature=self.rollout.sampling.temperature,
         )
 
 

@@ -1,80 +1,101 @@
-"""Measuring a policy on tasks: sampled as in training, or greedy."""
+"""Measuring a policy on tasks: each sampled as in training, as often as is asked, and once greedily."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import sqrt
-from statistics import fmean, stdev
+from pathlib import Path
 from typing import Any
 
-from agentrl import aside, metrics
+from agentrl import aside
+from agentrl.aside import together
 from agentrl.config import TrainConfig
 from agentrl.env import Env, EnvSpec
-from agentrl.errors import UserError
-from agentrl.layers import build
-from agentrl.policy import Policy, resolved
+from agentrl.errors import ConfigError, UserError, nearest
+from agentrl.evaluation_folder import EvaluationFolder, Scope, open_folder
+from agentrl.layers import build, dotted, known_settings
+from agentrl.measurement import Evaluation, Measurement, Trials
+from agentrl.policy import Policy, checksum, resolved
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout, Watch
 from agentrl.tasks import task_integer
-from agentrl.types import Trajectory
+from agentrl.types import Group, Trajectory
+
+Ended = Callable[[Group], Awaitable[None]]
+SPLITS = ("test", "train")
+EPISODES = ("temperature", "max_turns", "max_turn_tokens", "turn_timeout_s", "episode_timeout_s")
+ACTING = (  # settings that an evaluation heeds
+    *("env", "tools", "tool", "model", "seed", "eval.trials", "eval.pass_at", "engine.capacity"),
+    *(f"rollout.{name}" for name in EPISODES),
+    *("dtype", "chat_template", "deterministic", "lora.quantize"),
+    *("engine.name", "engine.max_context", "engine.threads", "engine.urls"),
+)
+AT_ENDPOINT = ACTING[: 8 + len(EPISODES)]  # a server renders and samples by itself
+INSTEAD = {
+    "rollout.group_size": "trials",
+    "rollout.tasks": "tasks",
+    "eval.tasks": "tasks",
+    "eval.final_tasks": "tasks",
+    "run.dir": "out",
+    "run.resume": "resume",
+}
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A mean reward over episodes, with its standard error, and how the tools were used."""
+async def play(
+    rollout: Rollout,
+    tasks: Sequence[int],
+    trials: Trials,
+    ended: Ended,
+    *,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> None:
+    """Play each task's trials: the sampled ones, then the greedy one, as one group.
 
-    reward: float
-    error: float
-    episodes: int
-    calls: float  # tool calls an episode
-    valid_calls: float  # share of the calls that a tool answered; 0 without calls
-    turns: float
-    faults: int
+    The randomness of a trial depends on the seed, the task and the trial's number alone. Tasks begin in order, as many
+    at once as the engine has room for.
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+    Args:
+        ended: awaited with each group as it ends.
+    """
+    sampled = replace(rollout, spare=0, branching=None)
+    greedy = replace(sampled, sampling=replace(rollout.sampling, temperature=0.0))
+    sampled.admission = greedy.admission = rollout.admission
+
+    async def one(task: int) -> None:
+        found: dict[bool, Group] = {}
+
+        async def part(at: Rollout, size: int) -> None:
+            found[at is greedy] = await at.group(task, size, seed=seed, watch=watch)
+
+        async with together() as parts:
+            if trials.sampled:
+                parts.start_soon(part, sampled, trials.sampled)
+            if trials.greedy:
+                parts.start_soon(part, greedy, 1)
+        members = [t for _, group in sorted(found.items()) for t in group]
+        await ended(Group(task, tuple(members)))
+
+    async with together() as players:
+        for task in tasks:
+            async with rollout.admission.place():  # whoever began before is in play
+                pass
+            players.start_soon(one, task)
 
 
 async def measure(
-    rollout: Rollout, tasks: Sequence[int], *, seed: int = 0, greedy: bool = False, watch: Watch | None = None
-) -> tuple[Measurement, list[Trajectory]]:
-    """One episode a task.
+    rollout: Rollout, tasks: Sequence[int], trials: Trials, *, seed: int = 0, watch: Watch | None = None
+) -> list[Group]:
+    """Play each task's trials; the groups in the order of the tasks."""
+    groups: dict[int, Group] = {}
 
-    Raises:
-        UserError: not one episode could be scored; the sentence tells the first fault.
-    """
-    sampling = replace(rollout.sampling, temperature=0.0) if greedy else rollout.sampling
-    groups = await replace(rollout, sampling=sampling).batch(tasks, 1, seed=seed, watch=watch)
-    played = [t for g in groups for t in g]
-    return summarize(played), played
+    async def ended(group: Group) -> None:
+        groups[group.task] = group
 
-
-def summarize(played: Sequence[Trajectory]) -> Measurement:
-    fair = [t for t in played if t.reward is not None]
-    if not fair:
-        raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
-    rewards = [t.reward for t in fair if t.reward is not None]
-    calls = metrics.of_calls(fair)
-    return Measurement(
-        reward=fmean(rewards),
-        error=stdev(rewards) / sqrt(len(rewards)) if len(rewards) > 1 else 0.0,
-        episodes=len(fair),
-        calls=calls.get("tools/call_frequency", 0.0),
-        valid_calls=1.0 - calls["tools/failure_frequency"] if "tools/failure_frequency" in calls else 0.0,
-        turns=fmean(t.turns for t in fair),
-        faults=sum(t.fault is not None for t in played),
-    )
-
-
-def first_fault(played: Sequence[Trajectory]) -> str:
-    """The first fault in words, for when there is nothing but faults."""
-    for t in played:
-        if t.fault is not None:
-            return f"The first fault ({t.fault.kind}): {t.fault.message}"
-    return "Every reward was None: no reward function applied."
+    await play(rollout, tasks, trials, ended, seed=seed, watch=watch)
+    return [groups[task] for task in tasks]
 
 
 def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) -> list[int]:
@@ -90,30 +111,112 @@ def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) ->
     return list(range(first, min(first + wanted, count)))
 
 
-Playing = AbstractAsyncContextManager[Callable[[str], Rollout]]  # inside, what makes the rollout of a split
+@dataclass(frozen=True)
+class Player:
+    """What plays episodes: rollouts by split, and by what its policy is known again."""
+
+    rollout: Callable[[str], Rollout]
+    identity: str
+
+
+Playing = AbstractAsyncContextManager[Player]
 
 
 @asynccontextmanager
-async def with_model(
-    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None
-) -> AsyncIterator[Callable[[str], Rollout]]:
+async def with_model(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Player]:
     """Play with a model of our own."""
     from agentrl.session import opened  # brings torch
 
     async with opened(config, spec, loaded) as session:
-        yield session.rollout
+        yield Player(session.rollout, checksum(session.policy.model))
 
 
 @asynccontextmanager
 async def at_endpoint(
     config: TrainConfig, spec: EnvSpec, url: str, model: str | None = None, key_env: str = "OPENAI_API_KEY"
-) -> AsyncIterator[Callable[[str], Rollout]]:
+) -> AsyncIterator[Player]:
     """Play with a server's model, by OpenAI's chat completions; ``None``: the only one it has. No torch."""
     from agentrl.engines.endpoint import EndpointEngine
 
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.capacity)
     async with spec.open(), engine:
-        yield partial(Rollout.configured, config.rollout, spec, engine, ChatRenderer())
+        yield Player(partial(Rollout.configured, config.rollout, spec, engine, ChatRenderer()), str(engine.model))
+
+
+def playing_of(
+    config: TrainConfig, spec: EnvSpec, scope: Scope, loaded: Policy | None = None, key_env: str = "OPENAI_API_KEY"
+) -> Playing:
+    """Choose what plays: an endpoint's model, or one of our own."""
+    if not scope.endpoint:
+        return with_model(config, spec, loaded)
+    return at_endpoint(config, spec, scope.endpoint, None if config.model == scope.endpoint else config.model, key_env)
+
+
+def lasting(config: TrainConfig, scope: Scope, named: bool) -> TrainConfig:
+    """Name the model so that it is the same one later: not by ``runs/last``, nor by the default of a training."""
+    if scope.endpoint and not named:
+        return config.model_copy(update={"model": scope.endpoint})
+    path = Path(config.model)
+    if not scope.endpoint and path.is_symlink():
+        return config.model_copy(update={"model": str(path.parent / path.readlink())})
+    return config
+
+
+class Listener:
+    """Told how an evaluation goes, and does nothing: the command line's progress bar is one that does."""
+
+    def started(self, folder: EvaluationFolder, episodes: int, missing: int) -> None: ...
+    def ended(self, trajectory: Trajectory) -> None: ...
+
+
+async def run_evaluation(
+    config: TrainConfig,
+    spec: EnvSpec,
+    scope: Scope,
+    playing: Playing,
+    *,
+    out: str | None = None,
+    retry_faults: bool = False,
+    listener: Listener | None = None,
+) -> tuple[Evaluation, EvaluationFolder]:
+    """Play what the folder does not hold yet, write it there chunk by chunk, and measure what is there then."""
+    listener, trials = listener or Listener(), scope.trials
+    tasks = held_out(spec, scope.tasks, scope.split, scope.first)
+    folder = open_folder(out, config, scope._replace(tasks=len(tasks)), tasks, partial(heeds, scope))
+    try:
+        missing = folder.missing(retry_faults=retry_faults)
+        listener.started(folder, len(tasks) * trials.each, len(missing) * trials.each)
+        if missing:
+            async with playing as player:
+                folder.check_policy(player.identity)
+                rollout = player.rollout(scope.split)
+                await play(rollout, missing, trials, folder.add, seed=config.seed, watch=listener.ended)
+        return folder.finish(), folder
+    finally:
+        folder.close()
+
+
+def heeds(scope: Scope, name: str) -> bool:
+    """Return True if an evaluation heeds a setting."""
+    heeded = AT_ENDPOINT if scope.endpoint else ACTING
+    return name in heeded or name.partition(".")[0] in heeded
+
+
+def check_heeded(names: Sequence[str], scope: Scope, option: Callable[[str], str] = str) -> None:
+    """Raises ConfigError where a setting would do nothing; ``option`` writes a name as the user does."""
+    for name in names:
+        if heeds(scope, name) or name not in known_settings():
+            continue
+        if name in ACTING:
+            raise ConfigError(f"{option(name)} does nothing with an endpoint: its server renders and samples by itself")
+        instead = f"; here it is {option(INSTEAD[name])}" if name in INSTEAD else ""
+        raise ConfigError(f"{option(name)} does nothing in an evaluation, which updates no policy{instead}")
+
+
+def check_split(split: Any, option: str = "split") -> None:
+    """Raises ConfigError for one that there is not."""
+    if split not in SPLITS:
+        raise ConfigError(f"{option} is train or test, not {split!r}{nearest(str(split), SPLITS)}")
 
 
 def evaluate(
@@ -122,36 +225,48 @@ def evaluate(
     *,
     tokenizer: Any = None,
     tasks: int = 256,
+    trials: int = 1,
     first: int = 0,
     split: str = "test",
     greedy: bool = False,
+    pass_at: float = 1.0,
     endpoint: str | None = None,
+    key_env: str = "OPENAI_API_KEY",
+    out: str | None = None,
+    retry_faults: bool = False,
     **settings: Any,
 ) -> Measurement:
-    """Measure a model on ``tasks`` tasks of an environment.
+    """Measure a model on ``tasks`` tasks of an environment, and keep every episode in a folder.
 
     Args:
         env: a registered name, ``module:Class``, or an ``Env`` subclass.
         model: a name or folder, as ``--model`` takes it; nano by default; or a loaded causal LM. With an endpoint, a
             name that it knows.
         tokenizer: of a loaded model; found by its name by default.
-        endpoint: a server that speaks OpenAI's chat completions; its key is in the environment, OPENAI_API_KEY.
+        trials: how often each task is sampled.
+        greedy: each task once, greedily, instead.
+        pass_at: the reward from which on a trial passes, for pass@k and pass^k.
+        endpoint: a server that speaks OpenAI's chat completions; its key is in the environment variable ``key_env``.
+        out: the folder, ``evals/DATE-TIME-ENV`` by default; ``Measurement.folder`` names it. One that was killed goes
+            on from what is there.
+        retry_faults: tasks with an episode that ended in a fault are played again, with those beside them.
         settings: sections and keys as in a config file: ``rollout={"max_turn_tokens": 64}``, ``env_settings={...}``.
     """
     spec = EnvSpec(env, **settings.pop("env_settings", {}))
+    scope = Scope(split, first, tasks, 0 if greedy else trials, greedy, endpoint or "")
+    check_split(split)
+    check_heeded([name for name, _ in dotted(settings)], scope)
     settings["env"] = {"name": spec.name, **spec.settings}
+    settings["eval"] = {**settings.get("eval", {}), "trials": trials, "pass_at": pass_at}
     if endpoint is None:
         config, loaded = resolved(settings, model or "nano", tokenizer)
-        playing = with_model(config, spec.equipped(config.tools, config.tool), loaded)
     else:
-        config = build(("arguments", settings))
-        spec.equipped(config.tools, config.tool)
-        playing = at_endpoint(config, spec, endpoint, model)
+        config, loaded = build(("arguments", {**settings, **({"model": model} if model else {})})), None
+    config = lasting(config, scope, model is not None)
+    playing = playing_of(config, spec.equipped(config.tools, config.tool), scope, loaded, key_env)
 
     async def go() -> Measurement:
-        async with playing as rollout_of:
-            chosen = held_out(spec, tasks, split, first)
-            found, _ = await measure(rollout_of(split), chosen, seed=config.seed, greedy=greedy)
-            return found
+        found, folder = await run_evaluation(config, spec, scope, playing, out=out, retry_faults=retry_faults)
+        return replace(found.first, folder=str(folder.path))
 
     return aside.run(go)

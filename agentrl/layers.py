@@ -28,7 +28,7 @@ def build(*layers: Layer) -> TrainConfig:
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, layer in layers:
-        leaves = dict(_leaves(_with_names(layer)))
+        leaves = dict(dotted(_with_names(layer)))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
             del merged["env"]  # another environment: the first one's settings are not its own
         for path, value in leaves.items():
@@ -134,10 +134,11 @@ def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**layer, **short}
 
 
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List settings by their dotted names."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -136,6 +137,19 @@ def given(model: Any, tokenizer: Any = None) -> Policy:
     from agentrl import lora
 
     return Policy(lora.keep_differentiable(model.eval()), tokenizer, source or type(model).__name__)
+
+
+def checksum(model: Any) -> str:
+    """Compute a checksum of all weights, by which the same ones are known again wherever they are."""
+    import torch
+
+    as_integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            bits = tensor.detach().contiguous().view(as_integers[tensor.element_size()])
+            digest.update(f"{name} {tuple(tensor.shape)} {int(bits.sum(dtype=torch.int64))}".encode())
+    return digest.hexdigest()
 
 
 def load_tokenizer(name: str) -> Any:

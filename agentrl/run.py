@@ -18,6 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -69,6 +70,7 @@ SCHEMA = pa.schema(
         ("question", pa.string()),  # what was asked last before the first turn, in one line of at most 200 characters
         ("answer", pa.string()),  # the end of what the model said last, likewise
         ("expected", pa.string()),  # the right answer, where info names it, likewise
+        ("temperature", pa.float64()),  # it was sampled at; 0: greedy
     ],
     metadata={"agentrl_trajectories": SCHEMA_VERSION},
 )
@@ -198,13 +200,28 @@ def create(folder: str | None, env: str, config_toml: str, *, resume: bool = Fal
     Raises:
         UserError: it cannot be written, another process is at it, or it holds a run already, of other settings.
     """
+    path = Path(folder) if folder else new_folder("runs", env)
+    return open_folder(path, config_toml, partial(_check_free, path, config_toml, resume), "--run.dir")
+
+
+def new_folder(parent: str, env: str) -> Path:
+    """Make up the name ``PARENT/DATE-TIME-ENV`` of a folder that does not exist."""
     word = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
-    path = Path(folder) if folder else _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{word}")
+    return _unused(Path(parent) / f"{time.strftime('%Y%m%d-%H%M%S')}-{word}")
+
+
+def open_folder(path: Path, config_toml: str, check: Callable[[], object], option: str) -> Run:
+    """Make a folder, lock it, check what it holds, write ``config.toml``, and point ``last`` beside it to it.
+
+    Raises:
+        UserError: it cannot be written (``option`` names the setting to change), another process is at it, or
+            ``check`` raises one.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = Lock(path)
         try:
-            _check_free(path, config_toml, resume)
+            check()
         except UserError:
             lock.close()
             raise
@@ -213,7 +230,7 @@ def create(folder: str | None, env: str, config_toml: str, *, resume: bool = Fal
         (path / "trajectories").mkdir(exist_ok=True)
         _point_last(path)
     except OSError as error:
-        raise UserError(f"cannot write the run folder {str(path)!r}: {reason(error)}; give another --run.dir") from None
+        raise UserError(f"cannot write the run folder {str(path)!r}: {reason(error)}; give another {option}") from None
     return Run(path, lock)
 
 
@@ -229,7 +246,7 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
             f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
             f"agentrl train --resume {path}"
         )
-    before, now = _settings_of(path), flat(tomllib.loads(config_toml))
+    before, now = settings_of(path), flat(tomllib.loads(config_toml))
     names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in FREE)
     other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
     if other:
@@ -239,7 +256,7 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
         )
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
+def settings_of(path: Path) -> dict[str, Any]:
     """Raises UserError: its config.toml is not there, or no TOML."""
     try:
         return flat(tomllib.loads((path / "config.toml").read_text("utf-8")))
@@ -302,6 +319,7 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: Lear
         "question": one_line(question_of(t.messages, t.turns)),
         "answer": one_line(last_answer(t), end=True),
         "expected": one_line(expected_answer(t.info), end=True),
+        "temperature": t.temperature,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import UserError
-from agentrl.types import CallRecord, Fault, Segment, Stop, Trajectory
+from agentrl.types import Author, CallRecord, Fault, Segment, Stop, Trajectory
 
 _FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
 _NAME = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
 Row = Mapping[str, Any]
+_OUTLINE = ["task", "member", "rewards", "weights", "stop", "fault", "fault_message", "calls", "temperature"]
+_OUTLINE += ["segments.list.element.author"]
 
 
 class Place(NamedTuple):
@@ -57,6 +60,42 @@ def rows(path: Path) -> Iterator[Row]:
         raise _unreadable(path, error) from None
 
 
+def outlines(path: Path) -> Iterator[Row]:
+    """Read episodes without their tokens, one at a time: what a measurement needs. Raises UserError as `rows` does."""
+    try:
+        file = pq.ParquetFile(path)
+        columns = [name for name in _OUTLINE if name.partition(".")[0] in file.schema_arrow.names]
+        for batch in file.iter_batches(1024, columns=columns):
+            yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
+
+
+def outline(row: Row) -> Trajectory:
+    """Make an episode of an outline: its segments have no tokens, and it has no messages."""
+    return Trajectory(
+        task=row["task"],
+        segments=tuple(_empty(s["author"]) for s in row["segments"]),
+        messages=(),
+        stop=Stop(row["stop"]),
+        rewards={r["name"]: r["value"] for r in row["rewards"]},
+        weights={w["name"]: w["value"] for w in row.get("weights") or ()},
+        calls=tuple(CallRecord(**c) for c in row["calls"]),
+        fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
+        temperature=row.get("temperature"),
+    )
+
+
+def without_tokens(t: Trajectory) -> Trajectory:
+    """Make the outline of an episode, as `outline` does of a stored one."""
+    segments = tuple(_empty(s.author) for s in t.segments)
+    return replace(t, segments=segments, messages=(), step_rewards=(), timings={}, info={})
+
+
+def _empty(author: Author) -> Segment:
+    return Segment(author, (), (), ()) if author == "model" else Segment(author, ())
+
+
 def row(run: Path, where: Place) -> Row:
     """Raises UserError: there is no such file, or no such row in it."""
     path = run / "trajectories" / f"{where.split}-{where.step:06d}.parquet"
@@ -93,6 +132,7 @@ def trajectory(row: Row) -> Trajectory:
         calls=tuple(CallRecord(**c) for c in row["calls"]),
         fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
         info=json.loads(row.get("info") or "{}"),
+        temperature=row.get("temperature"),
     )
 
 

@@ -27,7 +27,7 @@ from agentrl.engine import Sleeper
 from agentrl.env import EnvSpec
 from agentrl.episode_info import plain_info
 from agentrl.errors import UserError
-from agentrl.evaluation import Measurement, first_fault, held_out, measure
+from agentrl.evaluation import held_out, measure
 from agentrl.folder import reason
 from agentrl.lanes import IDLE, Lanes
 from agentrl.learner.advantage import ADVANTAGES
@@ -37,6 +37,7 @@ from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reduction import REDUCTIONS
 from agentrl.learner.turn_advantage import CREDITS
+from agentrl.measurement import Evaluation, Trials, first_fault, paired_difference
 from agentrl.overlap import Overlap
 from agentrl.policy import Policy
 from agentrl.rollout import Rollout
@@ -47,22 +48,13 @@ from agentrl.tasks import TaskSampler
 from agentrl.timeline import Measured, Timeline
 from agentrl.tracking import Tracking
 from agentrl.trainer_state import TrainerState, set_trainer_state
-from agentrl.types import Group, Message, Trajectory
+from agentrl.types import Group, Message
 from agentrl.waits import Wait
 from agentrl.watching import Watcher
 
 COUNTED = ("steps", "seconds", "cpu_seconds", "sampled_tokens", "episodes", "faults")
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Held-out tasks, sampled and greedy."""
-
-    sampled: Measurement
-    greedy: Measurement
-    played: Sequence[Trajectory]  # the sampled episodes
 
 
 @dataclass(eq=False)
@@ -114,7 +106,7 @@ class Trainer:
     def waits(self) -> list[Wait]:
         return [*self.rollout.waits(), *(self.measuring.waits() if self.measuring else ())]
 
-    async def save(self, step: int, stream: Stream, before: Comparison) -> None:
+    async def save(self, step: int, stream: Stream, before: Evaluation) -> None:
         """A checkpoint. Where it cannot be written, that is said, and the run goes on."""
         state = {
             "learner": self.learner.state(),
@@ -127,7 +119,7 @@ class Trainer:
             "alarms": self.alarms,
             "diagnosis": self.diagnosis,
             "overlap": self.overlap,
-            "before": replace(before, played=[replace(t, info=plain_info(t.info)) for t in before.played]),
+            "before": before,
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
         }
@@ -239,7 +231,7 @@ class Trainer:
             self.time.at("evaluate")
             await self.beside.done.wait()
 
-    async def measure(self, step: int, wanted: int) -> Comparison:
+    async def measure(self, step: int, wanted: int) -> Evaluation:
         """Sampled and greedy reward on held-out tasks: the same tasks each time. Its time is in no step."""
         self._save_time(step)
         self.at = step
@@ -247,28 +239,27 @@ class Trainer:
         self.time.cut()
         return compared
 
-    async def _measure(self, step: int, wanted: int, own: Timeline, *, watched: bool = True) -> Comparison:
+    async def _measure(self, step: int, wanted: int, own: Timeline, *, watched: bool = True) -> Evaluation:
         own.at(EPISODES)
         self.measuring = rollout = self._rollout("test", own.lanes)
-        seed, watch = self.session.config.seed, self.watcher.episode if watched else None
+        config, trials = self.session.config, Trials(self.session.config.eval.trials)
         tasks = held_out(self.session.spec, wanted)
         if watched:
-            self.watcher.phase("measure", 2 * len(tasks))
-        sampled, played = await measure(rollout, tasks, seed=seed, watch=watch)
-        greedy, best = await measure(rollout, tasks, seed=seed, greedy=True, watch=watch)
+            self.watcher.phase("measure", trials.each * len(tasks))
+        watch = self.watcher.episode if watched else None
+        groups = await measure(rollout, tasks, trials, seed=config.seed, watch=watch)
         own.at("write")
-        values = {**_prefixed("eval/", sampled), **_prefixed("eval/greedy_", greedy)}
-        groups = [Group(t.task, (t, b)) for t, b in zip(played, best, strict=True)]
+        found = Evaluation.of(groups, trials, config.eval.pass_at)
         await to_thread.run_sync(self.run.write_trajectories, step, hold_out(groups), "test")
-        values |= self._timed(step, "evaluation", own.cut())
+        values = {**found.metrics(), **self._timed(step, "evaluation", own.cut())}
         self.run.log({"step": step, **values})
         self.trackers.log(step, values)
-        self.watcher.measured(step, sampled, greedy)
-        self.overlap.hold_out(played)
+        self.watcher.measured(step, found)
+        self.overlap.hold_out(g.trajectories[0] for g in groups)
         self._tell(step, self.overlap.look())
-        return Comparison(sampled, greedy, played)
+        return found
 
-    def summary(self, before: Comparison, after: Comparison | None) -> dict[str, Any]:
+    def summary(self, before: Evaluation, after: Evaluation | None) -> dict[str, Any]:
         session, config = self.session, self.session.config
         shown_before, shown_after = _telling(before, after)
         return {
@@ -277,12 +268,11 @@ class Trainer:
             "seed": config.seed,
             "steps": self.steps,
             "interrupted": after is None,
-            "reward_before": before.sampled.reward,
-            "reward_after": after.sampled.reward if after else None,
-            "greedy_before": before.greedy.reward,
-            "greedy_after": after.greedy.reward if after else None,
-            "before": {"sampled": before.sampled.as_dict(), "greedy": before.greedy.as_dict()},
-            "after": {"sampled": after.sampled.as_dict(), "greedy": after.greedy.as_dict()} if after else None,
+            **_rewards("before", before),
+            **_rewards("after", after),
+            "before": before.as_dict(),
+            "after": after.as_dict() if after else None,
+            "difference": paired_difference(before, after) if after else None,
             "train_seconds": round(self.seconds, 3),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sampled_tokens": int(self.sampled_tokens),
@@ -434,14 +424,20 @@ def _bare(ahead: Ahead) -> Ahead:
     return ahead._replace(others=others)
 
 
-def _prefixed(prefix: str, measurement: Measurement) -> dict[str, float]:
-    return {f"{prefix}{name}": value for name, value in measurement.as_dict().items()}
+def _rewards(when: str, found: Evaluation | None) -> dict[str, float | None]:
+    return {
+        f"reward_{when}": found.sampled.reward if found and found.sampled else None,
+        f"greedy_{when}": found.greedy.reward if found and found.greedy else None,
+    }
 
 
-def _telling(before: Comparison, after: Comparison | None) -> tuple[list[Message], list[Message]]:
+def _telling(before: Evaluation, after: Evaluation | None) -> tuple[list[Message], list[Message]]:
     """One task's conversation before and after: one that was failed and is now solved, if there is any."""
     if after is None:
-        return list(before.played[0].messages), []
-    pairs = list(zip(before.played, after.played, strict=True))
-    gain = max(pairs, key=lambda pair: (pair[1].reward or 0.0) - (pair[0].reward or 0.0))
-    return list(gain[0].messages), list(gain[1].messages)
+        return list(next(iter(before.conversations.values()))), []
+
+    def gain(task: int) -> float:
+        return (after.first_rewards.get(task) or 0.0) - (before.first_rewards.get(task) or 0.0)
+
+    task = max(before.conversations, key=gain)
+    return list(before.conversations[task]), list(after.conversations[task])

@@ -164,6 +164,7 @@ class Trajectory:
     fault: Fault | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    temperature: float | None = None  # it was sampled at; 0: greedy
 
     def with_rewards(self, rewards: Mapping[str, float | None]) -> Trajectory:
         """Return this episode with more rewards, or others of the same names."""

@@ -106,8 +106,9 @@ def _train(words: Sequence[str]) -> None:
 
 
 def _eval(words: Sequence[str]) -> None:
-    own, layers = eval_verb._own(settings.layers(words))
-    _found(settings.spec_of(configured(*layers) if own["endpoint"] is None else build(*layers)))
+    if "--resume" not in words:
+        _, scope, layers = eval_verb._read(words)
+        _found(settings.spec_of(build(*layers) if scope.endpoint else configured(*layers)))
 
 
 def _play(words: Sequence[str]) -> None:

@@ -168,7 +168,7 @@ def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
     assert {"adapter_config.json", "adapter_model.safetensors", "agentrl.toml"} <= saved
     assert "model.safetensors" not in saved
     assert lora.base_of(one / "model") == "nano"
-    assert evaluate("math-tools", str(one), tasks=4).episodes == 4
+    assert evaluate("math-tools", str(one), tasks=4, out=str(tmp_path / "eval")).episodes == 4
     with pytest.raises(UserError, match=r"has an adapter already; leave lora\.rank out"):
         train("math-tools", str(one), lora={"rank": 4}, run={"dir": str(two)}, **SMALL)
     train("math-tools", str(one), run={"dir": str(two)}, **SMALL)

@@ -31,7 +31,7 @@ def test_a_loaded_model_is_trained_in_place(tmp_path: Path) -> None:
     train("math-tools", model, run={"dir": str(tmp_path / "run")}, **SMALL)
     assert not all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"] == policy.locate("nano")
-    assert evaluate("math-tools", model, tasks=4).episodes == 4
+    assert evaluate("math-tools", model, tasks=4, out=str(tmp_path / "eval")).episodes == 4
 
 
 def test_a_loaded_model_s_own_adapter_is_trained(tmp_path: Path) -> None:
@@ -67,7 +67,8 @@ def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
     assert off
     assert max(off) < 1e-4  # what samples is what is trained
     assert (tmp_path / "run" / "model" / "adapter_config.json").is_file()
-    assert evaluate("math-tools", str(tmp_path / "run"), tasks=4, lora={"quantize": "4bit"}).episodes == 4
+    run, out = str(tmp_path / "run"), str(tmp_path / "eval")
+    assert evaluate("math-tools", run, tasks=4, out=out, lora={"quantize": "4bit"}).episodes == 4
     with pytest.raises(UserError, match=r"not trained themselves; give lora\.rank too"):
         train("math-tools", lora={"quantize": "4bit"}, **SMALL)
 

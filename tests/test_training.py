@@ -126,8 +126,8 @@ def test_groups_share_a_task_and_their_advantages_sum_to_nothing(summary: dict[s
         assert sum(m["advantage"] for m in members) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_final_model_loads_and_measures_the_same(summary: dict[str, Any]) -> None:
-    found = evaluate("math-tools", summary["run_dir"], tasks=8, greedy=True)
+def test_the_final_model_loads_and_measures_the_same(summary: dict[str, Any], tmp_path: Path) -> None:
+    found = evaluate("math-tools", summary["run_dir"], tasks=8, greedy=True, out=str(tmp_path / "eval"))
     assert found.reward == summary["greedy_after"]
 
 

@@ -104,7 +104,7 @@ def is_there(server: Server) -> bool:
 def check(summary: dict[str, Any], embedded: float) -> None:
     assert summary["steps"] == 12
     assert summary["faults"] == {}
-    errors = [summary["after"]["sampled"]["error"], 0.03]
+    errors = [summary["after"]["sampled"]["stderr"], 0.03]
     assert summary["reward_after"] == pytest.approx(embedded, abs=4 * max(errors))
     assert summary["reward_after"] > summary["reward_before"] + 0.3
     folder = Path(summary["run_dir"])

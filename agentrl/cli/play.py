@@ -55,7 +55,9 @@ OWN: dict[str, Any] = {
 
 def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
-        print(f"{HELP}\nsettings [default]:\n{settings.help_text(['env', 'tools', 'tool', 'model', 'rollout'])}")
+        sections = ("env", "tools", "tool", "model", "rollout")
+        told = settings.help_text(lambda name: name.partition(".")[0] in sections)
+        print(f"{HELP}\nsettings [default]:\n{told}")
         return 0
     own, config = _read(words)
     spec = settings.spec_of(config)

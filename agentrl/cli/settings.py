@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,11 @@ def spec_of(config: TrainConfig) -> EnvSpec:
     return EnvSpec(own.pop("name"), **own).equipped(config.tools, config.tool)
 
 
-def help_text(sections: Sequence[str] = ()) -> str:
-    """Every setting with its default and what it is; only those of some sections, if any are named."""
+def help_text(listed: Callable[[str], bool] = lambda name: True) -> str:
+    """Every setting with its default and what it is; only those whose names are ``listed``."""
     lines = []
     for name, field in known_settings().items():
-        if sections and name.partition(".")[0] not in sections:
+        if not listed(name):
             continue
         default = (
             ""

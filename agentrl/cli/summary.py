@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.figures import format_difference, format_mean, format_share
+from agentrl.statistics import Estimate
 from agentrl.types import Message
 from agentrl.view.text import visible
 
@@ -22,15 +24,14 @@ def show(console: Console, summary: dict[str, Any]) -> None:
         return
     before, after = summary["before"], summary["after"]
     table = Table(f"held-out {summary['env']}", "before", "after", box=None, header_style="bold")
-    for label, how, key, form in (
-        ("reward, sampled", "sampled", "reward", "{:.3f}"),
-        ("reward, greedy", "greedy", "reward", "{:.3f}"),
-        ("tool calls an episode", "sampled", "calls", "{:.2f}"),
-        ("valid calls", "sampled", "valid_calls", "{:.0%}"),
-    ):
-        table.add_row(label, form.format(before[how][key]), Text(form.format(after[how][key]), style="bold green"))
+    for how in before:
+        table.add_row(f"reward, {how}", *(_mean(measured[how]) for measured in (before, after)))
+    calls = (f"{measured['sampled']['calls']:.2f}" for measured in (before, after))
+    table.add_row("tool calls an episode", *calls)
+    table.add_row("valid calls", *(format_share(measured["sampled"]["valid_calls"]) for measured in (before, after)))
     console.print()
     console.print(table)
+    console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=True)
     console.print(
         f"\n{summary['steps']} steps, {summary['train_seconds']:.0f} s of training, "
         f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['sampled_tokens']:,} tokens sampled",
@@ -47,6 +48,21 @@ def show(console: Console, summary: dict[str, Any]) -> None:
     console.print(
         f"measure  agentrl eval --env {summary['env']} --model {summary['run_dir']}", highlight=False, soft_wrap=True
     )
+
+
+def _mean(measured: dict[str, Any]) -> Text:
+    mean = Estimate(measured["reward"], *(measured[name] for name in ("low", "high", "stderr", "tasks")))
+    return Text(format_mean(mean))
+
+
+def _difference(differences: dict[str, dict[str, Any]]) -> str:
+    """Say what the training changed, and where that is no more than chance."""
+    found = {how: Estimate(**difference) for how, difference in differences.items()}
+    tasks = next(iter(found.values())).tasks
+    told = ", ".join(f"{how} {format_difference(d)}" for how, d in found.items())
+    unclear = [how for how, d in found.items() if not d.excludes_zero]
+    winner = f"; no clear winner: {' and '.join(unclear)}, the interval holds 0" if unclear else ""
+    return f"change {told}: 95 % intervals, paired on {tasks} tasks{winner}"
 
 
 def _conversation(console: Console, title: str, messages: Sequence[Message]) -> None:

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.figures import format_mean
 from agentrl.config import TrainConfig
-from agentrl.evaluation import Measurement
+from agentrl.measurement import Evaluation
 from agentrl.run import Run
 from agentrl.session import Session
 from agentrl.types import Trajectory
@@ -76,7 +77,7 @@ class LiveTable(Watcher):
         self.title, self.verdict = Text("starting", style="bold"), Text("")
         self.rows: list[list[str]] = []
         self.rewards: list[float] = []
-        self.held_out: list[tuple[int, Measurement, Measurement]] = []
+        self.held_out: list[tuple[int, Evaluation]] = []
         self.note = ""
         self.waits = ""
         self.told: list[str] = []
@@ -97,8 +98,8 @@ class LiveTable(Watcher):
     def episode(self, trajectory: Trajectory) -> None:
         self.progress.advance(self.current)
 
-    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None:
-        self.held_out.append((step, sampled, greedy))
+    def measured(self, step: int, found: Evaluation) -> None:
+        self.held_out.append((step, found))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self.rows.append(cells(step, values))
@@ -148,10 +149,9 @@ class PlainLines(Watcher):
         self._say(headline(session, run))
         self._say(session.renderer.verdict())
 
-    def measured(self, step: int, sampled: Measurement, greedy: Measurement) -> None:
-        self._say(
-            f"held-out at step {step}: sampled {sampled.reward:.3f} ± {sampled.error:.3f}, greedy {greedy.reward:.3f}"
-        )
+    def measured(self, step: int, found: Evaluation) -> None:
+        means = [f"{name} {format_mean(m.estimate)}" for name, m in found.parts]
+        self._say(f"held-out at step {step}: {', '.join(means)}")
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         row = [f"{name} {cell}" for name, cell in zip(COLUMNS[1:], cells(step, values)[1:], strict=True) if cell]
@@ -172,5 +172,5 @@ def spark(values: list[float], width: int = 50) -> str:
     return "".join(BARS[round((v - low) * scale)] for v in shown)
 
 
-def _held(step: int, sampled: Measurement, greedy: Measurement) -> str:
-    return f"step {step} {sampled.reward:.2f}/{greedy.reward:.2f}"
+def _held(step: int, found: Evaluation) -> str:
+    return f"step {step} {'/'.join(f'{m.reward:.2f}' for _, m in found.parts)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -34,6 +34,11 @@ def flags(words: Sequence[str], settings: type[S]) -> S:
     for name in given:
         if name not in settings.model_fields:
             raise ConfigError(f"{name}: unknown setting{nearest(name, settings.model_fields)} [{source}]")
+    return checked(given, settings)
+
+
+def checked(given: Mapping[str, Any], settings: type[S]) -> S:
+    """Check settings. Raises ConfigError: one is missing or wrong."""
     try:
         return settings.model_validate(given)
     except pydantic.ValidationError as error:

@@ -1,0 +1,185 @@
+"""What a policy earned on tasks: mean rewards with their intervals, pass@k and pass^k, faults apart from failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple, Self
+
+from agentrl import metrics
+from agentrl.errors import UserError
+from agentrl.statistics import Estimate, PassRate, estimate_difference, estimate_mean, estimate_passes
+from agentrl.types import Group, Message, Trajectory
+
+
+class Trials(NamedTuple):
+    """How often a task is played: ``sampled`` times as in training, and once greedily."""
+
+    sampled: int = 1
+    greedy: bool = True
+
+    @property
+    def each(self) -> int:
+        return self.sampled + self.greedy
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A mean reward over tasks with its 95 % interval, and how the tools were used."""
+
+    reward: float  # mean over tasks of the mean over a task's scored trials
+    low: float
+    high: float
+    stderr: float  # clustered by task
+    tasks: int  # that have a scored trial
+    episodes: int  # that were scored
+    calls: float  # tool calls an episode
+    valid_calls: float | None  # share of the calls that a tool answered; None without calls
+    turns: float
+    faults: int  # episodes that the infrastructure ended: in no mean
+    faults_by_kind: Mapping[str, int]
+    unscored: int  # episodes whose every reward was None: in no mean
+    passes: tuple[PassRate, ...]
+    folder: str | None = None  # the evaluation's, where it is kept
+
+    @classmethod
+    def of(cls, tasks: Sequence[Sequence[Trajectory]], pass_at: float = 1.0) -> Self:
+        """Measure the trials of each task.
+
+        Raises:
+            UserError: not one episode could be scored; the sentence tells the first fault.
+        """
+        played = [t for trials in tasks for t in trials]
+        scored = [t for t in played if t.reward is not None]
+        if not scored:
+            raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
+        rewards = rewards_of(tasks)
+        mean, calls = estimate_mean(rewards), metrics.of_calls(scored)
+        failed = calls.get("tools/failure_frequency")
+        faults = Counter(t.fault.kind for t in played if t.fault is not None)
+        return cls(
+            *mean,
+            episodes=len(scored),
+            calls=calls.get("tools/call_frequency", 0.0),
+            valid_calls=None if failed is None else 1.0 - failed,
+            turns=fmean(t.turns for t in scored),
+            faults=faults.total(),
+            faults_by_kind=dict(faults),
+            unscored=len(played) - len(scored) - faults.total(),
+            passes=tuple(estimate_passes(rewards, pass_at)),
+        )
+
+    @property
+    def estimate(self) -> Estimate:
+        return Estimate(self.reward, self.low, self.high, self.stderr, self.tasks)
+
+    def metrics(self) -> dict[str, float]:
+        """Name the numbers as a step of training names them."""
+        found = {
+            "reward": self.reward,
+            "reward_stderr": self.stderr,
+            "reward_low": self.low,
+            "reward_high": self.high,
+            "episodes": float(self.episodes),
+            "tools/call_frequency": self.calls,
+            "turns/mean": self.turns,
+            **{f"faults/{kind}": float(n) for kind, n in self.faults_by_kind.items()},
+        }
+        if self.valid_calls is not None:
+            found["tools/failure_frequency"] = 1.0 - self.valid_calls
+        for rate in self.passes:
+            found |= {f"pass_at_{rate.k}": rate.any.mean, f"pass_hat_{rate.k}": rate.all.mean}
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Make what the summary holds."""
+        plain = {k: v for k, v in vars(self).items() if k not in ("passes", "folder")}
+        return plain | {"passes": [_plain_pass(rate) for rate in self.passes]}
+
+
+def _plain_pass(rate: PassRate) -> dict[str, Any]:
+    return {
+        "k": rate.k,
+        "tasks": rate.any.tasks,
+        "pass_at_k": rate.any.mean,
+        "pass_at_k_interval": [rate.any.low, rate.any.high],
+        "pass_hat_k": rate.all.mean,
+        "pass_hat_k_interval": [rate.all.low, rate.all.high],
+    }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Tasks, sampled and greedy, with what a later one is paired with. Holds plain data only."""
+
+    sampled: Measurement | None
+    greedy: Measurement | None
+    rewards: Mapping[int, tuple[float, ...]]  # of the sampled trials that were scored, by task
+    greedy_rewards: Mapping[int, tuple[float, ...]]
+    first_rewards: Mapping[int, float | None]  # of each task's first trial
+    conversations: Mapping[int, tuple[Message, ...]]  # likewise
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], trials: Trials, pass_at: float = 1.0) -> Self:
+        """Measure groups of ``trials.sampled`` sampled members and, last, the greedy one."""
+        sampled = [g.trajectories[: trials.sampled] for g in groups]
+        greedy = [g.trajectories[trials.sampled :] for g in groups]
+        tasks = [g.task for g in groups]
+        return cls(
+            Measurement.of(sampled, pass_at) if trials.sampled else None,
+            Measurement.of(greedy, pass_at) if trials.greedy else None,
+            dict(zip(tasks, rewards_of(sampled), strict=True)),
+            dict(zip(tasks, rewards_of(greedy), strict=True)),
+            {g.task: g.trajectories[0].reward for g in groups},
+            {g.task: g.trajectories[0].messages for g in groups},
+        )
+
+    @property
+    def parts(self) -> list[tuple[str, Measurement]]:
+        """List the measurements by name, those that there are."""
+        both = (("sampled", self.sampled), ("greedy", self.greedy))
+        return [(name, measured) for name, measured in both if measured is not None]
+
+    @property
+    def first(self) -> Measurement:
+        """The sampled measurement; the greedy one where nothing was sampled."""
+        return self.parts[0][1]
+
+    def metrics(self) -> dict[str, float]:
+        """Name the numbers for ``metrics.jsonl``: as in training, behind ``eval/``."""
+        found = {f"eval/{name}": v for name, v in self.sampled.metrics().items()} if self.sampled else {}
+        if self.greedy:
+            own = ("reward", "reward_stderr", "reward_low", "reward_high")
+            found |= {f"eval/greedy_{name}": v for name, v in self.greedy.metrics().items() if name in own}
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: measured.as_dict() for name, measured in self.parts}
+
+
+def paired_difference(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """Make what the summary holds of a difference: of the sampled and the greedy reward, paired by task."""
+    return {
+        "sampled": _difference(before.rewards, after.rewards)._asdict(),
+        "greedy": _difference(before.greedy_rewards, after.greedy_rewards)._asdict(),
+    }
+
+
+def _difference(before: Mapping[int, Sequence[float]], after: Mapping[int, Sequence[float]]) -> Estimate:
+    common = [task for task in before if task in after]
+    return estimate_difference([before[t] for t in common], [after[t] for t in common])
+
+
+def rewards_of(tasks: Sequence[Sequence[Trajectory]]) -> list[tuple[float, ...]]:
+    """List each task's rewards of the trials that were scored."""
+    return [tuple(t.reward for t in trials if t.reward is not None) for trials in tasks]
+
+
+def first_fault(played: Sequence[Trajectory]) -> str:
+    """Tell the first fault in words, for when there is nothing but faults."""
+    for t in played:
+        if t.fault is not None:
+            return f"The first fault ({t.fault.kind}): {t.fault.message}"
+    return "Every reward was None: no reward function applied."
