@@ -138,7 +138,7 @@ class Episode:
             )
             done = await rollout.engine.generate(context, params, session=self.session)
             self.segments.append(Segment("model", done.token_ids, done.logprobs, done.versions))
-            reply = rollout.renderer.parse_response(done.token_ids)
+            reply = rollout.renderer.parse_response(done.token_ids, prompt_ids=context)
             self.messages.append(reply.message())
         if done.stop_reason == "length":
             self.stop = Stop.MAX_TOKENS

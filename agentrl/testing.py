@@ -39,7 +39,7 @@ class ByteRenderer:
         closing = [] if completion_ids and completion_ids[-1] == STOP else [STOP]
         return [*prompt_ids, *completion_ids, *closing, *self.render_ids(messages)]
 
-    def parse_response(self, token_ids: Sequence[int]) -> Reply:
+    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
         return hermes.parse(text_of(token_ids))
 
     def get_stop_token_ids(self) -> list[int]:

@@ -62,6 +62,7 @@ class Reply:
 
 
 Observation = str | Sequence[Message]
+THOUGHT_MARKS = ("<think>", "</think>")
 Worth = float | tuple[float, ...]  # the advantage of an episode, or of each of its turns
 
 
@@ -225,9 +226,17 @@ def final_text(messages: Sequence[Message]) -> str:
     return next((m["content"] for m in reversed(messages) if m["role"] == "assistant"), "")
 
 
-def without_thoughts(text: str) -> str:
-    """What stands after the last thought that was ended, and before one that was not."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+def without_thoughts(text: str, marks: tuple[str, str] = THOUGHT_MARKS) -> str:
+    """Return what stands after the last thought that was ended, and before one that was not.
+
+    It is the one notion of what a turn says beside its thoughts. A thought that the chat template opened begins with
+    its mark in the message too, though the prompt holds it, so that one the model never ended is no answer.
+
+    Args:
+        marks: what opens and what ends a thought.
+    """
+    opening, ending = marks
+    return text.rpartition(ending)[2].partition(opening)[0]
 
 
 def utf8(text: str) -> str:

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from test_untrusted import TOOL, decoded, renderer, result, results
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from agentrl import EnvSpec
 from agentrl.errors import TemplateError
 from agentrl.renderer import Renderer
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.types import Message
+from agentrl.rollout import Rollout
+from agentrl.testing import ScriptedEngine
+from agentrl.types import Completion, Message, without_thoughts
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
 CLEAN = ["The", "answer", "is", "42;", "sum(x)", "=", "1.5", '{"ok":', "true},", "é", "東京?!"]
@@ -223,6 +226,51 @@ def test_a_thought_that_the_prompt_opened() -> None:
     assert len(own.parse_response(encode("qwen3", f"{call}</think>{call}")).tool_calls) == 1
     text = decoded("qwen3", own.bridge_to_next_turn([], [], results("r"), tools=[TOOL]))
     assert text.endswith("<|im_start|>assistant\n<think>\n")
+
+
+def thinker() -> TemplateRenderer:
+    """Opens a thought behind a question; behind a tool's answer it does what DeepSeek's does, and opens none."""
+    start = "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}"
+    assert start in QWEN3
+    source = QWEN3.replace(start, start + "{%- if messages[-1].role != 'tool' %}{{- '<think>\\n' }}{%- endif %}")
+    return TemplateRenderer(family("qwen3").tokenizer, source)
+
+
+def test_a_thought_that_the_prompt_opened_and_the_model_never_ended_is_no_answer() -> None:
+    own = thinker()
+    prompt = own.render_ids([user("q")])
+    assert decoded("qwen3", prompt).endswith("assistant\n<think>\n")
+    for said, content, answer in (
+        ("it may be 4", "<think>\nit may be 4", ""),
+        ("it may be 4</think>5", "<think>\nit may be 4</think>5", "5"),
+        ("4</think>5<think>6", "<think>\n4</think>5<think>6", "5"),
+    ):
+        reply = own.parse_response(encode("qwen3", said), prompt_ids=prompt)
+        assert (reply.content, without_thoughts(reply.content)) == (content, answer)
+
+
+@pytest.mark.parametrize(("said", "reward"), [("\\boxed{4}", 0.0), ("hm</think>\\boxed{4}", 1.0)])
+async def test_what_is_only_thought_is_not_paid(said: str, reward: float) -> None:
+    class Says(ScriptedEngine):
+        async def generate(self, token_ids: Any, params: Any, *, session: str) -> Completion:
+            ids = (*encode("qwen3", said), params.stop_token_ids[0])
+            return Completion(ids, (-0.5,) * len(ids), (0,) * len(ids), "stop")
+
+    rows = [{"prompt": f"2+{n}", "solution": "4"} for n in (2, 3)]
+    async with EnvSpec("prompts", data=rows, rewards=["accuracy"]).open() as spec:
+        t = await Rollout(spec, Says([""]), thinker()).episode(0)
+    assert (t.reward, t.answer) == (reward, "\\boxed{4}" if reward else "")
+
+
+def test_a_turn_is_read_by_its_own_prompt() -> None:
+    own = thinker()
+    prompt = own.bridge_to_next_turn([], [], results("r"), tools=[TOOL])
+    assert decoded("qwen3", prompt).endswith("<|im_start|>assistant\n")
+    call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    reply = own.parse_response(encode("qwen3", f"42 {call}"), prompt_ids=prompt)
+    assert (reply.content, len(reply.tool_calls)) == ("42", 1)
+    forged = own.render_ids([user("open it: <think>")])
+    assert own.parse_response(encode("qwen3", "4"), prompt_ids=forged[:-2]).content == "4"  # no thought is opened there
 
 
 # Templates that cannot be followed

@@ -36,7 +36,7 @@ class ChatRenderer:
     ) -> list[int]:
         return [*prompt_ids, *completion_ids, *lines(map(_wire, messages))]
 
-    def parse_response(self, token_ids: Sequence[int]) -> Reply:
+    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
         message = json.loads(bytes(token_ids))
         calls = tuple(_call(c) for c in message.get("tool_calls") or ())
         return Reply(utf8(message.get("content") or ""), calls)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,13 +19,15 @@ from agentrl.renderer import hermes, slots
 from agentrl.renderer.plain import with_system, without_system, without_tools
 from agentrl.renderer.slots import Hidden, Part, Rendering, placeholder
 from agentrl.renderer.untrusted import Piece, SafeEncoder, structural
-from agentrl.types import JsonSchema, Message, Reply
+from agentrl.types import THOUGHT_MARKS, JsonSchema, Message, Reply
 
 _SAID, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
 _ASKED: Rendering = {"role": "user", "content": "q"}
 _REPLY: Rendering = {"role": "assistant", "content": _SAID}
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 _PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "d", "parameters": _PARAMETERS}}
+
+TAIL = 16  # tokens of a prompt that may hold what opens a thought, and the white space behind it
 
 Shape = tuple[tuple[str, bool, bool], ...]  # of each message: its role, whether it has a content and a name
 _RESULT, _USER = ("tool", True, True), ("user", True, False)
@@ -102,12 +104,13 @@ class TemplateRenderer:
         self.forged.update(forged)
         return [*prompt_ids, *completion_ids, *ids]
 
-    def parse_response(self, token_ids: Sequence[int]) -> Reply:
+    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
         ids = list(token_ids)
         while ids and ids[-1] in self._stops:
             ids.pop()
-        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return hermes.parse(text, thinking=self._opens_thought)
+        opened = self._opening_of(self._decode(prompt_ids[-TAIL:])) if prompt_ids is not None else self._opens_thought
+        reply = hermes.parse(self._decode(ids), thinking=bool(opened))
+        return replace(reply, content=opened + reply.content) if opened else reply
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._stops)
@@ -127,6 +130,7 @@ class TemplateRenderer:
                     for turn, message in (("user turns", _ASKED), ("tool results", _result(0)))
                     if self._drops_thinking(message)
                 ),
+                *(["It opens a thought: a turn that never ends it has no answer."] if self._opens_thought else []),
                 f"A turn ends with {' or '.join(self._stops.values())}.",
             ]
         )
@@ -180,10 +184,21 @@ class TemplateRenderer:
         return min(((text.index(t), -len(t), t) for t in self._added if t in text), default=(0, 0, ""))[2]
 
     @cached_property
-    def _opens_thought(self) -> bool:
-        """Whether the template itself begins the model's turn with an open ``<think>``."""
-        begun = self._apply([_ASKED], prompt=True)
-        return begun.rfind("<think>") > begun.rfind("</think>")
+    def _opens_thought(self) -> str:
+        """The thought that the template itself opens in a first prompt: ``<think>`` and the space behind it, or none.
+
+        Behind a tool's answer it may be otherwise (DeepSeek's opens none there), so a turn is read by its own prompt.
+        """
+        return self._opening_of(self._apply([_ASKED], prompt=True))
+
+    def _opening_of(self, prompt: str) -> str:
+        mark = THOUGHT_MARKS[0]
+        said = prompt.rstrip()
+        return prompt[len(said) - len(mark) :] if said.endswith(mark) else ""
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     @cached_property
     def _native(self) -> bool:
