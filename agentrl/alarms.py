@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agentrl.dead_end import DeadEnd, describe
 from agentrl.types import Group, Trajectory
 
 STEPS = 3  # in a row, before a constant reward or the absence of calls is told
@@ -20,9 +21,12 @@ class Alarms:
     """Looks at each step's episodes; tells each kind of silence once."""
 
     tools: bool  # whether the model is offered any
+    env: str = "ENV"  # these three as the command line names them
+    model: str = "MODEL"
+    run: str = "RUN"
     told: set[str] = field(default_factory=set)
     _quiet: int = 0  # steps without a call
-    _flat: int = 0  # steps with one and the same reward
+    _same: DeadEnd = field(default_factory=DeadEnd)  # of the steps with one and the same reward
     _reward: float | None = None
 
     def look(self, groups: Sequence[Group]) -> list[str]:
@@ -42,12 +46,16 @@ class Alarms:
 
     def _rewards(self, fair: Sequence[Trajectory]) -> list[tuple[str, str]]:
         rewards = {t.reward for t in fair if t.reward is not None}
-        same = len(rewards) == 1 and (self._flat == 0 or rewards == {self._reward})
-        self._flat = self._flat + 1 if same else int(len(rewards) == 1)
-        self._reward = next(iter(rewards)) if len(rewards) == 1 else None
-        if self._flat < STEPS:
+        if len(rewards) != 1 or rewards != {self._reward}:
+            self._same = DeadEnd()
+        self._reward = rewards.pop() if len(rewards) == 1 else None
+        if self._reward is None:
             return []
-        return [("constant reward", f"every episode of {STEPS} steps was worth {self._reward:g}: nothing is learned")]
+        self._same.add(fair)
+        if self._same.steps < STEPS:
+            return []
+        names = {"env": self.env, "model": self.model, "run": self.run}
+        return [("constant reward", describe(self._reward, self._same, tools=self.tools, **names))]
 
     def _missed(self, fair: Sequence[Trajectory]) -> list[tuple[str, str]]:
         if not self.tools:

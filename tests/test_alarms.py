@@ -28,7 +28,8 @@ def test_tools_that_are_never_called() -> None:
 def test_a_constant_reward() -> None:
     alarms = Alarms(tools=False)
     told = [alarms.look([group(0.5, 0.5), group(0.5)]) for _ in range(STEPS)]
-    assert told[-1] == [f"every episode of {STEPS} steps was worth 0.5: nothing is learned"]
+    assert told[:-1] == [[]] * (STEPS - 1)
+    assert told[-1][0].startswith(f"every episode of {STEPS} steps was worth 0.5: nothing is learned. Try harder tasks")
     varying = Alarms(tools=False)
     assert not any(varying.look([group(float(n), float(n))]) for n in range(3 * STEPS))
     assert not any(Alarms(tools=False).look([group(0.0, 1.0)]) for _ in range(STEPS))

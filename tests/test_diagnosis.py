@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.diagnosis import WINDOW, Diagnosis
+from agentrl.diagnosis import Diagnosis
+from agentrl.health import WINDOW
 from agentrl.types import Group, Message, Stop, Trajectory
 
 FINE = {

@@ -10,10 +10,11 @@ from random import Random
 import pytest
 import runs
 
+from agentrl.diagnosis import Diagnosis
 from agentrl.types import CallRecord, Group
 from agentrl.view.costs import costs
 from agentrl.view.curves import Curves
-from agentrl.view.findings import Finding, findings, recent
+from agentrl.view.findings import Finding, findings, of_curves, recent
 from agentrl.view.index import numbers
 from agentrl.view.look import Look
 from agentrl.view.refusals import refusals
@@ -107,17 +108,55 @@ def test_a_run_that_is_well_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "word"),
     [
-        ("entropy", [1.0] * 3 + [0.01] * 9, "entropy fell from 1 to 0.01"),
-        ("completions/clipped_ratio", [0.3] * 9, "30% of the episodes run out of tokens"),
+        ("entropy", [1.0] * 10 + [0.01] * 20, "entropy fell from 1 to 0.01"),
+        ("completions/clipped_ratio", [0.3] * 9, "30% of the episodes ran out of tokens"),
         ("sampling/sampling_logp_difference/mean", [0.2] * 9, "logprobs differ"),
-        ("kl", [3.0] * 9, "3 nats from its reference"),
+        ("kl", [3.0] * 9, "3 nats a token from its reference"),
     ],
 )
 def test_numbers_that_are_not_as_they_should_be(tmp_path: Path, name: str, values: list[float], word: str) -> None:
     run = runs.start(tmp_path / "run")
     for step, value in enumerate(values, 1):
-        run.log({"step": step, "reward": 0.1 * step, name: value})
+        run.log({"step": step, "reward": 0.5, name: value})
     assert any(word in f.text and f.kind == "bad" for f in look(tmp_path / "run").found())
+
+
+def test_the_page_says_of_any_numbers_what_the_run_itself_says(tmp_path: Path) -> None:
+    """The same rules and limits: whatever holds at the last step, and nothing else."""
+    random = Random(0)
+    names = ("entropy", "kl", "grad_norm", "completions/clipped_ratio", "stops/max_turns", "reward")
+    mismatch = "sampling/sampling_logp_difference/mean"
+    seen: set[str] = set()
+    for number in range(60):
+        run, high = runs.start(tmp_path / str(number)), {name: random.choice([0.05, 0.3, 1.5]) for name in names}
+        lines = [
+            {name: random.random() * top for name, top in high.items()} | {mismatch: random.choice([0.04, 0.09, 0.11])}
+            for _ in range(random.choice([4, 12, 30]))
+        ]
+        for step, line in enumerate(lines, 1):
+            run.log({"step": step, **line})
+        curves = Curves(tmp_path / str(number) / "metrics.jsonl")
+        curves.refresh()
+        told = Diagnosis()
+        for line in lines[:-1]:
+            told.look(line, [])
+        told._seen.clear()
+        expected = told.look(lines[-1], [])
+        assert [f.text for f in of_curves(curves)] == expected
+        seen |= {text[:12] for text in expected}
+    assert len(seen) >= 5
+
+
+def test_a_sign_that_still_holds_is_not_told_twice(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    told = Diagnosis()
+    for step in range(1, 30):
+        run.log({"step": step, "reward": 0.5, "kl": 2.0 + step})
+        for text in told.look({"reward": 0.5, "kl": 2.0 + step}, []):
+            run.tell(step, text)
+    texts = [f.text for f in look(tmp_path / "run").found() if "nats a token from its reference" in f.text]
+    assert len(texts) == 1
+    assert "30 nats" in texts[0]
 
 
 def test_a_gap_between_training_and_held_out_tasks_is_told(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 
+from agentrl.health import LIMITS, History, find_signs
 from agentrl.view.costs import FEWEST, costs, telling
 from agentrl.view.curves import Curves
 from agentrl.view.index import numbers, one
@@ -39,15 +40,22 @@ def findings(curves: Curves, table: Any, refused: Mapping[str, Refusals], said: 
     first = recent_from(steps, whole)
     lately = recent(table, first)
     where = f"split=train step>={first}"
+    signs = list(of_curves(curves))
     return [
         *of_trend(whole, steps, table),
-        *of_told(said, table),
+        *of_told(_not_among(said, signs), table),
         *of_costs(lately, refused, where),
         *of_faults(lately, where),
         *of_groups(lately, where),
         *of_tasks(lately, where),
-        *of_curves(curves),
+        *signs,
     ]
+
+
+def _not_among(said: Sequence[Said], signs: Sequence[Finding]) -> list[Said]:
+    """What the run said of itself, but for the signs that still hold: those are told with their present numbers."""
+    now = {_NUMBER.sub("#", sign.text) for sign in signs}
+    return [one_said for one_said in said if _NUMBER.sub("#", one_said.text) not in now]
 
 
 def recent_from(steps: list[int], whole: Trend) -> int:
@@ -139,7 +147,7 @@ def of_faults(lately: Any, where: str) -> Iterator[Finding]:
         (first,) = pc.value_counts(messages).to_pylist()[:1]
         share, text = c["counts"] / lately.num_rows, visible(cut(first["values"] or "", 160), newlines=False)
         yield Finding(
-            "bad" if share >= 0.02 else "note",
+            "bad" if share >= LIMITS["lost_episodes"] else "note",
             f"the world failed in {c['counts']} episodes ({share:.1%}), which are not trained: "
             f"{c['values']}, \u201c{text}\u201d",
             f"{where} fault={c['values']}",
@@ -156,7 +164,7 @@ def of_groups(lately: Any, where: str) -> Iterator[Finding]:
     high = np.maximum.reduceat(np.where(np.isnan(rewards), -np.inf, rewards), starts)
     lost = np.logical_and.reduceat(bad, starts)
     same = low == high
-    if same.mean() >= 0.5 and len(starts) >= 4:
+    if same.mean() >= LIMITS["flat_groups"] and len(starts) >= 4:
         yield Finding(
             "bad" if (same & lost).mean() >= 0.25 else "note",
             f"{same.mean():.0%} of the groups teach nothing, as all members earned the same: "
@@ -182,34 +190,15 @@ def of_tasks(lately: Any, where: str) -> Iterator[Finding]:
 
 
 def of_curves(curves: Curves) -> Iterator[Finding]:
-    """Numbers about the training itself that are not as they should be."""
-    for name, words, wrong in _LIMITS:
-        _, values = curves.series(name)
-        if len(values) >= 5:
-            now, first = float(np.mean(values[-5:])), float(np.mean(values[:3]))
-            if wrong(now, first):
-                yield Finding("bad", words.format(now=now, first=first))
+    """Signs of trouble that hold now: what the run itself looks for."""
+    steps = [{name: float(v) for name, v in line.items() if v is not None} for line in curves.lines if "reward" in line]
+    signs = find_signs(History(steps, len(steps)))
+    yield from (Finding("bad", text) for name, text in signs.items() if name not in _TOLD_ABOVE)
     yield from _held_out(curves)
 
 
-_LIMITS: Iterable[Any] = (
-    (
-        "entropy",
-        "entropy fell from {first:.2g} to {now:.2g}: the policy hardly tries anything new",
-        lambda now, first: first > 0 and now < 0.1 * first,
-    ),
-    (
-        "completions/clipped_ratio",
-        "{now:.0%} of the episodes run out of tokens (rollout.max_turn_tokens)",
-        lambda now, _: now > 0.1,
-    ),
-    (
-        "sampling/sampling_logp_difference/mean",
-        "the engine's logprobs differ from the learner's by {now:.3g} on average: the ratio is not what it should be",
-        lambda now, _: now > 0.05,
-    ),
-    ("kl", "the policy is {now:.2g} nats from its reference", lambda now, _: now > 1.0),
-)
+# Rules that need the weights of the reward's parts, or that the episodes themselves tell better.
+_TOLD_ABOVE = ("one_part_rules", "flat_groups", "faulting")
 
 
 def _held_out(curves: Curves) -> Iterator[Finding]:
@@ -218,7 +207,7 @@ def _held_out(curves: Curves) -> Iterator[Finding]:
     if len(held) < 2 or len(train) < 5:
         return
     now = float(np.mean(train[-5:]))
-    if now - held[-1] > 0.1 * max(abs(now), 0.1) and now - held[-1] > 0.05:
+    if now - held[-1] > max(LIMITS["held_out_gap"] * abs(now), 0.05):
         yield Finding(
             "bad",
             f"held-out reward is {held[-1]:.2f} at step {steps[-1]}, training reward {now:.2f}",

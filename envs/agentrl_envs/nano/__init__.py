@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+ENVIRONMENTS = ("math-tools", "shop")  # that it was made for: elsewhere it earns nothing
+
 
 def path() -> Path:
     """The folder of weights and tokenizer, as from_pretrained takes it."""

@@ -1,0 +1,188 @@
+"""Signs that a training goes wrong, from its own numbers, in words: what is seen, what it may come of, what to try.
+
+The limits and the rules stand here alone. ``diagnosis`` tells them while a run goes on; the page and the report tell
+those that hold now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from types import MappingProxyType
+
+WINDOW = 10  # steps that are looked at together
+LIMITS: Mapping[str, float] = MappingProxyType(
+    {
+        "flat_groups": 0.8,  # share of the groups whose members all earned the same
+        "gradient_jump": 10.0,  # times its median
+        "kl": 1.0,  # nats a token from the reference
+        "mismatch": 0.1,  # nats a token between the engine's logprobs and the learner's
+        "entropy_left": 0.1,  # of what it was at first
+        "entropy_solved": 0.9,  # reward from which on little entropy is as it should be
+        "stuck": 0.01,  # gain of reward from one window to the next
+        "cut_short": 0.2,  # share of the episodes that ran out of tokens
+        "cut_short_rising": 1.5,  # times what it was at first; a model that is always cut by a fifth is told once
+        "cut_short_always": 0.5,  # share from which on it is told anyhow
+        "out_of_turns": 0.3,  # share of the episodes
+        "one_part": 0.95,  # share of the reward's spread that one of its parts makes
+        "lost_groups": 0.2,  # share of the groups that faults took
+        "lost_episodes": 0.02,  # share of the episodes, on the page
+        "held_out_gap": 0.1,  # of the training reward, by which the held-out reward is lower
+    }
+)
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class History:
+    """The numbers of a run's steps, in order.
+
+    Args:
+        values: one a step; of a long run the first ``WINDOW`` and the last 2 ``WINDOW`` are enough.
+        steps: how many steps there were.
+        weights: of the reward's parts; 1.0 for one that is not named.
+    """
+
+    values: Sequence[Values]
+    steps: int
+    weights: Values = field(default_factory=dict)
+
+    def late(self, name: str, count: int = WINDOW) -> float | None:
+        """Return the mean of a number over the last steps; None where there are too few."""
+        values = [v[name] for v in self.values[-count:] if name in v]
+        return fmean(values) if len(values) >= count and self.steps >= count else None
+
+    def early(self, name: str) -> float | None:
+        """Return the mean over the first steps, once they are long gone."""
+        values = [v[name] for v in self.values[:WINDOW] if name in v]
+        return fmean(values) if values and self.steps >= 2 * WINDOW else None
+
+    def stuck(self) -> bool:
+        """Return True where the reward does not rise any more."""
+        now = self.late("reward")
+        before = [v["reward"] for v in self.values[-2 * WINDOW : -WINDOW] if "reward" in v]
+        return now is not None and bool(before) and self.steps >= 2 * WINDOW and now - fmean(before) < LIMITS["stuck"]
+
+
+def flat_groups(h: History) -> str | None:
+    share = h.late("frac_reward_zero_std")
+    if share is None or share < LIMITS["flat_groups"]:
+        return None
+    reward = h.late("reward") or 0.0
+    way = "harder tasks" if reward > 0.5 else "easier tasks, a part of the reward for part of the way"
+    return (
+        f"{share:.0%} of the groups of {WINDOW} steps had one reward for all their members, and taught nothing: try "
+        f"{way}, --rollout.sampler difficulty, or a larger --rollout.group_size"
+    )
+
+
+def exploding(h: History) -> str | None:
+    norms = [v["grad_norm"] for v in h.values[-2 * WINDOW :] if "grad_norm" in v]
+    if len(norms) < WINDOW or norms[-1] < LIMITS["gradient_jump"] * median(norms) or norms[-1] < 1.0:
+        return None
+    return (
+        f"the gradient's norm is {norms[-1]:.3g}, {norms[-1] / max(median(norms), 1e-9):.0f} times its median: try a "
+        "lower --learner.lr, or --learner.warmup_steps"
+    )
+
+
+def far_from_reference(h: History) -> str | None:
+    kl = h.late("kl", 3)
+    if kl is None or kl < LIMITS["kl"]:
+        return None
+    return (
+        f"the policy is {kl:.2g} nats a token from its reference: try a lower --learner.lr, or a higher --learner.beta"
+    )
+
+
+def engine_differs(h: History) -> str | None:
+    off = h.late("sampling/sampling_logp_difference/mean", 3)
+    if off is None or off < LIMITS["mismatch"]:
+        return None
+    return (
+        f"the engine's logprobs differ from the learner's by {off:.2g} nats a token: with staleness that is the "
+        "policy's own change (--rollout.max_staleness lower, --learner.lr lower); without, the two compute different "
+        "things: try --dtype float32, or --learner.correction sequence_mask"
+    )
+
+
+def entropy_gone(h: History) -> str | None:
+    now, first, reward = h.late("entropy"), h.early("entropy"), h.late("reward") or 0.0
+    if now is None or first is None or now > LIMITS["entropy_left"] * first:
+        return None
+    if not h.stuck() or reward > LIMITS["entropy_solved"]:
+        return None
+    return (
+        f"the entropy fell from {first:.3g} to {now:.3g} nats a token, and the reward stopped at "
+        f"{reward:.2f}: the policy tries nothing new; try --learner.epsilon_high 0.3, "
+        "--learner.entropy_coef 0.001, or a lower --learner.lr"
+    )
+
+
+def cut_short(h: History) -> str | None:
+    now = h.late("completions/clipped_ratio", 5)
+    first = h.early("completions/clipped_ratio") or 0.0
+    if now is None or now < LIMITS["cut_short"]:
+        return None
+    rising = h.steps < 2 * WINDOW or now >= LIMITS["cut_short_rising"] * first
+    if not rising and now < LIMITS["cut_short_always"]:
+        return None
+    return (
+        f"{now:.0%} of the episodes ran out of tokens: try a higher --rollout.max_turn_tokens, "
+        "--learner.mask_stops max_tokens, or a reward for being brief"
+    )
+
+
+def out_of_turns(h: History) -> str | None:
+    now = h.late("stops/max_turns", 5)
+    if now is None or now < LIMITS["out_of_turns"]:
+        return None
+    return f"{now:.0%} of the episodes ran out of turns: try a higher --rollout.max_turns, or look at what they do last"
+
+
+def one_part_rules(h: History) -> str | None:
+    names = [n.split("/")[1] for n in h.values[-1] if n.startswith("rewards/") and n.endswith("/std")]
+    counted = {n: abs(h.weights.get(n, 1.0)) * (h.late(f"rewards/{n}/std", 5) or 0.0) for n in names}
+    counted = {n: spread for n, spread in counted.items() if h.weights.get(n, 1.0)}
+    if len(counted) < 2 or h.steps < WINDOW or sum(counted.values()) == 0:
+        return None
+    name, spread = max(counted.items(), key=lambda item: item[1])
+    share = spread / sum(counted.values())
+    if share < LIMITS["one_part"]:
+        return None
+    others = ", ".join(repr(n) for n in counted if n != name)
+    return f"{share:.0%} of the reward's spread is its part {name!r}: {others} teach nothing beside it; weigh them anew"
+
+
+def faulting(h: History) -> str | None:
+    played = h.values[-1].get("groups/kept", 0.0) + h.values[-1].get("groups/dropped", 0.0)
+    lost = h.late("groups/dropped", 5)
+    if lost is None or not played or lost / played < LIMITS["lost_groups"]:
+        return None
+    return (
+        f"{lost / played:.0%} of the groups were lost to faults: agentrl view shows which; see also --rollout.min_group"
+    )
+
+
+RULES: Mapping[str, Callable[[History], str | None]] = {
+    f.__name__: f
+    for f in (
+        flat_groups,
+        exploding,
+        far_from_reference,
+        engine_differs,
+        entropy_gone,
+        cut_short,
+        out_of_turns,
+        one_part_rules,
+        faulting,
+    )
+}
+
+
+def find_signs(history: History) -> dict[str, str]:
+    """Return the sentence of each rule that holds at the last step, by the rule's name."""
+    if not history.values:
+        return {}
+    return {name: text for name, rule in RULES.items() if (text := rule(history)) is not None}
