@@ -33,9 +33,9 @@ class Diagnosis:
             if self._step - self._seen.get(name, -10 * WINDOW) > 2 * WINDOW:
                 new.append(text)
             self._seen[name] = self._step
-        if (text := same_answers(groups)) is not None:
+        if (same := same_answers(groups)) is not None:
             if "same answers" not in self._seen:
-                new.append(text)
+                new.append(same)
             self._seen["same answers"] = self._step
         return new
 

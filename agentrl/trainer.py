@@ -91,8 +91,8 @@ class Trainer:
         self.rollout = self._rollout("train", self.time.lanes)
         env = self.session.spec.make()
         self.tasks = _sampler(config, env.count("train"), self.curriculum)
-        names = {"env": str(config.env["name"]), "model": config.model, "run": str(self.run.folder)}
-        self.alarms = Alarms(tools=bool(env.tool_list), **names)
+        tools, name = bool(env.tool_list), str(config.env["name"])
+        self.alarms = Alarms(tools, env=name, model=config.model, run=str(self.run.folder))
         self.diagnosis = Diagnosis(dict(env.reward_weights))
         self.measuring: Rollout | None = None
         self.overlap = Overlap()
