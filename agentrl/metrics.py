@@ -71,6 +71,8 @@ def _rewards(fair: Sequence[Trajectory]) -> Metrics:
         values = [r for t in fair if (r := t.rewards.get(name)) is not None]
         if values:
             found |= {f"rewards/{name}/mean": fmean(values), f"rewards/{name}/std": _std(values)}
+        if unscorable := sum(t.rewards.get(name, 0.0) is None for t in fair):
+            found[f"rewards/{name}/unscorable"] = float(unscorable)  # episodes: it was None
     return found
 
 

@@ -25,4 +25,6 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--golden", help="a file of TRL's losses for test_trl_parity")
+    parser.addoption(
+        "--golden", help="a file of TRL's losses for test_trl_parity, or of answers and golds for test_math_answers"
+    )

@@ -11,22 +11,12 @@ from typing import Any
 from agentrl import ContractError
 from agentrl.rewards import per_episode
 from agentrl.types import Message, final_text, without_thoughts
+from agentrl_envs.rewards.notation import boxed, said_answer
+from agentrl_envs.rewards.values import equal, read, read_gold, takes_algebra
 
 Completion = str | Sequence[Message]
+__all__ = ["Completion", "Regex", "accuracy", "boxed", "exact", "judge_plainly", "same", "text_of"]
 MAX_CHARS = 20_000  # of a text that a pattern is sought in
-
-
-def boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{...}``, braces balanced; ``None`` if there is none, or it is not closed."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed{")
-    for i in range(begin - 1, len(text)):
-        depth += (text[i] == "{") - (text[i] == "}")
-        if depth == 0:
-            return text[begin:i].strip()
-    return None
 
 
 def same(answer: str, solution: str) -> bool:
@@ -48,19 +38,22 @@ def _number(text: str) -> Decimal | None:
 
 @per_episode
 def accuracy(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
-    r"""1.0 where the last ``\boxed{}`` equals the ``solution`` column; ``None`` where a row has no solution.
+    r"""1.0 where the last ``\boxed{}`` means the same as the column ``solution``: a number, several, or words.
 
-    A solution may be a bare answer or a text with a ``\boxed{}`` of its own.
+    A solution may be a bare answer, or one as GSM8K, MATH or DeepMath write it. ``None`` where it cannot be read, or is
+    an expression such as ``x^2+1``, which takes the reward ``math``.
     """
-    return [_accuracy(text_of(c), s) for c, s in zip(completions, solution, strict=True)]
+    return [judge_plainly(without_thoughts(text_of(c)), s) for c, s in zip(completions, solution, strict=True)]
 
 
-def _accuracy(text: str, solution: Any) -> float | None:
-    if solution is None:
+def judge_plainly(text: str, solution: Any) -> float | None:
+    """Return 1.0 where a text's answer is the solution, 0.0 where not, ``None`` where that takes algebra."""
+    gold = read_gold(solution)
+    if gold is None or takes_algebra(gold.value):
         return None
-    wanted, answer = str(solution), boxed(without_thoughts(text))
-    wanted = boxed(wanted) or wanted
-    return float(answer is not None and same(answer, wanted))
+    said = said_answer(text)
+    answer = None if said is None else read(said)
+    return float(answer is not None and equal(answer, gold.value) is True)
 
 
 @per_episode

@@ -1,97 +1,88 @@
 """Are two mathematical expressions the same? What a look does not tell is asked of math-verify, in a process.
 
 math-verify stops itself by signals, which raise in threads, and some expressions hold it for ever: so it works in
-another process, which is killed with its deadline.
+another process, within limits of processor time and memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
-import anyio
-import anyio.lowlevel
-
 from agentrl import UserError
-from agentrl.processes import WorkerEnded, call_in_process
+from agentrl.processes import call_in_process
 from agentrl.rewards import per_episode
 from agentrl.types import without_thoughts
-from agentrl_envs.rewards.answers import Completion, boxed, same, text_of
+from agentrl_envs.rewards.answers import Completion, text_of
+from agentrl_envs.rewards.notation import said_answer
+from agentrl_envs.rewards.values import Expression, equal, read, read_gold, to_latex
 
-TIMEOUT_S = 5.0
-START_S = 30.0  # the first one imports sympy
-MAX_CHARS = 1_000  # of an answer that is looked at
+CPU_S = 5.0
+WALL_S = 120.0  # of a call that waits for a processor
+MEMORY_BYTES = 1 << 30
+MAX_KNOWN = 65_536  # golds of which it is known whether they can be read
 
 
 @per_episode
 async def math(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""1.0 where the last ``\boxed{}`` is worth as much as the column ``solution``: ``1/2`` is ``0.5``.
 
-    ``None`` where a row has no solution. An answer that takes over five seconds is not the solution.
-
-    Raises:
-        UserError: math-verify is not installed.
+    ``None`` where a solution cannot be read, whatever the answer. An answer that cannot be read, or takes over five
+    seconds of computing, is not the solution.
     """
-    return [await _one(text_of(c), s) for c, s in zip(completions, solution, strict=True)]
+    return [await judge(without_thoughts(text_of(c)), s) for c, s in zip(completions, solution, strict=True)]
 
 
-async def _one(text: str, solution: Any) -> float | None:
-    if solution is None:
+math.needs = {"math_verify": "math"}  # type: ignore[attr-defined]
+
+
+async def judge(text: str, solution: Any) -> float | None:
+    """Return 1.0 where a text's answer is the solution, 0.0 where not, ``None`` where the solution cannot be read."""
+    gold = read_gold(solution)
+    if gold is None or (isinstance(gold.value, Expression) and not await _is_readable(gold.latex)):
         return None
-    wanted, answer = str(solution), boxed(without_thoughts(text))
-    wanted = boxed(wanted) or wanted
-    if answer is None:
+    said = said_answer(text)
+    answer = None if said is None else read(said)
+    if said is None or answer is None:
         return 0.0
-    return float(await equal(answer, wanted))
+    same = equal(answer, gold.value)
+    return float(await _in_worker("same_worth", to_latex(said), gold.latex) if same is None else same)
 
 
-async def equal(answer: str, wanted: str, timeout_s: float = TIMEOUT_S) -> bool:
-    """The fast way where it says yes, or where both are plain numbers; else math-verify's word."""
-    if same(answer, wanted):
-        return True
-    if len(answer) > MAX_CHARS or not answer or (_plain(answer) and _plain(wanted)):
-        return False
-    _check_installed()
-    await _warm_up()
+_readable: dict[str, bool] = {}
+
+
+async def _is_readable(gold: str) -> bool:
+    if gold not in _readable:
+        if len(_readable) > MAX_KNOWN:
+            _readable.clear()
+        _readable[gold] = await _in_worker("is_readable", gold)
+    return _readable[gold]
+
+
+async def _in_worker(name: str, *arguments: str) -> bool:
+    """Call a function of `algebra` there; what takes too much, or raises, is False."""
+    algebra = _Import("agentrl_envs.rewards.algebra")
     try:
-        return await call_in_process(_verified, answer, wanted, timeout_s=timeout_s)
-    except TimeoutError:
+        return await call_in_process(
+            _call, algebra, name, *arguments, timeout_s=WALL_S, cpu_s=CPU_S, memory_bytes=MEMORY_BYTES
+        )
+    except UserError:  # it cannot be imported there
+        raise
+    except Exception:  # other people's code, given text that anybody wrote
         return False
-    except WorkerEnded:  # it brought its process down
-        return False
 
 
-def _plain(text: str) -> bool:
-    """A number without any mathematics: comparing those is done."""
-    return all(c in "0123456789.,+- $" for c in text)
+def _call(module: Any, name: str, *arguments: Any) -> bool:
+    return bool(getattr(module, name)(*arguments))
 
 
-@lru_cache(maxsize=1)
-def _check_installed() -> None:
-    if find_spec("math_verify") is None:
-        raise UserError("reward 'math' needs the package math-verify: pip install 'agentrl-gym[math]'")
+class _Import:
+    """A module, which the worker imports while it reads the request: before its limits begin."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-_warm = anyio.lowlevel.RunVar[bool]("agentrl_math_warm")
-
-
-async def _warm_up() -> None:
-    """Once a run: a process that has imported what it takes, outside of anybody's deadline."""
-    if not _warm.get(False):
-        _warm.set(True)
-        with anyio.move_on_after(START_S):
-            await call_in_process(_verified, "1", "2")
-
-
-def _verified(answer: str, wanted: str) -> bool:
-    """In the other process."""
-    import logging
-
-    from math_verify import parse, verify
-
-    logging.disable(logging.CRITICAL)
-    gold = parse(f"${wanted}$", parsing_timeout=None)
-    said = parse(f"${answer}$", parsing_timeout=None)
-    return bool(gold and said and verify(gold, said, timeout_seconds=None))
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return import_module, (self.name,)
