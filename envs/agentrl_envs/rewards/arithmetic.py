@@ -119,7 +119,7 @@ class _Reader:
                 self._next()
                 value = self.sum()
                 self._expect(closing)
-                return abs(value) if opening == "|" else value
+                return value if opening != "|" else -value if value < 0 else value
         return self._command()
 
     def _command(self) -> Value:
