@@ -13,6 +13,7 @@ from agentrl.toolset import Toolset
 from agentrl.types import Message, Reply, Step, Trajectory
 
 if TYPE_CHECKING:
+    from agentrl.comparison import compare
     from agentrl.evaluation import evaluate
     from agentrl.gym.bridge import as_gymnasium, register_gymnasium
     from agentrl.gym.world import from_gymnasium
@@ -35,6 +36,7 @@ __all__ = [
     "UserError",
     "WorldFault",
     "as_gymnasium",
+    "compare",
     "evaluate",
     "from_gymnasium",
     "register_gymnasium",
@@ -46,6 +48,7 @@ __all__ = [
 _LAZY = {  # they bring torch with them, or gymnasium
     "train": "agentrl.training",
     "evaluate": "agentrl.evaluation",
+    "compare": "agentrl.comparison",
     "as_gymnasium": "agentrl.gym.bridge",
     "register_gymnasium": "agentrl.gym.bridge",
     "from_gymnasium": "agentrl.gym.world",

@@ -13,9 +13,10 @@ from agentrl import aside
 from agentrl.aside import together
 from agentrl.config import TrainConfig
 from agentrl.env import Env, EnvSpec
-from agentrl.errors import ConfigError, UserError, nearest
-from agentrl.evaluation_folder import EvaluationFolder, Scope, open_folder
-from agentrl.layers import build, dotted, known_settings
+from agentrl.errors import UserError
+from agentrl.evaluation_folder import EvaluationFolder, open_folder
+from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds
+from agentrl.layers import build, dotted
 from agentrl.measurement import Evaluation, Measurement, Trials
 from agentrl.policy import Policy, checksum, resolved
 from agentrl.renderer.chat import ChatRenderer
@@ -24,23 +25,6 @@ from agentrl.tasks import task_integer
 from agentrl.types import Group, Trajectory
 
 Ended = Callable[[Group], Awaitable[None]]
-SPLITS = ("test", "train")
-EPISODES = ("temperature", "max_turns", "max_turn_tokens", "turn_timeout_s", "episode_timeout_s")
-ACTING = (  # settings that an evaluation heeds
-    *("env", "tools", "tool", "model", "seed", "eval.trials", "eval.pass_at", "engine.capacity"),
-    *(f"rollout.{name}" for name in EPISODES),
-    *("dtype", "chat_template", "deterministic", "lora.quantize"),
-    *("engine.name", "engine.max_context", "engine.threads", "engine.urls"),
-)
-AT_ENDPOINT = ACTING[: 8 + len(EPISODES)]  # a server renders and samples by itself
-INSTEAD = {
-    "rollout.group_size": "trials",
-    "rollout.tasks": "tasks",
-    "eval.tasks": "tasks",
-    "eval.final_tasks": "tasks",
-    "run.dir": "out",
-    "run.resume": "resume",
-}
 
 
 async def play(
@@ -194,29 +178,6 @@ async def run_evaluation(
         return folder.finish(), folder
     finally:
         folder.close()
-
-
-def heeds(scope: Scope, name: str) -> bool:
-    """Return True if an evaluation heeds a setting."""
-    heeded = AT_ENDPOINT if scope.endpoint else ACTING
-    return name in heeded or name.partition(".")[0] in heeded
-
-
-def check_heeded(names: Sequence[str], scope: Scope, option: Callable[[str], str] = str) -> None:
-    """Raises ConfigError where a setting would do nothing; ``option`` writes a name as the user does."""
-    for name in names:
-        if heeds(scope, name) or name not in known_settings():
-            continue
-        if name in ACTING:
-            raise ConfigError(f"{option(name)} does nothing with an endpoint: its server renders and samples by itself")
-        instead = f"; here it is {option(INSTEAD[name])}" if name in INSTEAD else ""
-        raise ConfigError(f"{option(name)} does nothing in an evaluation, which updates no policy{instead}")
-
-
-def check_split(split: Any, option: str = "split") -> None:
-    """Raises ConfigError for one that there is not."""
-    if split not in SPLITS:
-        raise ConfigError(f"{option} is train or test, not {split!r}{nearest(str(split), SPLITS)}")
 
 
 def evaluate(

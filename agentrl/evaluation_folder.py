@@ -17,40 +17,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-import tomli_w
 from anyio import to_thread
 
 from agentrl import run, stored
 from agentrl.config import TrainConfig
 from agentrl.credit import hold_out
 from agentrl.errors import UserError
-from agentrl.folder import put, writing
+from agentrl.evaluation_scope import Scope, read_scope, write_scope
+from agentrl.folder import writing
 from agentrl.layers import dump_toml
 from agentrl.measurement import Evaluation, Trials, rewards_of
 from agentrl.run import Run, flat
 from agentrl.statistics import Estimate, estimate_mean
 from agentrl.types import Group, Trajectory
 
-FILE = "evaluation.toml"
 CHUNK = 16  # tasks in a file
-
-
-class Scope(NamedTuple):
-    """What is evaluated: ``tasks`` tasks of a split, ``sampled`` trials of each, and a greedy one."""
-
-    split: str = "test"
-    first: int = 0
-    tasks: int = 256
-    sampled: int = 1
-    greedy: bool = True
-    endpoint: str = ""  # a server's URL, where one is asked
-    policy: str = ""  # by what it is known again, once it is loaded
-
-    @property
-    def trials(self) -> Trials:
-        return Trials(self.sampled, self.greedy)
 
 
 @dataclass
@@ -111,7 +93,7 @@ class EvaluationFolder:
             )
         self.scope = self.scope._replace(policy=identity)
         with writing(self.path):
-            _write_scope(self.path, self.scope)
+            write_scope(self.path, self.scope)
 
     async def add(self, group: Group) -> None:
         """Keep a task's group; its chunk is written when it is whole."""
@@ -212,7 +194,7 @@ def open_folder(
     opened = run.open_folder(path, config_toml, check, "--out")
     if before is None:
         with writing(path):
-            _write_scope(path, scope)
+            write_scope(path, scope)
     return EvaluationFolder(opened, config, before or scope, list(tasks))
 
 
@@ -227,19 +209,3 @@ def _check_same(path: Path, config_toml: str, before: Scope, now: Scope, heeded:
             f"the evaluation in {str(path)!r} is another one: {'; '.join(other)}; give another --out, or go on "
             f"with it: agentrl eval --resume {path}"
         )
-
-
-def read_scope(path: Path) -> Scope | None:
-    """Read what a folder evaluates; None where it holds no evaluation. Raises UserError: it cannot be read."""
-    try:
-        found = tomllib.loads((path / FILE).read_text("utf-8"))
-        return Scope(**{name: value for name, value in found.items() if name in Scope._fields})
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path / FILE} cannot be read: {error}") from None
-
-
-def _write_scope(path: Path, scope: Scope) -> None:
-    with put(path / FILE) as aside:
-        aside.write_text(tomli_w.dumps(scope._asdict()), "utf-8")

@@ -50,11 +50,16 @@ def files(run: Path, splits: Sequence[str] = ()) -> list[tuple[str, int, Path]]:
     return wanted
 
 
-def rows(path: Path) -> Iterator[Row]:
-    """One at a time. Raises UserError where the file cannot be read."""
+def rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """Read one at a time, whole or some columns; those that an older run lacks are left out.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     try:
         file = pq.ParquetFile(path)
-        for batch in file.iter_batches(64):
+        have = None if columns is None else [n for n in columns if n.partition(".")[0] in file.schema_arrow.names]
+        for batch in file.iter_batches(64 if columns is None else 1024, columns=have):
             yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
@@ -62,13 +67,7 @@ def rows(path: Path) -> Iterator[Row]:
 
 def outlines(path: Path) -> Iterator[Row]:
     """Read episodes without their tokens, one at a time: what a measurement needs. Raises UserError as `rows` does."""
-    try:
-        file = pq.ParquetFile(path)
-        columns = [name for name in _OUTLINE if name.partition(".")[0] in file.schema_arrow.names]
-        for batch in file.iter_batches(1024, columns=columns):
-            yield from batch.to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from None
+    return rows(path, _OUTLINE)
 
 
 def outline(row: Row) -> Trajectory:

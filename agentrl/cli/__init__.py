@@ -16,6 +16,7 @@ from agentrl.view.text import visible
 VERBS = {  # the verb: its module, and what it does
     "train": ("training", "train a model on an environment"),
     "eval": ("evaluation", "measure a model on an environment's held-out tasks"),
+    "compare": ("comparison", "compare evaluations task by task, with paired intervals"),
     "serve": ("serve", "start a vLLM server for --engine server"),
     "serve-tools": ("serve_tools", "serve tools to any MCP client"),
     "rescore": ("rescore", "score a run's stored episodes anew, offline"),

@@ -19,8 +19,9 @@ from agentrl.cli.settings import loading
 from agentrl.cli.words import checked, flags_told
 from agentrl.config import Section, TrainConfig
 from agentrl.errors import ConfigError
-from agentrl.evaluation import Listener, check_heeded, check_split, heeds, lasting, playing_of, run_evaluation
-from agentrl.evaluation_folder import EvaluationFolder, Scope, read_scope
+from agentrl.evaluation import Listener, lasting, playing_of, run_evaluation
+from agentrl.evaluation_folder import EvaluationFolder
+from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds, read_scope
 from agentrl.layers import Layer, build, dotted, read_toml
 from agentrl.measurement import Evaluation
 from agentrl.policy import configured
