@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from agentrl.errors import UserError
@@ -44,10 +45,7 @@ class Comparison:
     after_mean: Estimate
     difference: Estimate  # after - before, paired by task
     unpaired: Estimate  # the same without pairing
-    fixed: tuple[Pair, ...]  # wrong before, right after: the task's trials in their majority
-    broke: tuple[Pair, ...]
-    still_wrong: tuple[Pair, ...]
-    still_right: tuple[Pair, ...]
+    pairs: Mapping[str, tuple[Pair, ...]]  # by what became of them: fixed, broke, still_wrong, still_right
     notes: tuple[str, ...]  # what else differs, and what was left out
 
     @property
@@ -63,15 +61,11 @@ class Comparison:
             return "no clear winner: the interval of the difference holds 0"
         return f"{self.winner} is better: the interval of the difference holds no 0"
 
-    def pairs(self) -> Mapping[str, tuple[Pair, ...]]:
-        """Return the tasks by what became of them: fixed, broke, still_wrong, still_right."""
-        return {kind: getattr(self, kind) for kind in KINDS.values()}
-
     def as_dict(self) -> dict[str, Any]:
         """Make a JSON object of it."""
         plain = {k: v._asdict() if isinstance(v, Estimate) else v for k, v in vars(self).items()}
-        pairs = {kind: [p._asdict() for p in own] for kind, own in self.pairs().items()}
-        return {**plain, **pairs, "notes": list(self.notes), "winner": self.winner, "verdict": self.verdict}
+        pairs = {kind: [p._asdict() for p in own] for kind, own in self.pairs.items()}
+        return {**plain, "pairs": pairs, "notes": list(self.notes), "winner": self.winner, "verdict": self.verdict}
 
 
 def compare(
@@ -80,8 +74,8 @@ def compare(
     """Compare two evaluations, task by task.
 
     Args:
-        before, after: folders of `agentrl eval`; or training runs, of which the last evaluation is taken, or the one that
-            ``RUN@STEP`` names. Of one training run alone: before its first step against its last evaluation.
+        before, after: folders of `agentrl eval`; or training runs, of which the last evaluation is taken, or the one
+            that ``RUN@STEP`` names. Of one training run alone: before its first step against its last evaluation.
         greedy: the greedy trials; by default the sampled ones, where both have them.
         pass_at: the reward from which on a trial passes.
 
@@ -109,8 +103,8 @@ def compare(
         *means,
         estimate_difference(earlier, later),
         estimate_unpaired_difference(*means),
-        **{kind: tuple(own) for kind, own in pairs.items()},
-        notes=tuple(notes),
+        {kind: tuple(own) for kind, own in pairs.items()},
+        tuple(notes),
     )
 
 
@@ -153,7 +147,7 @@ def _check_same(one: Outcomes, other: Outcomes) -> Iterator[str]:
     changed = _changed(one, other)
     if len(others) == len(common):
         raise UserError(
-            f"the tasks of {one.label} and {other.label} have the same numbers and other words, such as task {others[0]}"
+            f"the tasks of {one.label} and {other.label} have the same numbers but other words, as task {others[0]}"
             + (f"; what differs: {changed}" if changed else "")
         )
     if others:
@@ -173,7 +167,7 @@ def _changed(one: Outcomes, other: Outcomes) -> str:
     """Tell which settings of the episodes differ."""
     names = sorted(n for n in one.settings.keys() | other.settings.keys() if _of_episodes(n))
     values = ((n, one.settings.get(n), other.settings.get(n)) for n in names)
-    return "; ".join(f"{n} {a!r} -> {b!r}" for n, a, b in values if a != b)
+    return "; ".join(f"{n} {a!r} -> {b!r}" for n, a, b in values if a != b and "auto" not in (a, b))
 
 
 def _of_episodes(name: str) -> bool:
@@ -183,7 +177,5 @@ def _of_episodes(name: str) -> bool:
 def _pair(task: int, one: Outcomes, other: Outcomes, pass_at: float) -> tuple[str, Pair]:
     before, after = one.tasks[task], other.tasks[task]
     right = before.passed(pass_at), after.passed(pass_at)
-    means = (sum(o.rewards) / len(o.rewards) for o in (before, after))
-    return KINDS[right], Pair(
-        task, *means, before.episode(pass_at, passed=right[0]), after.episode(pass_at, passed=right[1])
-    )
+    episodes = before.episode(pass_at, right[0]), after.episode(pass_at, right[1])
+    return KINDS[right], Pair(task, fmean(before.rewards), fmean(after.rewards), *episodes)

@@ -17,6 +17,8 @@ from agentrl.run import flat
 from agentrl.statistics import Estimate, estimate_mean, is_pass
 from agentrl.stored import Place, Row
 
+COLUMNS = ("task", "member", "reward", "fault", "messages", "temperature")
+
 
 class Outcome(NamedTuple):
     """A task's trials: the rewards of those that were scored, their names, and a digest of what was asked."""
@@ -112,16 +114,14 @@ def _gather(label: str, folder: Path, split: str, greedy: bool, files: Sequence[
 
 def _rows(files: Sequence[tuple[str, int, Path]]) -> Iterator[tuple[Place, Row]]:
     for split, step, path in files:
-        for number, row in enumerate(
-            stored.rows(path, ["task", "member", "reward", "fault", "messages", "temperature"])
-        ):
+        for number, row in enumerate(stored.rows(path, COLUMNS)):
             yield Place(split, step, number), row
 
 
 def _is_greedy(row: Row) -> bool:
     """Tell by the temperature; older runs have none, and two members: sampled, greedy."""
     temperature = row.get("temperature")
-    return row["member"] == 1 if temperature is None else temperature == 0.0
+    return bool(row["member"] == 1 if temperature is None else temperature == 0.0)
 
 
 def _digest(messages: str) -> str:

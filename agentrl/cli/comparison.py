@@ -16,7 +16,7 @@ from agentrl.comparison import Comparison, compare
 from agentrl.config import Section
 from agentrl.view.text import visible
 
-HELP = """usage: agentrl compare A B... [--greedy true] [--json true]
+HELP = """usage: agentrl compare A B... [--greedy true] [--json]
 
   agentrl compare evals/a evals/b           # two evaluations on the same tasks, task by task
   agentrl compare runs/x                    # a training run: before its first step and after its last
@@ -32,19 +32,17 @@ class Settings(Section):
     split: str | None = Field(None, description="which episodes; test by default, or those that were evaluated")
     pass_at: float = Field(1.0, description="the reward from which on a trial passes [1.0]")
     show: int = Field(3, ge=0, description="tasks to name of each kind [3]")
-    json: bool = Field(False, description="true: one JSON object, or a list of several")
 
 
 def main(words: Sequence[str]) -> int:
     if not words or {"-h", "--help"} & set(words):
-        print(HELP + "\n" + flags_told(Settings))
+        print(f"{HELP}\n{flags_told(Settings)}\n  --json     one JSON object, or a list of several")
         return 0
+    words, as_json = _without_json(words)
     names, own = split(words, Settings, "A B... [--SETTING VALUE]")
-    first, *others = names
-    found = [
-        compare(first, other, greedy=own.greedy, split=own.split, pass_at=own.pass_at) for other in others or [None]
-    ]
-    if own.json:
+    others: list[str | None] = [*names[1:]] or [None]
+    found = [compare(names[0], b, greedy=own.greedy, split=own.split, pass_at=own.pass_at) for b in others]
+    if as_json:
         plain = [c.as_dict() for c in found]
         print(json.dumps(plain if len(plain) > 1 else plain[0], indent=2))
         return 0
@@ -52,6 +50,17 @@ def main(words: Sequence[str]) -> int:
     for comparison in found:
         _show(console, comparison, own.show)
     return 0
+
+
+def _without_json(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Take ``--json`` out of the words: it needs no value, but may have one."""
+    left = list(words)
+    if "--json" not in left:
+        return left, False
+    at = left.index("--json")
+    following = left[at + 1 : at + 2]
+    del left[at : at + (2 if following in (["true"], ["false"]) else 1)]
+    return left, following != ["false"]
 
 
 def _show(console: Console, c: Comparison, shown: int) -> None:
@@ -68,7 +77,7 @@ def _show(console: Console, c: Comparison, shown: int) -> None:
     for note in c.notes:
         _say(console, note)
     console.print(Text(f"\n{c.verdict}\n", style="bold"), soft_wrap=True)
-    for kind, pairs in c.pairs().items():
+    for kind, pairs in c.pairs.items():
         _say(console, f"{kind.replace('_', ' '):<12} {len(pairs):>6,}")
         for pair in pairs[:shown] if kind != "still_right" else ():
             _say(console, f"  task {pair.task}: {pair.before:.3g} -> {pair.after:.3g}")
