@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tomllib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ class Policy:
     model: Any
     tokenizer: Any
     source: str
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The ids that the model's own configs name as ends of a turn."""
+        config = self.model.config
+        places = (getattr(self.model, "generation_config", None), config, config.get_text_config())
+        return _integers(getattr(place, "eos_token_id", None) for place in places)
 
     def save(self, folder: Path) -> None:
         """A folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load.
@@ -159,6 +166,28 @@ def load_tokenizer(name: str) -> Any:
 
     with _loading(name):
         return AutoTokenizer.from_pretrained(source)
+
+
+def load_end_tokens(name: str) -> tuple[int, ...]:
+    """Return the ids that a model's configs name as ends of a turn, without loading its weights. Raises as `load`."""
+    source = locate(name)
+    from transformers import GenerationConfig, PreTrainedConfig
+
+    from agentrl import lora
+
+    source = locate(lora.base_of(Path(source))) if lora.is_adapter(source) else source
+    found: list[Mapping[str, Any]] = []
+    with suppress(OSError):  # many ship none
+        found.append(GenerationConfig.from_pretrained(source).to_dict())
+    with suppress(OSError):
+        found.append(PreTrainedConfig.get_config_dict(source)[0])
+    return _integers(place.get("eos_token_id") for one in found for place in (one, one.get("text_config") or {}))
+
+
+def _integers(values: Iterable[Any]) -> tuple[int, ...]:
+    """Return the different integers among values and lists of values, in order."""
+    flat = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
+    return tuple(dict.fromkeys(i for i in flat if isinstance(i, int)))
 
 
 def read_template(path: str | None) -> str | None:

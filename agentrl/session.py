@@ -45,7 +45,7 @@ async def opened(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = Non
     loaded = made_policy(config, loaded)
     settings = chosen(config.engine, loaded.model, embedded=config.deterministic)
     config = config.model_copy(update={"engine": settings})
-    renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template))
+    renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template), loaded.end_tokens)
     async with spec.open(), make_engine(config, loaded.model) as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
         with garbage_sought_seldom():

@@ -14,8 +14,11 @@ from bitsandbytes.functional import has_avx512bf16
 from tiny import qwen3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl import UserError, evaluate, lora, policy, train
+from agentrl import EnvSpec, UserError, evaluate, lora, policy, train
 from agentrl.engines.transfer import Weights
+from agentrl.layers import build
+from agentrl.session import opened
+from agentrl.types import SamplingParams
 
 SMALL: dict[str, Any] = {
     "steps": 1,
@@ -50,6 +53,36 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         train("math-tools", torch.nn.Linear(2, 2), **SMALL)
     with pytest.raises(UserError, match="a Qwen3ForCausalLM, has no name, and so no tokenizer; give one"):
         train("math-tools", qwen3(), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [(7, [8, 7], (8, 7)), (7, None, (7,)), ([7, 9], 8, (8, 7, 9)), (None, None, ())],
+)
+def test_the_ends_of_a_turn_are_those_of_every_config_that_a_model_ships(
+    tmp_path: Path, config: Any, generation: Any, ends: tuple[int, ...]
+) -> None:
+    model = qwen3(eos_token_id=config)
+    model.generation_config.eos_token_id = generation
+    model.save_pretrained(tmp_path)
+    assert policy.load_end_tokens(str(tmp_path)) == ends
+    assert set(policy.Policy(model, None, "").end_tokens) == set(ends)
+
+
+async def test_a_run_ends_a_turn_with_a_token_that_the_generation_config_names() -> None:
+    """Qwen3-instruct's <|endoftext|> used to be sampled through, to the limit, and was called `length`."""
+    model = AutoModelForCausalLM.from_pretrained(policy.locate("nano"))
+    tokenizer = AutoTokenizer.from_pretrained(policy.locate("nano"))
+    config = build(("test", {"env": "math-tools", "model": "nano"}))
+    end = tokenizer.convert_tokens_to_ids("<|im_start|>")  # a special token that no source named so far
+    model.generation_config.eos_token_id = [model.config.eos_token_id, end]
+    async with opened(config, EnvSpec("math-tools"), policy.given(model, tokenizer)) as session:
+        params = SamplingParams(0.0, 20, tuple(session.renderer.get_stop_token_ids()))
+        asked = session.renderer.render_ids([{"role": "system", "content": "Be good."}])
+        done = await session.engine.generate(
+            asked[:-3], params, session="a"
+        )  # it is asked for the next turn's beginning
+    assert (done.token_ids[-1], done.stop_reason) == (end, "stop")
 
 
 @pytest.fixture(params=[True, False], ids=["avx512_bf16", "plain"])

@@ -141,6 +141,19 @@ def test_a_closed_turn_is_not_closed_again(name: str) -> None:
         assert own.bridge_to_next_turn([], [*said, stop], [user("next")]) == [*said, stop, *closed[len(said) + 1 :]]
 
 
+@pytest.mark.parametrize(("name", "end"), [("qwen3", "<|endoftext|>"), ("llama3.1", "<|eom_id|>")])
+def test_a_turn_ends_with_the_tokens_that_the_model_ships_as_ends_too(name: str, end: str) -> None:
+    tokenizer = family(name).tokenizer
+    ends = tokenizer.convert_tokens_to_ids([end, family(name).closer])
+    plain, own = renderer(name), TemplateRenderer(tokenizer, end_tokens=[*ends, 5, 10**6])
+    assert ends[0] not in plain.get_stop_token_ids()
+    assert set(own.get_stop_token_ids()) == {*plain.get_stop_token_ids(), ends[0]}  # 5 is text, and 10**6 nothing
+    said = encode(name, "answer")
+    closed = own.bridge_to_next_turn([], [*said, ends[1]], [user("next")])
+    assert own.bridge_to_next_turn([], [*said, ends[0]], [user("next")]) == [*said, ends[0], *closed[len(said) + 1 :]]
+    assert own.parse_response([*said, ends[0]]).content == plain.parse_response(said).content
+
+
 def test_turns_that_end_with_the_next_ones_beginning() -> None:
     own, tokenizer = renderer("glm4.5"), family("glm4.5").tokenizer
     watch, ask, end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|observation|>", "<|user|>", "<|endoftext|>"))

@@ -103,7 +103,9 @@ def _model(name: str, words: Sequence[str]) -> int:
     from agentrl.renderer.template import TemplateRenderer
 
     tokenizer = policy.load_tokenizer(name)
-    renderer = TemplateRenderer(tokenizer, policy.read_template(words[1] if words else None))
+    renderer = TemplateRenderer(
+        tokenizer, policy.read_template(words[1] if words else None), policy.load_end_tokens(name)
+    )
     print("\n".join(f"{sentence.rstrip('.')}." for sentence in renderer.verdict().split(". ")))
     return 0
 

@@ -75,7 +75,7 @@ async def _play(config: TrainConfig, run: Path, where: Place, before: Trajectory
             return await replayed(rollout, before, turns=turns, live=own["live"], then=session.engine)
         await held.enter_async_context(spec.open())
         template = policy.read_template(config.chat_template)
-        renderer = TemplateRenderer(policy.load_tokenizer(model), template)
+        renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model))
         nobody = RecordedEngine(before, 0, None)
         rollout = Rollout.configured(config.rollout, spec, nobody, renderer, where.split)
         return await replayed(rollout, before, live=own["live"])

@@ -47,12 +47,14 @@ class TemplateRenderer:
     Args:
         tokenizer: a fast transformers tokenizer.
         chat_template: Jinja source instead of the tokenizer's own.
+        end_tokens: ids that the model's configs name as ends of a turn, beside the template's and the tokenizer's own;
+            those that are no special tokens are left out, since text spells them.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or one that cannot be followed.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None = None, end_tokens: Sequence[int] = ()) -> None:
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not getattr(tokenizer, "is_fast", False):
             raise TemplateError(f"the tokenizer {name!r} is a slow one, which gives no offsets; take its fast version")
@@ -68,7 +70,7 @@ class TemplateRenderer:
         self._frames: dict[tuple[Shape, bool], Frame] = {}
         self._closing = self._find_closing()
         self._closer = self._first_added(self._closing)
-        self._stops = self._find_stops()
+        self._stops = self._find_stops() | _special(tokenizer, end_tokens)
         self._encoder = SafeEncoder(tokenizer, anchor=self._closer or next(iter(self._stops.values())))
         self._prompt = lru_cache(maxsize=512)(self._render_prompt)
 
@@ -304,6 +306,12 @@ class TemplateRenderer:
         if not (after.startswith(asked) and appended.startswith(closing)):
             raise TemplateError("it rewrites the turns before")
         return appended[len(closing) :]
+
+
+def _special(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
+    """Return the special tokens among ids: a config may say 2 by default, where 2 is a letter or ``<tool_call>``."""
+    added = tokenizer.added_tokens_decoder
+    return {i: added[i].content for i in ids if i in added and added[i].special}
 
 
 def _message_call(name: str, arguments: dict[str, Any], index: int = 0) -> Rendering:
