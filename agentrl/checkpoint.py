@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,40 @@ from typing import Any
 import torch
 
 from agentrl import __version__
+from agentrl.config import TrainConfig
+from agentrl.disk import KEPT, Needs, is_full, link, remove
 from agentrl.errors import UserError
+from agentrl.lora import has_adapter
 
-KEPT = 2  # the newest
 VERSION = "2"  # another one where a state has other parts, or its classes have
 
 
-def save(folder: Path, step: int, state: dict[str, Any]) -> None:
+def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> None:
     """Write a checkpoint, and remove the oldest. A process killed at any moment leaves the one before whole.
 
+    If there is no room, older ones than the newest are removed first, then it is written under ``elsewhere``, where a
+    link leads to it.
+
     Raises:
-        OSError: the disk is full, or the folder cannot be written; the one before is whole.
+        OSError: the disk is full, or the folder cannot be written; the newest one before is whole.
     """
     target = folder / f"step-{step:06d}"
-    aside = folder / f".{target.name}.part"
+    try:
+        _save(target, state)
+    except OSError as error:
+        if is_full(error) and drop_older(folder):
+            save(folder, step, state, elsewhere)
+        elif elsewhere is not None:
+            _save(elsewhere / target.name, state)
+            link(target, elsewhere / target.name)
+        else:
+            raise
+    _sync(folder)
+    tidy(folder, step)
+
+
+def _save(target: Path, state: dict[str, Any]) -> None:
+    aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
@@ -43,10 +64,55 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    shutil.rmtree(target, ignore_errors=True)  # of a run that went on from an earlier one
+    remove(target)  # of a run that went on from an earlier one
     aside.rename(target)
-    _sync(folder)
-    tidy(folder, step)
+
+
+def drop_older(folder: Path) -> bool:
+    """Remove all checkpoints but the newest that is complete; return whether there were any."""
+    newest = newest_step(folder)
+    older = [p for p in _steps(folder) if newest is not None and _step(p) < newest]
+    for path in older:
+        remove(path)
+    return bool(older)
+
+
+def newest_step(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint that was written to its end; None where there is none."""
+    return max((_step(p) for p in _steps(folder) if (p / "digest").is_file()), default=None)
+
+
+def needs(model: Any, config: TrainConfig) -> Needs:
+    """Estimate the bytes of a checkpoint of ``model``, and of the model itself."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    weights = sum(p.numel() * p.itemsize for p in trained)
+    whole = sum(p.numel() * p.itemsize for p in model.parameters())
+    moments = sum(p.numel() * MOMENTS[config.learner.optimizer](p) for p in trained)
+    masters = sum(4 * p.numel() for p in trained if p.itemsize < 4)
+    adapter = has_adapter(model)
+    reference = whole if config.learner.beta and not adapter else 0
+    return Needs(weights + moments + masters + reference, weights if adapter else whole)
+
+
+MOMENTS: dict[str, Callable[[Any], int]] = {  # bytes an optimizer keeps of a weight
+    "adamw": lambda p: 8,
+    "adamw_8bit": lambda p: 2 if p.numel() >= 4096 else 8,
+    "muon": lambda p: 4 if p.ndim == 2 else 8,
+}
+
+
+def standing(folder: Path) -> str:
+    """Say what a run could be resumed from."""
+    newest = newest_step(folder)
+    return "there is none yet" if newest is None else f"that of step {newest} is whole"
+
+
+def left_behind(run: Path) -> str:
+    """Say how the run in a folder can be resumed, if it can."""
+    newest = newest_step(run / "checkpoints")
+    if newest is None:
+        return f"no checkpoint of the run in {run} was written"
+    return f"resume   agentrl train --resume {run}  (after step {newest})"
 
 
 def tidy(folder: Path, step: int) -> None:
@@ -56,7 +122,7 @@ def tidy(folder: Path, step: int) -> None:
     for path in _steps(folder):
         (later if _step(path) > step else before).append(path)
     for path in [*before[:-KEPT], *later, *folder.glob(".step-*.part")]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
 
 
 def _write(aside: Path, state: dict[str, Any]) -> None:

@@ -225,6 +225,9 @@ class RunConfig(Section):
     dir: str | None = Field(None, description="runs/DATE-TIME-ENV by default")
     resume: bool = Field(False, description="a run that the folder holds goes on from its newest checkpoint")
     save_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
+    fallback_dir: str | None = Field(
+        None, description="a folder on another disk, for checkpoints and the model where that of dir is full"
+    )
     trackers: Words = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
     project: str = Field("agentrl", description="what the trackers call the place of many runs")
 

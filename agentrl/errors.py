@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -38,6 +39,14 @@ class WorldFault(Exception):
 
     def __reduce__(self) -> tuple[type[WorldFault], tuple[str, str]]:
         return type(self), (self.kind, str(self))  # a worker process may raise it
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised where a signal ends a run at once; ``signal`` is which."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -43,16 +43,21 @@ def put(path: Path) -> Iterator[Path]:
         raise
 
 
+class Unwritable(UserError):
+    """Raised where the disk is full, or the run folder cannot be written; ``reason`` is the system's."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        self.reason = reason(error)
+        super().__init__(f"cannot write to the run folder {str(folder)!r}: {self.reason}; what is in it is kept")
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raises UserError where the disk is full, or the folder cannot be written."""
+    """Raise Unwritable for an OSError of the block."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"cannot write to the run folder {str(folder)!r}: {reason(error)}; what is in it is kept: once it can be "
-            f"written, agentrl train --resume {folder}"
-        ) from None
+        raise Unwritable(folder, error) from None
 
 
 def reason(error: OSError) -> str:

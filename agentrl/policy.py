@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shutil
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -41,15 +43,15 @@ class Policy:
         Raises:
             OSError: it cannot be written, or the disk is full.
         """
-        from safetensors import SafetensorError
-
         # peft would ask the model hub whether an adapter touches the vocabulary: it does not
         adapter = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
         try:
             self.model.save_pretrained(folder, **adapter)
-        except SafetensorError as error:  # its word for a full disk
-            raise OSError(str(error)) from error
-        self.tokenizer.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        except Exception as error:  # safetensors and tokenizers have words of their own for a full disk
+            if number := re.search(r"\(os error (\d+)\)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise
         for file in folder.glob("*.safetensors"):
             file.chmod(0o644)  # safetensors writes for the owner alone
         if (recommended := Path(self.source) / RECOMMENDED).is_file():

@@ -17,7 +17,8 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from math import isfinite
@@ -28,9 +29,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.credit import Credit, EpisodeCredit
+from agentrl.disk import ELSEWHERE, is_full, link
 from agentrl.episode_info import expected_answer, last_answer, one_line, plain_info, question_of
 from agentrl.errors import UserError
-from agentrl.folder import Lock, put, reason, writing
+from agentrl.folder import Lock, Unwritable, put, reason, writing
 from agentrl.types import Trajectory, utf8
 
 SCHEMA_VERSION = "4"  # 3 had no info; 2 no credit and no weight; 1 no weights and no learner_logprobs
@@ -85,6 +87,8 @@ class Run:
 
     folder: Path
     lock: Lock | None = None  # held as long as this is
+    fallback: Path | None = None  # for the model and checkpoints, if the folder's disk is full
+    unwritten: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # lines that wait for the next one
 
     def log(self, metrics: dict[str, Any]) -> None:
         """A line; a number that is not finite is null, as JSON has none."""
@@ -92,16 +96,32 @@ class Run:
         self._add("metrics.jsonl", finite)
 
     def tell(self, step: int, text: str) -> None:
-        """A sentence about the run, for whoever looks at it later."""
-        self._add("told.jsonl", {"step": step, "text": text})
+        """Add a sentence about the run for later; where the disk is full, with the next one."""
+        self._add_when_there_is_room("told.jsonl", {"step": step, "text": text})
 
     def draw(self, step: int, kind: str, picture: Mapping[str, Any]) -> None:
         """Add a stretch of the run's time: ``kind`` is step, evaluation or save."""
-        self._add("timeline.jsonl", {"step": step, "kind": kind, **picture})
+        self._add_when_there_is_room("timeline.jsonl", {"step": step, "kind": kind, **picture})
 
-    def _add(self, name: str, line: Mapping[str, Any]) -> None:
-        with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(line) + "\n")
+    def _add_when_there_is_room(self, name: str, line: Mapping[str, Any]) -> None:
+        lines = self.unwritten.setdefault(name, [])
+        lines.append(line)
+        with suppress(Unwritable):
+            self._add(name, *lines)
+            lines.clear()
+
+    def _add(self, name: str, *lines: Mapping[str, Any]) -> None:
+        """Append lines, or nothing."""
+        path = self.folder / name
+        with writing(self.folder):
+            size = path.stat().st_size if path.exists() else 0
+            try:
+                with path.open("ab") as file:
+                    file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+            except OSError:
+                if path.exists():
+                    os.truncate(path, size)  # what of it had room
+                raise
 
     def write_trajectories(
         self, step: int, credit: Credit, split: str = "train", learned: Sequence[Sequence[Learned]] = ()
@@ -122,6 +142,12 @@ class Run:
         target = self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
         with writing(self.folder), put(target) as aside:
             pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside, compression="zstd")
+
+    def elsewhere_of(self, name: str) -> Path | None:
+        """Return where ``name`` goes if the run folder's disk is full; None where nothing is told of that."""
+        told = self.folder / ELSEWHERE
+        root = told if told.is_dir() else self.fallback
+        return root.resolve() / self.folder.resolve().name / name if root else None
 
     def close(self) -> None:
         """Others may be at the folder."""
@@ -157,18 +183,40 @@ class Run:
         with writing(self.folder), put(self.folder / "summary.json") as aside:
             aside.write_text(text + "\n", encoding="utf-8")
 
-    def write_model(self, save: Callable[[Path], None]) -> None:
-        """The folder ``model``, as ``save`` makes it; one that is there stays until the new one is whole."""
-        target, aside = self.folder / "model", self.folder / ".model.part"
-        shutil.rmtree(aside, ignore_errors=True)
+    def write_model(self, save: Callable[[Path], None], make_room: Callable[[], bool] = lambda: False) -> Path:
+        """Write the folder ``model`` as ``save`` makes it, and return where it is; the old one stays until it is whole.
+
+        A link ``model`` is followed.
+
+        Args:
+            make_room: is called where the disk is full; returns whether another attempt is worth it. After that the
+                model is written to where ``elsewhere_of`` says.
+        """
+        target = self.folder / "model"
         with writing(self.folder):
             try:
-                save(aside)
-            except OSError:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-            shutil.rmtree(target, ignore_errors=True)
-            aside.rename(target)
+                return _write_folder(target.resolve() if target.is_symlink() else target, save)
+            except OSError as error:
+                if is_full(error) and make_room():
+                    return self.write_model(save)
+                if (elsewhere := self.elsewhere_of("model")) is None:
+                    raise
+                link(target, _write_folder(elsewhere, save))
+                return elsewhere
+
+
+def _write_folder(target: Path, save: Callable[[Path], None]) -> Path:
+    aside = target.with_name(f".{target.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        save(aside)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    shutil.rmtree(target, ignore_errors=True)
+    aside.rename(target)
+    return target
 
 
 def _cut(metrics: Path, mark: int) -> None:
@@ -191,17 +239,19 @@ def _whole(file: Path) -> list[dict[str, Any]]:
     return [line for line in found if isinstance(line, dict) and "step" in line]
 
 
-def create(folder: str | None, env: str, config_toml: str, *, resume: bool = False) -> Run:
+def create(folder: str | None, env: str, config_toml: str, *, resume: bool = False, fallback: str | None = None) -> Run:
     """Make the folder, ``runs/DATE-TIME-ENV`` by default, and point ``runs/last`` to it.
 
     Args:
         resume: a run that the folder holds already goes on.
+        fallback: a folder for checkpoints and the model where the run folder's disk is full.
 
     Raises:
         UserError: it cannot be written, another process is at it, or it holds a run already, of other settings.
     """
     path = Path(folder) if folder else new_folder("runs", env)
-    return open_folder(path, config_toml, partial(_check_free, path, config_toml, resume), "--run.dir")
+    run = open_folder(path, config_toml, partial(_check_free, path, config_toml, resume), "--run.dir")
+    return replace(run, fallback=Path(fallback) if fallback else None)
 
 
 def new_folder(parent: str, env: str) -> Path:

@@ -23,12 +23,14 @@ from agentrl.credit import Credit, Rule, assign_credit, hold_out
 from agentrl.critical_path import EPISODES
 from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
 from agentrl.diagnosis import Diagnosis
+from agentrl.disk import ELSEWHERE, free_bytes, in_words, until_written
 from agentrl.engine import Sleeper
 from agentrl.env import EnvSpec
 from agentrl.episode_info import plain_info
 from agentrl.errors import UserError
 from agentrl.evaluation import held_out, measure
 from agentrl.folder import reason
+from agentrl.interruption import Interruption
 from agentrl.lanes import IDLE, Lanes
 from agentrl.learner.advantage import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
@@ -75,6 +77,7 @@ class Trainer:
     curriculum: Curriculum | None
     ranks: Ranks
     trackers: Tracking
+    stop: Interruption
     steps: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -96,6 +99,12 @@ class Trainer:
         self.diagnosis = Diagnosis(dict(env.reward_weights))
         self.measuring: Rollout | None = None
         self.overlap = Overlap()
+        self.owed: int | None = None  # the step whose evaluation a signal cut short
+        self.done = self.saved = 0  # the last step that was finished; that has a checkpoint
+        self.missed: tuple[int, Stream, Evaluation] | None = None  # a checkpoint that could not be written
+        self.resting = False  # the policy stands still, and the last step is on the disk
+        self.saving = anyio.Lock(fast_acquire=True)  # held while a checkpoint is written
+        self.needs = checkpoint.needs(self.session.policy.model, config)
         self._tell_rewards(self.at)
         self.beside: _Beside | None = None
 
@@ -108,7 +117,12 @@ class Trainer:
         return [*self.rollout.waits(), *(self.measuring.waits() if self.measuring else ())]
 
     async def save(self, step: int, stream: Stream, before: Evaluation) -> None:
-        """A checkpoint. Where it cannot be written, that is said, and the run goes on."""
+        """Write a checkpoint. Where it cannot be written, that is told, and tried again after the next step."""
+        self.time.at("checkpoint")
+        await self._save(step, stream, before)
+        self.time.at(IDLE)
+
+    async def _save(self, step: int, stream: Stream, before: Evaluation) -> None:
         state = {
             "learner": self.learner.state(),
             "sampler": self.tasks.state(),
@@ -116,7 +130,7 @@ class Trainer:
             "forged": Counter(self.session.renderer.forged),
             "counted": {name: getattr(self, name) for name in COUNTED},
             "elapsed": self.time.elapsed,
-            "evaluating": self.beside.step if self.beside else None,
+            "evaluating": self.beside.step if self.beside else self.owed,
             "alarms": self.alarms,
             "diagnosis": self.diagnosis,
             "overlap": self.overlap,
@@ -124,12 +138,50 @@ class Trainer:
             "mark": self.run.mark(),
             "rng": torch.get_rng_state(),
         }
+        folder = self.run.folder / "checkpoints"
+        async with self.saving:
+            try:
+                await to_thread.run_sync(checkpoint.save, folder, step, state, self.run.elsewhere_of("checkpoints"))
+                self.saved, self.missed = step, None
+            except OSError as error:
+                self.missed = step, stream, before
+                self.say(f"no checkpoint of step {step}: {reason(error)}; {checkpoint.standing(folder)}")
+
+    async def save_at_signal(self, stream: Stream, before: Evaluation) -> None:
+        """Wait for a signal; if the policy stands still then, write a checkpoint while the step goes on.
+
+        The step may take longer than whoever sent the signal waits. A deterministic run is saved between steps alone.
+        """
+        await self.stop.event.wait()
+        if self.resting and self.done > self.saved and not self.session.config.deterministic:
+            await self._save(self.done, stream, before)
+            if self.saved == self.done:
+                self.say(f"step {self.done} is saved")
+
+    @property
+    def may_save_again(self) -> bool:
+        """Whether a checkpoint could not be written, and there is room for it now."""
+        return self.missed is not None and free_bytes(self.run.folder) > self.needs.checkpoint
+
+    async def write_model(self) -> None:
+        """Write the policy, however long that has to be tried."""
+        folder, size = self.run.folder, in_words(self.needs.model)
+        make_room = partial(checkpoint.drop_older, folder / "checkpoints")
+        advice = (
+            f"The policy is kept in memory until then: free {size} on the disk of {str(folder)!r}, or have it written "
+            f"elsewhere: ln -s /ANOTHER/DISK {folder / ELSEWHERE}. A signal (another one) gives it up"
+        )
+        write = partial(self.run.write_model, self.session.policy.save, make_room)
         self.time.at("checkpoint")
-        try:
-            await to_thread.run_sync(checkpoint.save, self.run.folder / "checkpoints", step, state)
-        except OSError as error:
-            self.watcher.said(f"no checkpoint of step {step}: {reason(error)}; the one before is whole")
+        await until_written(write, "the model is", advice, self.say)
         self.time.at(IDLE)
+        if self.missed is not None:
+            await self.save(*self.missed)
+
+    async def keep(self, write: Callable[[], object], what: str) -> None:
+        """Write something of a step; while the disk is full the run waits, until it is to end."""
+        advice = f"The run waits: free some room on the disk of {str(self.run.folder)!r}, or end it"
+        await until_written(write, what, advice, self.say, self.stop.event)
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -169,7 +221,11 @@ class Trainer:
         config, engine, self.at = self.session.config, self.session.engine, step
         self.time.at(EPISODES)
         self.watcher.phase("rollout", config.rollout.tasks * config.rollout.group_size)
+        self.resting = True
         taken = await stream.take()
+        self.resting = False
+        async with self.saving:  # a signal's checkpoint is being written
+            pass
         groups = [*taken.groups, *taken.others]
         await self.evaluated()
         self.time.at("learn")
@@ -203,15 +259,16 @@ class Trainer:
             "lr": config.learner.lr * _lr_share(step, config),
             "policy_version": float(self.learner.version),
         }
-        await to_thread.run_sync(self._write, step, credit)
+        await self.keep(partial(self._write, step, credit), f"the episodes of step {step} are")
         values |= self._timed(step, "step", self.time.cut())
         values |= self._count(values, groups)
         values = metrics.with_logged(values, groups)
-        self.run.log({"step": step, **values})
+        await self.keep(partial(self.run.log, {"step": step, **values}), f"the metrics of step {step} are")
         self.trackers.log(step, values)
         self.trackers.episodes(step, [t for g in groups for t in g])
         self.watcher.step(step, values)
         self._tell(step, self.diagnosis.look(values, taken.groups))
+        self.done = step
         self.time.at(IDLE)
 
     def measure_beside(self, step: int, wanted: int, tasks: TaskGroup) -> None:
@@ -251,9 +308,10 @@ class Trainer:
         groups = await measure(rollout, tasks, trials, seed=config.seed, watch=watch)
         own.at("write")
         found = Evaluation.of(groups, trials, config.eval.pass_at)
-        await to_thread.run_sync(self.run.write_trajectories, step, hold_out(groups), "test")
+        write = partial(self.run.write_trajectories, step, hold_out(groups), "test")
+        await self.keep(write, f"the held-out episodes at step {step} are")
         values = {**found.metrics(), **self._timed(step, "evaluation", own.cut())}
-        self.run.log({"step": step, **values})
+        await self.keep(partial(self.run.log, {"step": step, **values}), f"the measurement at step {step} is")
         self.trackers.log(step, values)
         self.watcher.measured(step, found)
         self.overlap.hold_out(g.trajectories[0] for g in groups)
@@ -269,6 +327,8 @@ class Trainer:
             "seed": config.seed,
             "steps": self.steps,
             "interrupted": after is None,
+            "signal": self.stop.signal.name if self.stop.signal else None,
+            "checkpoint": checkpoint.newest_step(self.run.folder / "checkpoints"),
             **_rewards("before", before),
             **_rewards("after", after),
             "before": before.as_dict(),

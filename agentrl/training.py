@@ -5,26 +5,32 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from anyio import to_thread
+import pyarrow.parquet as pq
 
 from agentrl import aside, checkpoint, registry, tracking
 from agentrl.aside import together
 from agentrl.blocking import blocking_told
 from agentrl.config import TrainConfig
 from agentrl.curriculum import Curriculum
+from agentrl.disk import check_room, room_warning
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.lanes import IDLE
+from agentrl.interruption import Interruption
 from agentrl.layers import dump_toml
 from agentrl.learner.ranks import Ranks, joined
+from agentrl.measurement import Evaluation
 from agentrl.policy import Policy, resolved
 from agentrl.run import Run, create, flat
 from agentrl.session import made_policy, opened
+from agentrl.stream import Ahead
 from agentrl.trainer import Trainer, made_learner
 from agentrl.waits import stalls_told
-from agentrl.watching import Watcher, interrupts, told_on_signal
+from agentrl.watching import Watcher, told_on_signal
 
 
 def train(
@@ -68,7 +74,9 @@ def run_config(
     try:
         if ranks.follows:
             return _follow(config, spec, loaded, ranks)
-        return aside.run(_train, config, spec, watcher, loaded, _named(config, curriculum), ranks)
+        stop = Interruption(watcher.interrupted)
+        with stop.handled():
+            return aside.run(_train, config, spec, watcher, loaded, _named(config, curriculum), ranks, stop)
     finally:
         if not ranks.follows:
             ranks.tell(None)
@@ -95,11 +103,15 @@ async def _train(
     loaded: Policy | None,
     curriculum: Curriculum | None,
     ranks: Ranks,
+    stop: Interruption,
 ) -> dict[str, Any]:
-    async with opened(config, spec, loaded) as session, interrupts(watcher) as stop, AsyncExitStack() as watched:
+    async with stop.heeded(), opened(config, spec, loaded) as session, AsyncExitStack() as watched:
         tracking.check(config.run.trackers)
+        needs = checkpoint.needs(session.policy.model, config)
+        fallback = Path(config.run.fallback_dir) if config.run.fallback_dir else None
+        check_room(Path(config.run.dir or "runs"), needs, config.run.save_every, fallback)
         written = dump_toml(session.config)
-        run = create(config.run.dir, spec.name, written, resume=config.run.resume)
+        run = create(config.run.dir, spec.name, written, resume=config.run.resume, fallback=config.run.fallback_dir)
         watched.callback(run.close)
         begun, state = _found(run, config)
         watcher.started(session, run)
@@ -107,7 +119,7 @@ async def _train(
         trackers = watched.enter_context(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said, begun)
         )
-        training = Trainer(session, run, watcher, curriculum, ranks, trackers, at=begun)
+        training = Trainer(session, run, watcher, curriculum, ranks, trackers, stop, at=begun)
         watched.enter_context(blocking_told(training.say))
         await watched.enter_async_context(stalls_told(training, config.rollout.stall_s, training.say))
         await watched.enter_async_context(told_on_signal(training, watcher))
@@ -120,39 +132,62 @@ async def _train(
             run.rewind(begun, state["mark"])
             checkpoint.tidy(run.folder / "checkpoints", begun)
             before = state["before"]
-            training.at = begun
+            training.at = training.done = training.saved = begun
             await training.load(state)
             watcher.said(f"going on after step {begun} of {run.folder}")
-        streaming = training.streaming(begun, state.get("ahead"), stop.is_set)
-        async with streaming as stream, together() as beside:
-            if (step := state.get("evaluating")) is not None:
-                training.measure_beside(step, config.eval.tasks, beside)
-            for step in range(begun + 1, config.steps + 1):
-                if stop.is_set():
-                    break
-                measures = bool(config.eval.every) and step % config.eval.every == 0 and step < config.steps
-                pauses = measures and config.eval.mode == "pause"
-                await training.step(step, stream, pauses=pauses)
-                if measures and not stop.is_set():
-                    if pauses:
-                        await training.measure(step, config.eval.tasks)
-                    else:
-                        training.measure_beside(step, config.eval.tasks, beside)
-                if pauses and not config.deterministic:
-                    stream.advance()
-                due = config.run.save_every and step % config.run.save_every == 0
-                if due or stop.is_set() or step == config.steps:
-                    await training.save(step, stream, before)
-                if config.deterministic:  # a checkpoint stands between two steps, with nothing begun
-                    stream.advance()
-            beside.cancel_scope.cancel()  # an evaluation that a stopped run makes when it goes on
-        training.time.at("checkpoint")
-        await to_thread.run_sync(run.write_model, session.policy.save)
-        training.time.at(IDLE)
-        after = None if stop.is_set() else await training.measure(config.steps, config.eval.final_tasks)
+        if warning := room_warning(run.folder, replace(needs, episodes=_episode_bytes(run, config, begun))):
+            training.say(warning)
+        stop.begun = True
+        try:
+            await _steps(training, before, state.get("ahead"), state.get("evaluating"))
+        except Exception as error:  # whoever sent the signal may have sent it to our children too
+            if not stop.is_set:
+                raise
+            training.say(f"step {training.done + 1} did not end: {error}")
+            training.missed = None
+        await training.write_model()
+        after = None if stop.is_set else await stop.unless(training.measure(config.steps, config.eval.final_tasks))
         summary = training.summary(before, after)
-        run.write_summary(summary)
+        await training.keep(partial(run.write_summary, summary), "the summary is")
         return summary
+
+
+async def _steps(training: Trainer, before: Evaluation, ahead: Ahead | None, evaluating: int | None) -> None:
+    """Train until the last step, or the first signal. ``evaluating``: the step whose evaluation is still to be made."""
+    config, stop, begun = training.session.config, training.stop, training.done
+    streaming = training.streaming(begun, ahead, lambda: stop.is_set)
+    async with streaming as stream, together() as beside:
+        beside.start_soon(training.save_at_signal, stream, before)
+        if evaluating is not None:
+            training.measure_beside(evaluating, config.eval.tasks, beside)
+        for step in range(begun + 1, config.steps + 1):
+            if stop.is_set:
+                break
+            measures = bool(config.eval.every) and step % config.eval.every == 0 and step < config.steps
+            pauses = measures and config.eval.mode == "pause"
+            await training.step(step, stream, pauses=pauses)
+            if measures and not pauses and not stop.is_set:
+                training.measure_beside(step, config.eval.tasks, beside)
+            elif measures:
+                measured = None if stop.is_set else await stop.unless(training.measure(step, config.eval.tasks))
+                training.owed = step if measured is None else None
+            if pauses and not config.deterministic:
+                stream.advance()
+            due = config.run.save_every and step % config.run.save_every == 0
+            if due or stop.is_set or step == config.steps or training.may_save_again:
+                await training.save(step, stream, before)
+            if config.deterministic:  # a checkpoint stands between two steps, with nothing begun
+                stream.advance()
+        beside.cancel_scope.cancel()  # an evaluation that a stopped run makes when it goes on
+
+
+def _episode_bytes(run: Run, config: TrainConfig, begun: int) -> int:
+    """Estimate what the episodes of the steps that are left take, from those that are there."""
+    files = sorted((run.folder / "trajectories").glob("*.parquet"), key=lambda f: f.stat().st_mtime)
+    if not files:
+        return 0
+    size = files[-1].stat().st_size / max(pq.read_metadata(files[-1]).num_rows, 1)
+    return int(size * config.rollout.tasks * config.rollout.group_size * (config.steps - begun))
 
 
 def _found(run: Run, config: TrainConfig) -> tuple[int, dict[str, Any]]:

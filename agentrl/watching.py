@@ -28,7 +28,7 @@ class Watcher:
     def episode(self, trajectory: Trajectory) -> None: ...
     def measured(self, step: int, found: Evaluation) -> None: ...
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
-    def interrupted(self) -> None: ...
+    def interrupted(self, by: str) -> None: ...
     def said(self, text: str) -> None: ...
     def waiting(self, text: str) -> None: ...
 
@@ -56,34 +56,3 @@ async def told_on_signal(playing: Playing, watcher: Watcher) -> AsyncIterator[No
             yield
         finally:
             tasks.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def interrupts(watcher: Watcher) -> AsyncIterator[anyio.Event]:
-    """Ctrl-C once sets the event: finish the step, save, leave. Twice: leave now."""
-    stop = anyio.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # signals belong to the main thread
-        return
-    leave = False
-
-    async def listen() -> None:
-        nonlocal leave
-        with anyio.open_signal_receiver(signal.SIGINT) as signals:
-            async for _ in signals:
-                if stop.is_set():
-                    leave = True
-                    tasks.cancel_scope.cancel()
-                    return
-                stop.set()
-                watcher.interrupted()
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listen)
-            yield stop
-            tasks.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-    if leave:
-        raise KeyboardInterrupt

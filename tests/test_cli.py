@@ -316,8 +316,13 @@ def test_ctrl_c_twice_leaves_at_once() -> None:
 
         class Mine(ToolEnv):
             async def reset(self, *, seed, options=None):
-                print("resetting", flush=True)
-                await anyio.sleep(100)
+                if options["split"] == "train":
+                    print("resetting", flush=True)
+                    await anyio.sleep(100)
+                return self.ask("1 + 1?"), {}
+
+            async def score(self, trajectory):
+                return {"right": 1.0}
     """)
     words = [sys.executable, "-m", "agentrl", "train", "--env", env, *SMALL]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,7 @@ def test_what_the_disk_refuses_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError) as told, writing(tmp_path):
         (tmp_path / "a").write_text("x" * 11)
     assert str(told.value) == (
-        f"cannot write to the run folder {str(tmp_path)!r}: File too large; what is in it is kept: once it can be "
-        f"written, agentrl train --resume {tmp_path}"
+        f"cannot write to the run folder {str(tmp_path)!r}: File too large; what is in it is kept"
     )
 
 
@@ -126,14 +126,14 @@ def test_a_folder_is_for_one_process_and_for_no_child_of_one_that_is_gone(tmp_pa
 
 
 class Filling(Watcher):
-    """The disk is full from a phase of the second step on."""
+    """The disk is full from a phase of the second step on, until that is told."""
 
     def __init__(self, phase: str) -> None:
         self.phases, self.at, self.heard = 0, phase, list[str]()
 
     def phase(self, name: str, episodes: int) -> None:
         self.phases += name == self.at
-        if self.phases == 2:
+        if name == self.at and self.phases == 2:
             limit(1000)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -142,38 +142,110 @@ class Filling(Watcher):
 
     def said(self, text: str) -> None:
         self.heard.append(text)
+        if "trying again" in text:
+            limit(resource.RLIM_INFINITY)
 
 
 @pytest.mark.parametrize("phase", ["learn", "end"])
 @limited()
-def test_a_run_on_a_full_disk_goes_on_once_there_is_room(phase: str, tmp_path: Path) -> None:
+def test_a_run_on_a_full_disk_waits_until_there_is_room(phase: str, tmp_path: Path) -> None:
     whole, full = tmp_path / "whole", tmp_path / "full"
     train("math-tools", run={"dir": str(whole), "save_every": 1}, **EXACT)
-    run = {"dir": str(full), "save_every": 1, "resume": True}
     watcher = Filling(phase)
-    with pytest.raises(UserError, match=r"cannot write to the run folder .*; what is in it is kept"):
-        train("math-tools", run=run, watcher=watcher, **EXACT)
-    missed = "no checkpoint of step 3: File too large; the one before is whole"
-    assert watcher.heard == ([missed] if phase == "end" else [])
-    limit(resource.RLIM_INFINITY)
-    train("math-tools", run=run, **EXACT)
+    train("math-tools", run={"dir": str(full), "save_every": 1}, watcher=watcher, **EXACT)
+    if phase == "learn":
+        assert watcher.heard == [
+            "the episodes of step 2 are not written: File too large; trying again in 1 s (0 s so far). "
+            f"The run waits: free some room on the disk of {str(full)!r}, or end it"
+        ]
+    else:
+        missed, waiting = watcher.heard
+        assert missed == "no checkpoint of step 3: File too large; that of step 2 is whole"
+        assert waiting.startswith("the model is not written: File too large; trying again in 1 s (0 s so far). The pol")
+        assert f"ln -s /ANOTHER/DISK {full}/elsewhere" in waiting
     one, other = (load_file(run / "model" / "model.safetensors") for run in (whole, full))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert {str(p.relative_to(whole)) for p in whole.rglob("*")} == {str(p.relative_to(full)) for p in full.rglob("*")}
+    files = [{str(p.relative_to(run)) for p in run.rglob("*")} - {"told.jsonl"} for run in (whole, full)]
+    assert files[0] == files[1]
 
 
-def test_a_disk_that_fills_up_by_itself(tmp_path: Path) -> None:
-    with disk(tmp_path / "small", "size=20m") as small:
-        words = ["train", "--env", "math-tools", "--steps", "6", "--rollout.tasks", "2", "--rollout.group_size", "2"]
+def test_a_run_that_does_not_fit_is_refused_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with disk(tmp_path / "small", "size=10m") as small:
+        assert main(["train", "--env", "math-tools", "--run.dir", f"{small}/r"]) == 2
+        assert (
+            f"the run does not fit on the disk of '{small}/r': 10.0 MiB are free, a checkpoint takes about 8.0 MiB, "
+            "the model 4.0 MiB; free some, give another --run.dir, or --run.save_every 0: without checkpoints it takes "
+            "4.0 MiB"
+        ) in capsys.readouterr().err
+        assert not list(small.iterdir())
+
+
+@pytest.mark.parametrize(("size", "newest"), [("13m", 1), ("20m", 2)])
+def test_on_a_disk_with_room_for_one_checkpoint_the_run_ends_and_tells_the_truth(
+    size: str, newest: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with disk(tmp_path / "small", f"size={size}") as small:
+        words = ["train", "--env", "math-tools", "--steps", "2", "--rollout.tasks", "2", "--rollout.group_size", "2"]
         words += ["--eval.every", "0", "--eval.final_tasks", "2", "--run.save_every", "1", "--run.dir", f"{small}/r"]
-        assert main(words) == 2
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert f"the disk of '{small}/r' may be full before the run ends: " in said
+        missed = "no checkpoint of step 2: No space left on device; that of step 1 is whole" in said
+        assert missed == (newest == 1)  # with 20 MiB it is the older one that gives way to the model
         assert not list(small.rglob("*.part"))
+        assert (small / "r" / "model" / "model.safetensors").exists()
         subprocess.run(["mount", "-o", "remount,size=100m", str(small)], check=True)
         assert main(["train", "--resume", f"{small}/r"]) == 0
-        assert (small / "r" / "model" / "model.safetensors").exists()
+        assert f"going on after step {newest} of" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with disk(tmp_path / "locked", "ro") as locked:
-        assert main(["train", "--env", "math-tools", "--run.dir", f"{locked}/r"]) == 2
-    assert "Read-only file system; give another --run.dir" in capsys.readouterr().err
+class Ballast(Watcher):
+    """Fills the disk after a step, and does the next thing each time that the run waits for room."""
+
+    def __init__(self, folder: Path, *then: Callable[[], None]) -> None:
+        self.file, self.then, self.heard = folder / "ballast", list(then), list[str]()
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        if step == 2:
+            with suppress(OSError), self.file.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 16))
+
+    def said(self, text: str) -> None:
+        self.heard.append(text)
+        if "trying again" in text:
+            self.then.pop(0)()
+
+
+def test_a_policy_without_a_checkpoint_is_written_elsewhere_once_that_is_told(tmp_path: Path) -> None:
+    with disk(tmp_path / "small", "size=30m") as small:
+        (tmp_path / "big").mkdir()
+        watcher = Ballast(small, lambda: (small / "r" / "elsewhere").symlink_to(tmp_path / "big"))
+        watcher.then.append(watcher.file.unlink)  # the measurement at the end waits as well
+        run = {"dir": str(small / "r"), "save_every": 0}
+        summary = train("math-tools", run=run, watcher=watcher, **EXACT | {"steps": 2})
+        first, model, measurement = watcher.heard
+        assert first == "no checkpoint of step 2: No space left on device; there is none yet"
+        assert model.startswith("the model is not written: No space left on device; trying again in 1 s")
+        assert measurement.startswith("the held-out episodes at step 2 are not written: No space left on device; ")
+        assert load_file(small / "r" / "model" / "model.safetensors")
+        assert (small / "r" / "model").resolve() == tmp_path / "big" / "r" / "model"
+        assert summary["checkpoint"] == 2
+        assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2})["steps"] == 2
+
+
+def test_a_signal_gives_up_a_policy_that_cannot_be_written_and_the_checkpoint_stands(tmp_path: Path) -> None:
+    def leave() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with disk(tmp_path / "small", "size=40m") as small:
+        watcher = Ballast(small, leave)
+        run = {"dir": str(small / "r"), "save_every": 1}
+        with pytest.raises(KeyboardInterrupt):
+            train("math-tools", run=run, watcher=watcher, **EXACT | {"steps": 2})
+        assert "no checkpoint of step 2: No space left on device; that of step 1 is whole" in watcher.heard
+        watcher.file.unlink()
+        assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2})["steps"] == 2

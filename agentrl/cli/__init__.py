@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 
 from agentrl import registry
-from agentrl.errors import UserError, nearest
+from agentrl.cli.output import silenced_when_closed
+from agentrl.errors import Interrupted, UserError, nearest
+from agentrl.interruption import as_ctrl_c
 from agentrl.view.text import visible
 
 VERBS = {  # the verb: its module, and what it does
@@ -34,8 +37,20 @@ FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env ma
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0, 2 for a user's mistake, 130 after Ctrl-C."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command; the exit status: 0, 2 for a user's mistake, 128 + n after signal n (Ctrl-C 130, SIGTERM 143)."""
+    with silenced_when_closed(), as_ctrl_c() as came:
+        try:
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        except UserError as error:
+            print(f"agentrl: {visible(str(error))}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as error:
+            by = error.signal if isinstance(error, Interrupted) else (came or [signal.SIGINT])[0]
+            print("agentrl: interrupted" + f" by {by.name}" * (by != signal.SIGINT), file=sys.stderr)
+            return 128 + by
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage() + FOOTER)
         return 0
@@ -45,15 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agentrl {__version__}")
         return 0
     _quiet_threads()
-    try:
-        status: int = _main_of(words[0])(words[1:])
-        return status
-    except UserError as error:
-        print(f"agentrl: {visible(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("agentrl: interrupted", file=sys.stderr)
-        return 130
+    return _main_of(words[0])(words[1:])
 
 
 def _usage() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.figures import format_difference, format_mean, format_share
+from agentrl.interruption import WORDS
 from agentrl.statistics import Estimate
 from agentrl.types import Message
 from agentrl.view.text import visible
@@ -20,7 +22,9 @@ STYLES = {"system": "dim", "user": "", "assistant": "cyan", "tool": "magenta"}
 
 def show(console: Console, summary: dict[str, Any]) -> None:
     if summary["interrupted"]:
-        console.print(f"stopped after {summary['steps']} steps; the model so far is in {summary['model_dir']}")
+        by = WORDS[signal.Signals[summary["signal"]]]
+        console.print(f"stopped by {by} after {summary['steps']} steps", highlight=False)
+        _where(console, summary)
         return
     before, after = summary["before"], summary["after"]
     table = Table(f"held-out {summary['env']}", "before", "after", box=None, header_style="bold")
@@ -44,10 +48,24 @@ def show(console: Console, summary: dict[str, Any]) -> None:
         console.print(f"\n{prompts['also_trained']} of {prompts['held_out']} held-out prompts were trained on too")
     if faults := summary["faults"]:
         console.print("\nfaults of the world, not trained: " + ", ".join(f"{k} {n}" for k, n in faults.items()))
-    console.print(f"\nmodel    {summary['model_dir']}\nmetrics  {summary['metrics']}", highlight=False, soft_wrap=True)
-    console.print(
-        f"measure  agentrl eval --env {summary['env']} --model {summary['run_dir']}", highlight=False, soft_wrap=True
-    )
+    _where(console, summary)
+
+
+def _where(console: Console, summary: dict[str, Any]) -> None:
+    """Print where the results are, and the commands that go on from here."""
+    run, cut = summary["run_dir"], summary["interrupted"]
+    lines = {"model": summary["model_dir"], "metrics": summary["metrics"], "look": f"agentrl view {run}"}
+    if not cut:
+        lines["measure"] = f"agentrl eval --env {summary['env']} --model {run}"
+    elif summary["checkpoint"] is not None:
+        lines["resume"] = f"agentrl train --resume {run}"
+        lines["resume"] += (
+            "" if summary["checkpoint"] == summary["steps"] else f"  (after step {summary['checkpoint']})"
+        )
+    else:
+        lines["resume"] = f"cannot be: no checkpoint was written; --model {run} begins anew from the model"
+    text = "\n".join(f"{name:<8} {value}" for name, value in lines.items())
+    console.print("\n" + text, highlight=False, soft_wrap=True)
 
 
 def _mean(measured: dict[str, Any]) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,13 +44,19 @@ def main(words: Sequence[str]) -> int:
         run_config(config, spec, Watcher())
         return 0
     with loading(console):  # torch: after whatever can be wrong with the words
+        from agentrl.checkpoint import left_behind
         from agentrl.cli.watch import watcher
         from agentrl.training import run_config
 
-    with watcher(console, config) as watch:
-        summary = run_config(config, spec, watch)
+    try:
+        with watcher(console, config) as watch:
+            summary = run_config(config, spec, watch)
+    except KeyboardInterrupt:
+        if watch.run_folder is not None:
+            console.print(left_behind(watch.run_folder), highlight=False, soft_wrap=True)
+        raise
     show(console, summary)
-    return 130 if summary["interrupted"] else 0
+    return 128 + signal.Signals[summary["signal"]] if summary["interrupted"] else 0
 
 
 def _resumed(words: Sequence[str]) -> list[str]:

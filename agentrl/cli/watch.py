@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -24,8 +25,14 @@ BARS = "▁▂▃▄▅▆▇█"
 ROWS = 12  # steps shown at once
 
 
+class Display(Watcher):
+    """A watcher that shows a run."""
+
+    run_folder: Path | None = None  # once there is one
+
+
 @contextmanager
-def watcher(console: Console, config: TrainConfig) -> Iterator[Watcher]:
+def watcher(console: Console, config: TrainConfig) -> Iterator[Display]:
     if not console.is_terminal:
         yield PlainLines(console, config)
         return
@@ -69,7 +76,7 @@ def cells(step: int, v: Mapping[str, float]) -> list[str]:
 COLUMNS = ["step", "reward", "calls", "valid", "tokens/s", "seconds", "generate", "tools", "learn", "entropy", "faults"]
 
 
-class LiveTable(Watcher):
+class LiveTable(Display):
     """The terminal's picture of a run, drawn anew some times a second."""
 
     def __init__(self, config: TrainConfig) -> None:
@@ -88,6 +95,7 @@ class LiveTable(Watcher):
         self.current = self.progress.add_task("loading", total=None)
 
     def started(self, session: Session, run: Run) -> None:
+        self.run_folder = run.folder
         self.title = Text(headline(session, run), style="bold")
         self.verdict = Text(session.renderer.verdict(), style="dim")
 
@@ -106,8 +114,8 @@ class LiveTable(Watcher):
         self.rewards.append(values.get("reward", 0.0))
         self.progress.update(self.overall, completed=step)
 
-    def interrupted(self) -> None:
-        self.note = "Ctrl-C: finishing this step, then saving. Again to leave now."
+    def interrupted(self, by: str) -> None:
+        self.note = stopping(by)
 
     def said(self, text: str) -> None:
         self.told.append(text)
@@ -136,7 +144,7 @@ class LiveTable(Watcher):
         return Group(*parts)
 
 
-class PlainLines(Watcher):
+class PlainLines(Display):
     """For pipes and logs: a line a step."""
 
     def __init__(self, console: Console, config: TrainConfig) -> None:
@@ -146,6 +154,7 @@ class PlainLines(Watcher):
         self.console.print(Text(visible(text)), soft_wrap=True)
 
     def started(self, session: Session, run: Run) -> None:
+        self.run_folder = run.folder
         self._say(headline(session, run))
         self._say(session.renderer.verdict())
 
@@ -160,8 +169,13 @@ class PlainLines(Watcher):
     def said(self, text: str) -> None:
         self._say(text)
 
-    def interrupted(self) -> None:
-        self._say("Ctrl-C: finishing this step, then saving. Again to leave now.")
+    def interrupted(self, by: str) -> None:
+        self._say(stopping(by))
+
+
+def stopping(by: str) -> str:
+    """Say what the first signal makes a run do."""
+    return f"{by}: finishing this step, then saving a checkpoint and the model. Again to leave now."
 
 
 def spark(values: list[float], width: int = 50) -> str:

@@ -8,13 +8,14 @@ add up. Every process then makes the same step: the copies of the policy stay th
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
+
+from agentrl.interruption import ignore_signals
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=24)  # rollouts may take long; torchrun ends everybody where one process dies
@@ -85,6 +86,6 @@ def joined() -> Ranks:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank = int(os.environ["RANK"])
     if rank:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides when all end
+        ignore_signals()  # the first process decides when all end
     distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
     return Ranks(rank, world)

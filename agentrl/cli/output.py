@@ -1,0 +1,50 @@
+"""Stdout and stderr that end no run: a broken pipe, a closed terminal or a full disk only silence them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+
+class SilentFile(io.FileIO):
+    """A file descriptor; what cannot be written to it is dropped."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+@contextmanager
+def silenced_when_closed() -> Iterator[None]:
+    """Replace ``sys.stdout`` and ``sys.stderr`` until the block ends, if they are files."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = after = tuple(map(_silent, before))
+    try:
+        yield
+    finally:
+        for stream in after:
+            stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _silent(stream: TextIO) -> TextIO:
+    """Return a stream on the same descriptor; or the stream itself, if it is a test's or a notebook's."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    raw = getattr(stream.buffer, "raw", stream.buffer)  # python -u has no buffer
+    if type(raw) is not io.FileIO:
+        return stream
+    stream.flush()
+    silent = SilentFile(raw.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        silent if stream.buffer is raw else io.BufferedWriter(silent),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

@@ -1,0 +1,198 @@
+"""Signals: the first one saves what is finished and returns, the second one leaves at once, wherever a run runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl import Reply, Step, checkpoint, train
+from agentrl.env import Env
+from agentrl.errors import Interrupted
+from agentrl.interruption import SIGNALS, Interruption, as_ctrl_c
+from agentrl.watching import Watcher
+
+TINY: dict[str, Any] = {
+    "steps": 4,
+    "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 16},
+    "eval": {"every": 0, "final_tasks": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _same_handlers_after() -> Iterator[None]:
+    before = [signal.getsignal(s) for s in SIGNALS]
+    yield
+    after = [signal.getsignal(s) for s in SIGNALS]
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+    assert before == after
+
+
+class Sends(Watcher):
+    """Sends this process a signal at a step, and hears what is said."""
+
+    def __init__(self, number: signal.Signals, at: int = 2) -> None:
+        self.number, self.at = number, at
+        self.by: list[str] = []
+        self.heard: list[str] = []
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), self.number)
+
+    def interrupted(self, by: str) -> None:
+        self.by.append(by)
+
+    def said(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def in_a_running_loop(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """As in a notebook's kernel: a coroutine calls it, and no runner of asyncio's has taken SIGINT."""
+
+    async def cell() -> dict[str, Any]:
+        return work()
+
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(cell())
+    finally:
+        loop.close()
+
+
+def under_asyncio_run(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def script() -> dict[str, Any]:
+        return work()
+
+    return asyncio.run(script())
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "called"),
+    [
+        (signal.SIGTERM, "SIGTERM", lambda work: work()),
+        (signal.SIGHUP, "SIGHUP", lambda work: work()),
+        (signal.SIGINT, "Ctrl-C", in_a_running_loop),
+        (signal.SIGINT, "Ctrl-C", under_asyncio_run),
+    ],
+)
+def test_a_signal_saves_and_returns_the_summary(
+    number: signal.Signals, word: str, called: Callable[[Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    watcher = Sends(number)
+    run = {"dir": str(tmp_path / "run"), "save_every": 0}
+    summary = called(lambda: train("math-tools", watcher=watcher, run=run, **TINY))
+    assert summary["interrupted"]
+    assert summary["signal"] == number.name
+    assert watcher.by == [word]
+    assert 2 <= summary["steps"] < 4
+    assert summary["checkpoint"] == summary["steps"]
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert train("math-tools", run=run | {"resume": True}, **TINY)["steps"] == 4
+
+
+class Hangs(Env):
+    """A task's episode never ends from the fifth training episode on."""
+
+    tools = ()
+    played = 0
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.counts = (options or {}).get("split", "train") == "train"
+        return "1 + 1?", {}
+
+    async def step(self, action: Reply) -> Step:
+        Hangs.played += self.counts
+        if Hangs.played > 4:
+            await anyio.sleep_forever()
+        return Step("", float(Hangs.played % 2), True, False, {})
+
+
+@pytest.mark.parametrize("called", [lambda work: work(), in_a_running_loop])
+def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leaves_at_once(
+    called: Callable[[Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    Hangs.played = 0
+
+    class Twice(Sends):
+        def said(self, text: str) -> None:
+            super().said(text)
+            if text == "step 1 is saved":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = Twice(signal.SIGTERM, at=1)
+
+    def work() -> dict[str, Any]:
+        late = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+        watcher.step = lambda step, values: late.start()  # type: ignore[method-assign]
+        return train(Hangs, watcher=watcher, run={"dir": str(tmp_path / "run"), "save_every": 0}, **TINY)
+
+    with pytest.raises(Interrupted) as left:
+        called(work)
+    assert left.value.signal == signal.SIGTERM
+    found = checkpoint.load(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    assert found[0] == 1
+    Hangs.played = -100
+    summary = train(Hangs, run={"dir": str(tmp_path / "run"), "resume": True}, **TINY | {"steps": 2})
+    assert summary["steps"] == 2
+
+
+def test_before_anything_is_trained_the_first_signal_leaves(tmp_path: Path) -> None:
+    class Early(Watcher):
+        def phase(self, name: str, episodes: int) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train("math-tools", watcher=Early(), run={"dir": str(tmp_path / "run")}, **TINY)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_handlers_of_the_program_itself_stay_and_ignored_signals_stay_ignored(tmp_path: Path) -> None:
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+
+    class Both(Watcher):
+        def step(self, step: int, values: Mapping[str, float]) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        summary = train("math-tools", watcher=Both(), run={"dir": str(tmp_path / "run")}, **TINY | {"steps": 1})
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert not summary["interrupted"]
+    assert came == [signal.SIGTERM]
+
+
+async def test_work_is_cancelled_by_the_signal_and_otherwise_returns() -> None:
+    stop = Interruption()
+    assert await stop.unless(asyncio.sleep(0, "done")) == "done"
+    stop.begun = True
+    async with stop.heeded():
+        asyncio.get_running_loop().call_later(0.01, stop.hear, signal.SIGHUP)
+        await stop.unless(anyio.sleep_forever())
+    assert stop.signal is signal.SIGHUP
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_commands_take_them_for_ctrl_c(number: signal.Signals) -> None:
+    with as_ctrl_c() as came, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+    assert came == [number]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with as_ctrl_c(), pytest.raises(Interrupted):
+            signal.raise_signal(number)
+    finally:
+        signal.signal(signal.SIGINT, before)
