@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -70,6 +71,28 @@ def chosen(e: EngineConfig, model: Any, *, embedded: bool = False) -> EngineConf
         return e
     vllm = model.device.type == "cuda" and launch.installed() and not embedded
     return e.model_copy(update={"name": "vllm" if vllm else "transformers"})
+
+
+def check_processes(e: EngineConfig, *, deterministic: bool = False) -> None:
+    """Refuse vLLM in this process beside further processes of the learner, on GPUs.
+
+    Its sender of weights gathers over all processes, while the others wait for rows: everybody waits for ever.
+
+    Raises:
+        UserError: vLLM is named, or chosen by ``auto``, and torchrun has started several processes.
+        SystemExit: the same, in the processes after the first one, which says it.
+    """
+    world, rank = (int(os.environ.get(name, fresh)) for name, fresh in (("WORLD_SIZE", "1"), ("RANK", "0")))
+    automatic = e.name == "auto" and launch.installed() and not deterministic
+    if world == 1 or not torch.cuda.is_available() or not (automatic or e.name == "vllm"):
+        return
+    if rank:
+        raise SystemExit(2)
+    raise UserError(
+        f"engine.name {e.name!r} is vLLM in the first process here, whose weight updates do not go together with the "
+        f"{world} processes that torchrun started; sample from servers (agentrl serve MODEL, then --engine.name server "
+        "--engine.urls http://HOST:PORT), or with --engine.name transformers"
+    )
 
 
 def make_engine(config: TrainConfig, model: Any) -> OpenEngine:

@@ -88,6 +88,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config = self.session.config
+        self.ranks.tell("ready")  # nothing has gone wrong so far: the others make their learners too
         self.learner = made_learner(config, self.session.spec, self.session.policy, self.ranks)
         self.rule = advantage_of(config.learner)
         self.time = Timeline()

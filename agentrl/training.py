@@ -26,7 +26,7 @@ from agentrl.learner.ranks import Ranks, joined
 from agentrl.measurement import Evaluation
 from agentrl.policy import Policy, resolved
 from agentrl.run import Run, create, flat
-from agentrl.session import made_policy, opened
+from agentrl.session import check_processes, made_policy, opened
 from agentrl.stream import Ahead
 from agentrl.trainer import Trainer, made_learner
 from agentrl.waits import stalls_told
@@ -70,6 +70,7 @@ def run_config(
     loaded: Policy | None = None,
     curriculum: Curriculum | None = None,
 ) -> dict[str, Any]:
+    check_processes(config.engine, deterministic=config.deterministic)
     ranks = joined()
     try:
         if ranks.follows:
@@ -84,9 +85,10 @@ def run_config(
 
 
 def _follow(config: TrainConfig, spec: EnvSpec, loaded: Policy | None, ranks: Ranks) -> dict[str, Any]:
-    """One of the learner's further processes: it only learns."""
+    """Be one of the learner's further processes: it only learns, once the first one has come as far as its learner."""
     policy = made_policy(config, loaded)
-    made_learner(config, spec, policy, ranks).follow()
+    if ranks.heard() is not None:
+        made_learner(config, spec, policy, ranks).follow()
     return {}
 
 

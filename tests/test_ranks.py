@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_states import alike
+from tiny import qwen3
+from torch import nn
 
+from agentrl import UserError, session
+from agentrl.config import EngineConfig
+from agentrl.engines import launch
+from agentrl.learner import learner as learner_module
+from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.ranks import Ranks
+from agentrl.types import Sample
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
@@ -121,3 +138,214 @@ def test_alone_nobody_is_told() -> None:
     ranks = Ranks()
     ranks.tell(None)
     ranks.leave()
+
+
+class Wire:
+    """What two processes share, here two threads."""
+
+    def __init__(self) -> None:
+        self.told: Queue[bytes] = Queue()
+        self.met = threading.Barrier(2, timeout=60)
+        self.brought: list[Any] = [None, None]
+
+
+class Threads(Ranks):
+    """Processes that are threads: what is gathered or told is pickled, as torch does, and is refused on a device."""
+
+    def __init__(self, rank: int, wire: Wire) -> None:
+        super().__init__(rank, 2)
+        self.wire = wire
+
+    def _all(self, mine: Any) -> list[Any]:
+        self.wire.brought[self.rank] = mine
+        self.wire.met.wait()
+        everyone = list(self.wire.brought)
+        self.wire.met.wait()
+        return everyone
+
+    def agree(self, parameters: Iterable[nn.Parameter]) -> None:
+        own = list(parameters)
+        first, _ = self._all([p.detach().clone() for p in own])
+        for p, value in zip(own, first, strict=True):
+            p.data.copy_(value)
+
+    def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
+        own = [p for p in parameters if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
+        for p, one, other in zip(own, *self._all(grads), strict=True):
+            p.grad = one + other
+
+    def gathered(self, mine: Any) -> list[Any]:
+        return [pickle.loads(whole) for whole in self._all(packed(mine))]
+
+    def tell(self, what: Any) -> None:
+        self.wire.told.put(packed(what))
+
+    def heard(self) -> Any:
+        return pickle.loads(self.wire.told.get(timeout=60))
+
+
+def packed(what: Any) -> bytes:
+    """Pickle it. A tensor without dimensions is a number that was left on its device: others have no such device."""
+
+    def look(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            assert value.ndim == 1, "a number travels as a tensor"
+            assert value.device.type == "cpu"
+        elif isinstance(value, dict):
+            look(list(value.values()))
+        elif isinstance(value, (list, tuple)):
+            for one in value:
+                look(one)
+        else:
+            assert isinstance(value, (str, bool, int, float, Sample, type(None))), type(value)
+
+    look(what)
+    return pickle.dumps(what)
+
+
+def in_two(first: Callable[[Ranks], Any], second: Callable[[Ranks], Any]) -> Any:
+    """What the first of two processes returns; what goes wrong in either is raised."""
+    wire, wrong = Wire(), []
+
+    def follow() -> None:
+        try:
+            second(Threads(1, wire))
+        except BaseException as error:
+            wrong.append(error)
+            wire.met.abort()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        return first(Threads(0, wire))
+    finally:
+        wire.told.put(pickle.dumps(None))
+        thread.join(60)
+        if wrong and not isinstance(wrong[0], threading.BrokenBarrierError):
+            raise wrong[0]
+
+
+@cache
+def tiny_policy() -> Any:
+    """Made once: threads that seed torch side by side would make other weights."""
+    return qwen3().eval()
+
+
+def made(ranks: Ranks, passes: list[int], **settings: Any) -> Learner:
+    policy = copy.deepcopy(tiny_policy())
+    learner = Learner(policy, make_optimizers(policy, "adamw", 1e-3), LossSettings(threads=1, **settings), ranks)
+    policy.base_model.register_forward_hook(lambda *call: passes.append(1))
+    return learner
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"beta": 0.1},
+    {"top_entropy_quantile": 0.4, "entropy_coef": 0.01},
+    {"beta": 0.1, "top_entropy_quantile": 0.4, "loss": "grpo", "updates": 2},
+]
+
+
+def dissimilar() -> list[Sample]:
+    """Rows of a few groups, some of zero advantage."""
+    rows = [row for group in range(3) for row in alike(group)]
+    return [
+        Sample(r.token_ids, r.loss_mask, r.logprobs, [a * (i % 3 > 0) for a in r.advantages])
+        for i, r in enumerate(rows)
+    ]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_passes_are_divided_and_the_numbers_are_those_of_one_process(settings: dict[str, Any]) -> None:
+    """Also those of the reference, and those that find the entropies."""
+    counts: list[list[int]] = [[], [], []]
+    more = {"packing": "padded", "token_budget": 200, **settings}
+    alone = made(Ranks(), counts[2], **more)
+    wanted = alone.update(dissimilar())
+    policies: list[Any] = [None, None]
+
+    def first(ranks: Ranks) -> tuple[dict[str, float], Any]:
+        learner = made(ranks, counts[0], **more)
+        policies[0] = learner.policy
+        return learner.update(dissimilar()), learner.old
+
+    def second(ranks: Ranks) -> None:
+        learner = made(ranks, counts[1], **more)
+        policies[1] = learner.policy
+        learner.follow()
+
+    told, old = in_two(first, second)
+    assert told == pytest.approx(wanted, abs=1e-5)
+    assert [o is None for o in old] == [o is None for o in alone.old]
+    per_batch = 1 * settings.get("updates", 1) + ("beta" in settings) + ("top_entropy_quantile" in settings)
+    mine, its, whole = map(len, counts)
+    assert mine + its == whole
+    assert 0 <= mine - its <= per_batch
+    for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(policies[0].parameters(), alone.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_first_process_decides_how_rows_are_packed(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether prefixes can be shared is found by comparing floats, which may come out otherwise beside it."""
+    asked: list[int] = []
+
+    def difference(model: Any, *about: Any, **more: Any) -> str | None:
+        asked.append(1)
+        return None if shared else "it differs, here"
+
+    monkeypatch.setattr(learner_module, "difference", difference)
+    monkeypatch.setattr("warnings.warn", lambda *said, **more: None)
+    counts: list[list[int]] = [[], []]
+    tiny_policy()
+    told = in_two(
+        lambda ranks: made(ranks, counts[0], token_budget=200).update(alike(0)),
+        lambda ranks: made(ranks, counts[1], token_budget=200).follow(),
+    )
+    assert len(asked) == 1
+    assert told == pytest.approx(made(Ranks(), [], token_budget=200, packing="padded").update(alike(0)), abs=1e-4)
+
+
+@pytest.mark.parametrize(("name", "installed"), [("auto", True), ("vllm", True), ("vllm", False)])
+def test_vllm_in_the_first_of_several_processes_is_refused_on_gpus(
+    name: Any, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(launch, "installed", lambda: installed)
+    session.check_processes(EngineConfig(name=name))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match=rf"'{name}' is vLLM in the first process .* the 4 processes .*agentrl serve"):
+        session.check_processes(EngineConfig(name=name))
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        session.check_processes(EngineConfig(name=name))
+
+
+def test_engines_that_go_with_several_processes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    session.check_processes(EngineConfig(name="vllm"))  # on the CPU weights go through memory
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(launch, "installed", lambda: True)
+    session.check_processes(EngineConfig(name="transformers"))
+    session.check_processes(EngineConfig(name="server", urls=("http://127.0.0.1:1",)))
+    session.check_processes(EngineConfig(), deterministic=True)
+    monkeypatch.setattr(launch, "installed", lambda: False)
+    session.check_processes(EngineConfig())
+
+
+@pytest.mark.slow
+def test_what_is_wrong_before_the_first_step_ends_every_process(tmp_path: Path) -> None:
+    """The others have not yet begun to learn, and would wait for the first one's weights for a day."""
+    words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "1", "--run.dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*TORCHRUN, *words, "--run.trackers", "nobody"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert "nobody" in done.stderr
+    assert "Timed" not in done.stderr
