@@ -329,3 +329,71 @@ def test_several_updates_on_one_batch(model: Any, loss: str) -> None:
     told = trained.update(rows())
     assert trained.version == 3
     assert all(math.isfinite(v) for v in told.values())
+
+
+def valued(advantages: Sequence[float]) -> list[Sample]:
+    """Rows of one length with these advantages."""
+    return [
+        Sample([*range(3, 9), *own], [0] * 6 + [1] * 4, [0.0] * 6 + [-3.8] * 4, [0.0] * 6 + [a] * 4)
+        for a, own in zip(advantages, ([10 + i, 20 + i, 30 + i, 7] for i in range(99)), strict=False)
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_row_of_no_advantage_counts_in_the_denominator(model: Any, loss: str) -> None:
+    """A member at the mean and one beside it weigh the same: the gradient does not jump where a row becomes flat."""
+    exact, told = gradients(model, valued([1.0, -1.0, 0.0]), loss=loss)
+    near, also = gradients(model, valued([1.0, -1.0, 1e-7]), loss=loss)
+    assert (told["trained_rows"], told["forwarded_rows"], told["scored_rows"]) == (2, 2, 3)
+    assert (told["trained_tokens"], told["scored_tokens"]) == (8, 12)
+    assert also["trained_rows"] == 3
+    assert told["grad_norm"] == pytest.approx(also["grad_norm"], rel=1e-4)
+    for one, other in zip(exact, near, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_one_group_among_flat_ones_weighs_as_one_among_them(model: Any) -> None:
+    alone = gradients(model, valued([1.0, -1.0]))[1]["grad_norm"]
+    among = gradients(model, valued([1.0, -1.0] + [0.0] * 16))[1]["grad_norm"]
+    assert among == pytest.approx(alone / 9, rel=1e-4)
+
+
+def test_rows_of_no_advantage_cost_no_pass(model: Any) -> None:
+    cases: list[tuple[dict[str, Any], int]] = [({}, 2), ({"beta": 0.1}, 12), ({"entropy_coef": 0.1}, 6)]
+    for settings, rows_passed in cases:
+        passed: list[int] = []
+        ours = learner(model, packing="padded", **settings)
+        ours.policy.base_model.register_forward_hook(
+            lambda module, given, more, out, passed=passed: passed.append(len(more["input_ids"])), with_kwargs=True
+        )
+        told = ours.update(valued([1.0, -1.0, 0.0, 0.0, 0.0, 0.0]))
+        assert sum(passed) == rows_passed
+        assert told["forwarded_rows"] == (2 if not settings else 6)
+        assert told["trained_rows"] == 2
+        assert [old is not None for old in ours.old] == [True] * 2 + [bool(settings)] * 4
+
+
+def test_a_kl_term_holds_flat_rows_too(model: Any) -> None:
+    """Solved and failed groups do not drift away from the reference unseen."""
+    moved = copy.deepcopy(model)
+    policy = copy.deepcopy(model)
+    ours = Learner(policy, make_optimizers(policy, "adamw", 3e-3), LossSettings(threads=1, beta=1.0, max_grad_norm=1e9))
+    with torch.no_grad():
+        for n, p in moved.named_parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n))))
+        policy.load_state_dict(moved.state_dict())
+    kls = [ours.update(valued([0.0] * 4))["kl"] for _ in range(12)]
+    assert kls[-1] < 0.7 * kls[0]
+
+
+def test_the_weights_may_be_given(model: Any) -> None:
+    """As the ledger of a step has them."""
+    given_rows = valued([1.0, -1.0])
+    wanted, _ = gradients(model, given_rows)
+    policy = copy.deepcopy(model)
+    recorder = Recorder(policy.parameters(), lr=1.0)
+    ours = Learner(policy, [recorder], LossSettings(threads=1, max_grad_norm=1e9))
+    ours.update(given_rows, [0.5, 0.5])
+    found = [g for g in recorder.seen if g is not None]
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(one * 4, other, atol=1e-5, rtol=1e-4)

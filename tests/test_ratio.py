@@ -102,7 +102,7 @@ def test_an_episode_far_from_the_policy_is_told_as_left_out(tmp_path: Path) -> N
     run = runs.start(tmp_path / "run")
     credit = runs.credited([Group(7, (own, runs.wrong(7)))], [(-1.5, 0.0)])
     run.write_trajectories(1, credit, learned=[[[-1.5, -1.5], None]])
-    store = opened(tmp_path / "run", "off_policy_threshold = 0.2\n")
+    store = opened(tmp_path / "run", 'correction = "token_truncate"\noff_policy_threshold = 0.2\n')
     said = of_token(store, Texts(store), "1:0", 1)
     assert said[4] == "not trained: its episode is farther from the policy than learner.off_policy_threshold, 0.2"
     assert not [s for s in said if s.startswith("trained")]
@@ -120,3 +120,17 @@ def test_what_is_not_known_of_a_ratio_is_said(tmp_path: Path) -> None:
     assert episode.tokens(row, Texts(store), 0)["log_ratios"] == [None, 0.0]
     old = dict(row, segments=[{k: v for k, v in s.items() if k != "learner_logprobs"} for s in row["segments"]])
     assert episode.tokens(old, Texts(store), 0)["log_ratios"] == [None, None]  # as an older run has them
+
+
+def test_a_tokens_part_in_the_gradient_is_told(tmp_path: Path) -> None:
+    """Advantage 1.5, ratio e^0.5 cut to 1.6, and one of four tokens in the step."""
+    own = replace(runs.wrong(7), segments=(Segment("model", (5, 6), (-1.0, -1.0), (0, 0)),))
+    run = runs.start(tmp_path / "run")
+    credit = runs.credited([Group(7, (own, own))], [(1.5, -1.5)])
+    run.write_trajectories(1, credit, learned=[[[-0.5, -1.0], [-0.5, -1.0]]])
+    store = opened(tmp_path / "run", 'loss = "dapo"\ncorrection = "token_truncate"\ncorrection_max = 1.6\n')
+    assert of_token(store, Texts(store), "1:0", 0)[-2] == (
+        "the loss falls by 0.6 a nat of its logprob: 2.4 by the advantage and the correction, times its weight in the "
+        "step's loss, 0.25 (learner.loss dapo)"
+    )
+    assert "falls by -0.375 a nat" in of_token(store, Texts(store), "1:1", 1)[-2]

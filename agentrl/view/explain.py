@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, isclose
 from statistics import fmean, stdev
 from typing import Any
@@ -32,6 +32,29 @@ IN_WORDS = {
     "rebn": "each turn's return, normalised over all turns of the group",
     "first_turn": "each turn's return, normalised by the group's returns at the first turn",
     "gigpo": "GRPO's advantage of the episode, plus that of the turn among turns that answered the same observation",
+}
+
+
+def _grpo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
+    mean, std = fmean(rewards), stdev(rewards)
+    return (own - mean) / (std + EPS), f"({own:g} - {mean:.4g}) / ({std:.4g} + {EPS:g})"
+
+
+def _dr_grpo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
+    return own - fmean(rewards), f"{own:g} - {fmean(rewards):.4g}"
+
+
+def _rloo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
+    others = (sum(rewards) - own) / (len(rewards) - 1)
+    return own - others, f"{own:g} - {others:.4g}, the mean of the others"
+
+
+# Of an episode's reward and its group's to the advantage, and how it comes about; compared with the learner's in
+# tests/test_gradient.py.
+FORMULAS: dict[str, Callable[[float, Sequence[float]], tuple[float, str]]] = {
+    "grpo": _grpo,
+    "dr_grpo": _dr_grpo,
+    "rloo": _rloo,
 }
 
 
@@ -100,16 +123,8 @@ def where_from(store: Store, row: Row, group: Sequence[Row]) -> str:
         return f"advantage {_number(advantage)}"
     mean, std = fmean(rewards), stdev(rewards)
     others = f"the group's {len(rewards)} rewards are {_listed(rewards)}: mean {mean:.3g}, standard deviation {std:.3g}"
-    formulas = {
-        "grpo": ((own - mean) / (std + EPS), f"({own:g} - {mean:.4g}) / ({std:.4g} + {EPS:g})"),
-        "dr_grpo": (own - mean, f"{own:g} - {mean:.4g}"),
-        "rloo": (
-            (own - mean) * len(rewards) / (len(rewards) - 1),
-            f"{own:g} - {(sum(rewards) - own) / (len(rewards) - 1):.4g}, the mean of the others",
-        ),
-    }
-    if name in formulas:
-        value, text = formulas[name]
+    if name in FORMULAS:
+        value, text = FORMULAS[name](own, rewards)
         if isclose(value, advantage, rel_tol=1e-3, abs_tol=1e-6):
             return f"advantage {advantage:+.4g} = {text} ({name}); {others}"
         return f"advantage {advantage:+.4g} is stored, though {name} gives {text} = {value:+.4g}; {others}"
@@ -183,7 +198,8 @@ def token_told(store: Store, texts: Texts, row: Row, group: Sequence[Row], numbe
     if why := why_not_trained(store, row, group):
         return [*said, why]
     weighed = ratio.of_token(store, row, segment, at, part["advantage"] or 0.0)
-    trained = [_turn_trained(part)] if weighed.trained else []
+    turns = [p for p in parts if p["author"] == "model"]
+    trained = [_turn_trained(part), *ratio.slope_of(store, row, turns, number)] if weighed.trained else []
     return [*said, *weighed.said, *trained, where_from(store, row, group)]
 
 

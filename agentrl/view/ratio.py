@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import exp, isfinite
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from agentrl.view.gradient import Rule, bound, bounded_exp, is_off_policy, ratios, slopes
 from agentrl.view.store import Store
 
 Row = Mapping[str, Any]
-FARTHEST = 80.0  # nats, beyond which a ratio is not told apart
 
 
 def differences(row: Row) -> list[float]:
@@ -29,8 +29,7 @@ def of_episode(row: Row) -> list[str]:
     own = differences(row)
     if not own:
         return []
-    low, high = (_exp(bound(own)) for bound in (min, max))
-    mean = _exp(fmean(own))
+    low, mean, high = (bounded_exp(of(own)) for of in (min, fmean, max))
     return [f"the learner's probabilities over the engine's: {low:.4g} to {high:.4g}, {mean:.4g} in the mean"]
 
 
@@ -49,40 +48,51 @@ def of_token(store: Store, row: Row, segment: Row, at: int, advantage: float) ->
     if own is None:
         return Weighed(["ratio unknown: a logprob of the token is not finite"])
     logprob = segment["learner_logprobs"][at]
-    said = f"ratio {_exp(own):.4g}: the learner gave it a logprob of {logprob:.4g} before the update"
-    if left_out := _left_out(store, row, advantage):
-        return Weighed([said, *left_out], trained=False)
-    corrected = _corrected(store, row, own)
+    said = f"ratio {bounded_exp(own):.4g}: the learner gave it a logprob of {logprob:.4g} before the update"
+    rule = Rule.of(store)
+    if rule is None:
+        return Weighed([said])
+    if is_off_policy(rule, differences(row), advantage):
+        threshold = f"learner.off_policy_threshold, {rule.off_policy_threshold:g}"
+        return Weighed([said, f"not trained: its episode is farther from the policy than {threshold}"], trained=False)
+    corrected = _corrected(rule, row, own)
     clipped = _clipped(store) if corrected.trained else []
     return Weighed([said, *corrected.said, *clipped], corrected.trained)
 
 
-def _corrected(store: Store, row: Row, own: float) -> Weighed:
-    """By ``learner.correction``."""
-    name = store.setting("learner.correction")
-    if name is None:
-        return Weighed([])
-    level, _, bound = str(name).partition("_")
-    whole = differences(row)
-    value = _exp({"token": own, "sequence": sum(whole), "geometric": fmean(whole)}.get(level, own))
-    low, high = (store.setting(f"learner.correction_{end}") for end in ("min", "max"))
-    of = "it" if level == "token" else f"the episode's ratio, {value:.4g},"
+def _corrected(rule: Rule, row: Row, own: float) -> Weighed:
+    """Explain what ``learner.correction`` made of a token, whose logarithm of the ratio is ``own``."""
+    name, low, high = rule.correction, rule.correction_min, rule.correction_max
+    (value, *_) = ratios(name, [own] if name.startswith("token") else differences(row))
+    of = "it" if name.startswith("token") else f"the episode's ratio, {value:.4g},"
     bounds = f"{low or 0:g} to {high:g}" if high is not None else f"{low or 0:g} on"
-    if (low is None or value >= low) and (high is None or value <= high):
+    cut = bound(rule, value)
+    if cut == value:
         return Weighed([f"in bounds: learner.correction {name} weighs the token by {of} as it is, from {bounds}"])
-    if bound == "mask":
+    if name.endswith("_mask"):
         why = f"not trained: learner.correction {name} leaves the token out, as {of} is not from {bounds}"
         return Weighed([why], trained=False)
-    cut = low if low is not None and value < low else high
     return Weighed([f"cut to {cut:g}: learner.correction {name} weighs the token by {of} within {bounds}"])
 
 
-def _left_out(store: Store, row: Row, advantage: float) -> list[str]:
-    """Rows to be punished that the policy has left."""
-    threshold = store.setting("learner.off_policy_threshold")
-    if threshold is None or advantage >= 0 or -fmean(differences(row)) <= threshold:
+def slope_of(store: Store, row: Row, turns: Sequence[Row], number: int) -> list[str]:
+    """Say what the first update did with a trained token's logprob: advantage, corrected ratio and weight in one.
+
+    Args:
+        turns: the model's segments: their ``start``, ``length`` and ``advantage``.
+        number: the token's place in the episode.
+    """
+    rule, own = Rule.of(store), differences(row)
+    numbers = [i for t in turns for i in range(t["start"], t["start"] + t["length"])]
+    told = rule is not None and store.setting("learner.loss") is not None and row.get("weight") is not None
+    if rule is None or not told or len(own) != len(numbers):
         return []
-    return [f"not trained: its episode is farther from the policy than learner.off_policy_threshold, {threshold:g}"]
+    advantages = [t["advantage"] or 0.0 for t in turns for _ in range(t["length"])]
+    slope = slopes(rule, own, advantages)[numbers.index(number)]
+    return [
+        f"the loss falls by {-slope * row['weight']:.3g} a nat of its logprob: {-slope:.4g} by the advantage and the "
+        f"correction, times its weight in the step's loss, {row['weight']:.3g} (learner.loss {rule.loss})"
+    ]
 
 
 def _clipped(store: Store) -> list[str]:
@@ -93,7 +103,3 @@ def _clipped(store: Store) -> list[str]:
     if updates == 1:
         return ["not clipped: the clip bounds the change within a batch, and there was one update"]
     return [f"not clipped in the first of {updates} updates; whether it was in later ones is not kept"]
-
-
-def _exp(value: float) -> float:
-    return exp(max(min(value, FARTHEST), -FARTHEST))
