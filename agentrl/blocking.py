@@ -1,13 +1,13 @@
 """Is the event loop held up, and by whom? Code that does not await stops every episode, and the engine with them.
 
-A thread looks whether the loop still turns. Where it does not, the loop's own stack says in which function it is: the
-innermost one that belongs neither to Python, nor to a library, nor to agentrl.
+A thread looks at the loop's stack now and then. Where the loop does not turn, a function of the user's is blamed if
+one and the same call of it was there all the while: not whatever happened to run when a busy machine let the loop go
+on, not the loop that waits, and not what agentrl does itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import sysconfig
 import threading
@@ -18,14 +18,10 @@ from time import perf_counter
 from types import CodeType, FrameType
 
 LIMIT_S = 0.25
-_OWN = str(Path(__file__).parent) + os.sep
-_OTHERS = tuple(
-    {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        _OWN,
-        "<",  # frozen modules
-    }
-)
+_OURS = ("agentrl", "agentrl_envs", "agentrl_tools")
+_CALLERS = tuple(f"agentrl.{room}" for room in ("episode", "env", "tool", "group_scoring", "rewards"))  # of the user's
+_LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("purelib", "platlib")), "<"})  # and frozen modules
+_PYTHON = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))})
 
 
 @contextmanager
@@ -58,47 +54,88 @@ class _Watch:
     ) -> None:
         self.loop, self.tell, self.limit_s, self.whose = loop, tell, limit_s, whose
         self.ident = threading.get_ident()
+        self.queued = _Queued(threading.get_native_id())
         self.over = threading.Event()
-        self.beaten = perf_counter()
-        self.culprit: tuple[CodeType, int] | None = None  # and its line, of the block that lasts
+        self.beaten, self.waited = perf_counter(), self.queued.seconds()
+        self.calls: list[tuple[FrameType, int]] = []  # there at every look of this block, the innermost first
+        self.looks: list[float] = []
         self.known: set[CodeType] = set()
 
     def beat(self) -> None:
         """In the loop: it turns."""
-        now, culprit = perf_counter(), self.culprit
-        held, self.beaten, self.culprit = now - self.beaten, now, None
-        if culprit is not None and culprit[0] not in self.known:
-            code, line = culprit
-            self.known.add(code)
-            self.tell(
-                f"the event loop was held up for {held:.1f} s by {code.co_qualname} "
-                f"({Path(code.co_filename).name}:{line}); every episode waits meanwhile: make it "
-                "await, or a sync tool, which runs in a thread"
-            )
+        now, waited = perf_counter(), self.queued.seconds()
+        held = now - self.beaten - (waited - self.waited)  # what it waited for a processor is the machine's fault
+        calls, looks = self.calls, self.looks
+        self.beaten, self.waited, self.calls, self.looks = now, waited, [], []
+        lasted = looks[-1] - looks[0] if looks else 0.0
+        if calls and lasted >= self.limit_s / 2 and held > self.limit_s:
+            code, line = calls[0][0].f_code, calls[0][1]
+            if code not in self.known:
+                self.known.add(code)
+                self.tell(
+                    f"the event loop was held up for {held:.1f} s by {code.co_qualname} "
+                    f"({Path(code.co_filename).name}:{line}); every episode waits meanwhile: make it "
+                    "await, or a sync tool, which runs in a thread"
+                )
         if not self.over.is_set():
             self.loop.call_later(self.limit_s / 4, self.beat)
 
     def look(self) -> None:
         """In the thread."""
-        while not self.over.wait(self.limit_s / 4):
-            if perf_counter() - self.beaten > self.limit_s and self.culprit is None:
-                frame = sys._current_frames().get(self.ident)
-                self.culprit = _culprit(frame, self.whose) if frame is not None else None
+        while not self.over.wait(self.limit_s / 8):
+            now, beaten = perf_counter(), self.beaten
+            if now - beaten < self.limit_s / 2:
+                continue
+            frame = sys._current_frames().get(self.ident)
+            calls = [] if frame is None else _calls(frame, self.whose)
+            if self.beaten == beaten:  # the loop did not turn while it was looked at
+                before = {id(one) for one, _ in self.calls}  # which live, as they are held
+                self.calls = [call for call in calls if id(call[0]) in before] if self.looks else calls
+                self.looks.append(now)
 
 
-def _culprit(frame: FrameType, whose: tuple[str, ...] | None) -> tuple[CodeType, int] | None:
-    """The innermost function of a user's, and its line; where there is none, the innermost of all, or nobody."""
-    found = _innermost(frame, whose) or (frame if whose is None else None)
-    return None if found is None else (found.f_code, found.f_lineno)
-
-
-def _innermost(frame: FrameType, whose: tuple[str, ...] | None) -> FrameType | None:
-    at: FrameType | None = frame
-    while at is not None:
-        file = at.f_code.co_filename
-        if file.startswith(whose) if whose is not None else not file.startswith(_OTHERS):
-            return at
-        if whose is not None and file.startswith(_OWN):
-            return None
+def _calls(innermost: FrameType, whose: tuple[str, ...] | None) -> list[tuple[FrameType, int]]:
+    """Return the calls of the user's in what the loop runs, and the line that each is at, the innermost first."""
+    found: list[tuple[FrameType, int]] = []
+    at: FrameType | None = innermost
+    while at is not None and not _is_loop(at):
+        if _is_users(at, whose):
+            found.append((at, at.f_lineno))
+        elif whose is not None and not found and _package(at) == "agentrl":
+            return []
         at = at.f_back
-    return None
+    return found
+
+
+def _is_loop(frame: FrameType) -> bool:
+    """Return True for the event loop itself: what called it is not run by it."""
+    return frame.f_code.co_filename.endswith(("asyncio/base_events.py", "asyncio\\base_events.py"))
+
+
+def _is_users(frame: FrameType, whose: tuple[str, ...] | None) -> bool:
+    file = frame.f_code.co_filename
+    if whose is not None:
+        return file.startswith(whose)
+    if _package(frame) in _OURS or (file.startswith(_PYTHON) and not file.startswith(_LIBRARIES)):
+        return False
+    if not file.startswith(_LIBRARIES):
+        return True
+    caller = frame.f_back  # an environment or tool that was installed is a library too
+    return caller is not None and caller.f_globals.get("__name__") in _CALLERS
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+class _Queued:
+    """How long a thread waited for a processor, where the system tells (Linux)."""
+
+    def __init__(self, thread: int) -> None:
+        self.file = Path(f"/proc/self/task/{thread}/schedstat")
+
+    def seconds(self) -> float:
+        try:
+            return int(self.file.read_bytes().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0

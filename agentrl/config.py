@@ -76,7 +76,12 @@ class RolloutConfig(Section):
     spare: int = Field(0, ge=0, description="episodes a group begins beyond its size; the last to end are cancelled")
     branches: int = Field(1, ge=1, description="episodes that one becomes after branch_turn turns, by Env.clone")
     branch_turn: int = Field(1, ge=0, description="turns before an episode branches")
-    stall_s: float = Field(60.0, gt=0, description="after that long without a turn it is told who waits on what")
+    stall_s: float | None = Field(
+        None,
+        gt=0,
+        description="after that long without a turn or a token it is told who waits on what; by default after 60 s, "
+        "and not while what is waited for is within its own deadline",
+    )
     temperature: float = Field(1.0, gt=0, description="of sampling; the learner's logprobs are at the same one")
     max_turns: int | None = Field(None, ge=1, description="turns of an episode; the environment's own by default")
     max_turn_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")

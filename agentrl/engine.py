@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Protocol, Self, runtime_checkable
 
 from agentrl.types import Completion, SamplingParams
+
+LONGEST_PASS_S = 600.0  # a pass that takes longer is no sign of life
 
 
 class Engine(Protocol):
@@ -36,13 +40,21 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
-class Meter(Protocol):
+@dataclass
+class Meter:
     """What an engine has done since it was made."""
 
-    sampled: int  # tokens
-    prefilled: int  # tokens of prompts that went through the model
-    reused: int  # tokens of prompts that were found in the cache
-    busy_s: float  # with something to do
+    sampled: int = 0  # tokens
+    prefilled: int = 0  # tokens of prompts that went through the model
+    reused: int = 0  # tokens of prompts that were found in the cache
+    passes: int = 0  # of an engine that counts them
+    answers: int = 0  # of an engine elsewhere, when it was asked whether it is alive
+    pass_since: float | None = None  # when the pass began that is being computed
+
+    def signs_of_life(self) -> tuple[float, ...]:
+        """Return numbers of which one changes where the engine is at work: a pass may take long where the model is."""
+        computing = self.pass_since is not None and perf_counter() - self.pass_since < LONGEST_PASS_S
+        return self.sampled, self.prefilled, self.passes, self.answers, perf_counter() if computing else 0.0
 
 
 @runtime_checkable

@@ -137,6 +137,7 @@ class Episode:
                 seed=mixed(self.seed, turn, rollout.sampling.seed),
             )
             done = await rollout.engine.generate(context, params, session=self.session)
+            rollout.tokens += len(done.token_ids)
             self.segments.append(Segment("model", done.token_ids, done.logprobs, done.versions))
             reply = rollout.renderer.parse_response(done.token_ids, prompt_ids=context)
             self.messages.append(reply.message())

@@ -30,16 +30,10 @@ def coalesce(intervals: Sequence[Interval], most: int) -> list[Interval]:
     """Join neighbours across the narrowest gaps until `most` intervals are left. They are sorted and apart."""
     if len(intervals) <= most:
         return list(intervals)
-    gaps = sorted((b[0] - a[1] for a, b in pairwise(intervals)), reverse=True)
-    narrowest, left = gaps[most - 1], most - 1
-    joined = [intervals[0]]
-    for begin, end in intervals[1:]:
-        if left and begin - joined[-1][1] > narrowest:
-            joined.append((begin, end))
-            left -= 1
-        else:
-            joined[-1] = (joined[-1][0], end)
-    return joined
+    gaps = [b[0] - a[1] for a, b in pairwise(intervals)]
+    widest = sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: most - 1]
+    edges = [-1, *sorted(widest), len(gaps)]
+    return [(intervals[a + 1][0], intervals[b][1]) for a, b in pairwise(edges)]
 
 
 class _Lane:

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from agentrl.admission import Admission
 from agentrl.aside import together
 from agentrl.config import RolloutConfig
-from agentrl.engine import Engine
+from agentrl.engine import Engine, Meter
 from agentrl.env import Env, EnvSpec
 from agentrl.episode import METHODS, Branching, Episode, Limits, mixed
 from agentrl.errors import ConfigError, UserError, WorldFault
@@ -53,6 +53,7 @@ class Rollout:
     branching: Branching | None = None
     spare: int = 0  # episodes that a group begins beyond its size; whoever has not ended when it is full is cancelled
     turns: int = 0  # that have ended, of all episodes
+    tokens: int = 0  # that were sampled in them
     playing: set[Episode] = field(default_factory=set)
     comparing: list[tuple[str, float]] = field(default_factory=list)  # groups that are being scored, since when
     lanes: Lanes = field(default_factory=Lanes)
@@ -72,8 +73,18 @@ class Rollout:
     def waits(self) -> list[Wait]:
         """Who waits on what now: one for each episode that is being played."""
         now = self.lanes.clock()
-        waits = [Wait(play.waits_on(), now - play.since) for play in self.playing]
-        return waits + [Wait(method, now - since) for method, since in self.comparing]
+        limit = self.limits.turn_timeout_s
+        waits = [
+            Wait(play.waits_on(), now - play.since, None if play.stage == "generate" else limit)
+            for play in self.playing
+        ]
+        return waits + [Wait(method, now - since, limit) for method, since in self.comparing]
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """Return what stands still where nothing goes on: turns that ended, and what the engine has sampled."""
+        meter = getattr(self.engine, "meter", None)
+        return (self.turns, *(meter.signs_of_life() if isinstance(meter, Meter) else ()))
 
     async def batch(self, tasks: Sequence[int], size: int, *, seed: int = 0, watch: Watch | None = None) -> list[Group]:
         """Play ``size`` episodes of every task, all at once; the groups in the order of the tasks.

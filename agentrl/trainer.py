@@ -110,9 +110,9 @@ class Trainer:
         self.beside: _Beside | None = None
 
     @property
-    def turns(self) -> int:
-        """Turns that have ended, in training and in measuring."""
-        return self.rollout.turns + (self.measuring.turns if self.measuring else 0)
+    def progress(self) -> object:
+        """Return what stands still where nothing goes on, in training and in measuring."""
+        return self.rollout.progress, self.measuring and self.measuring.progress
 
     def waits(self) -> list[Wait]:
         return [*self.rollout.waits(), *(self.measuring.waits() if self.measuring else ())]
@@ -415,13 +415,14 @@ class Trainer:
         self.cpu_seconds += values["cpu_seconds"]
         self.sampled_tokens += values.get("sampled_tokens", 0.0)
         self.episodes += (episodes := sum(1 for g in groups for _ in g))
+        tokens, self.rollout.tokens = self.rollout.tokens, 0  # of turns that ended in the step, whenever it learns them
         for name, n in values.items():
             if name.startswith("faults/"):
                 kind = name.removeprefix("faults/")
                 self.faults[kind] = self.faults.get(kind, 0) + int(n)
         return {
             "episodes": float(episodes),
-            "tokens_per_second": values.get("sampled_tokens", 0.0) / max(values["step_time"], 1e-9),
+            "tokens_per_second": tokens / max(values["step_time"], 1e-9),
             "total/episodes": float(self.episodes),
             "total/sampled_tokens": self.sampled_tokens,
         }

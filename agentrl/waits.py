@@ -11,21 +11,28 @@ import anyio
 from agentrl.aside import together
 
 LOOK_S = 1.0  # between two looks at whether anything goes on
+PATIENCE_S = 60.0  # before a stall is told, where no setting says otherwise
 
 
 class Wait(NamedTuple):
-    """An episode's: on the engine, a tool, or a method of its environment."""
+    """An episode's: on the engine, a tool, or a method of its environment. ``limit``: its deadline, in seconds."""
 
     what: str
     seconds: float
+    limit: float | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Return True unless it is within a deadline of its own, after which it ends by itself."""
+        return self.limit is None or self.seconds > self.limit
 
 
 class Playing(Protocol):
     """Where episodes are played."""
 
     @property
-    def turns(self) -> int:
-        """That have ended, of all episodes: it stands still where nothing goes on."""
+    def progress(self) -> object:
+        """Return what stands still where nothing goes on: turns that ended, tokens that were sampled."""
         ...
 
     def waits(self) -> list[Wait]: ...
@@ -46,20 +53,29 @@ def told(waits: Iterable[Wait]) -> str:
 
 
 @asynccontextmanager
-async def stalls_told(playing: Playing, stall_s: float, tell: Callable[[str], None]) -> AsyncIterator[None]:
-    """Inside, ``tell`` is called when for that long no turn has ended though episodes wait, and again as it lasts."""
+async def stalls_told(playing: Playing, stall_s: float | None, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Call ``tell`` when nothing has gone on for that long though episodes wait, and again as it lasts.
+
+    A machine that is too busy to look, or asleep, is not a stall: a look that comes late counts as one in time.
+
+    Args:
+        stall_s: None: a minute, and not while all that is waited for is within a deadline of its own.
+    """
+    patience = PATIENCE_S if stall_s is None else stall_s
+    pause = min(LOOK_S, patience)
 
     async def look() -> None:
-        turns, since = playing.turns, anyio.current_time()
+        progress, quiet = playing.progress, 0.0
         while True:
-            await anyio.sleep(min(LOOK_S, stall_s))
-            now = anyio.current_time()
+            begun = anyio.current_time()
+            await anyio.sleep(pause)
+            quiet += min(anyio.current_time() - begun, 2 * pause)
             waits = playing.waits()
-            if playing.turns != turns or not waits:
-                turns, since = playing.turns, now
-            elif now - since >= stall_s:
-                tell(f"nothing has gone on for {stall_s:g} s: {told(waits)}")
-                since = now
+            if playing.progress != progress or not waits:
+                progress, quiet = playing.progress, 0.0
+            elif quiet >= patience and (stall_s is not None or any(w.overdue for w in waits)):
+                tell(f"nothing has gone on for {patience:g} s: {told(waits)}")
+                quiet = 0.0
 
     async with together() as tasks:
         tasks.start_soon(look)

@@ -181,7 +181,7 @@ class Bench:
         renderer = TemplateRenderer(self.policy.tokenizer)  # a new one: nothing is rendered already
         async with spec.open():
             rollout = Rollout(spec, self.engine, renderer, limits=Limits(max_turns=5, max_turn_tokens=64))
-            busy, wall, cpu = self.engine.meter.busy_s, perf_counter(), process_time()
+            wall, cpu = perf_counter(), process_time()
             if one_at_a_time:
                 groups = [g for task in tasks for g in await rollout.batch([task], 1, seed=self.seed)]
             else:
@@ -191,7 +191,7 @@ class Bench:
                 spec.shared,
                 wall_s=perf_counter() - wall,
                 cpu_s=process_time() - cpu,
-                engine_s=self.engine.meter.busy_s - busy,
+                engine_s=rollout.lanes.cut().seconds["generate"],
             )
 
     async def repeat(self, tasks: Sequence[int]) -> dict[str, Row]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import anyio
+import pytest
 
-from agentrl.blocking import blocking_told
+from agentrl.blocking import _Queued, blocking_told
 
 
 def crunch(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end = time.thread_time() + seconds  # of a processor, which a busy machine gives to others too
+    while time.thread_time() < end:
         sum(range(1000))
 
 
@@ -46,3 +51,45 @@ async def test_only_those_of_some_files() -> None:
             await anyio.sleep(0.1)
     assert len(said) == 1
     assert "by crunch (test_blocking.py:" in said[0]
+
+
+async def test_neither_the_loop_that_waits_nor_what_agentrl_does_is_blamed() -> None:
+    said: list[str] = []
+    ours: dict[str, Any] = {"__name__": "agentrl_envs.prompts"}
+    exec(compile("import time\ndef load():\n    time.sleep(0.3)\n", "prompts.py", "exec"), ours)
+    with blocking_told(said.append, limit_s=0.05):
+        asyncio.get_running_loop().call_soon(ours["load"])
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)  # nobody's function is in the loop's own call
+        await anyio.sleep(0.8)
+    assert not said
+
+
+async def test_many_short_calls_are_no_long_one() -> None:
+    said: list[str] = []
+    with blocking_told(said.append, limit_s=0.2):
+        for _ in range(60):
+            asyncio.get_running_loop().call_soon(crunch, 0.01)  # in one turn of the loop
+        await anyio.sleep(0.05)
+        await anyio.sleep(0.05)
+    assert not said
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not tell how long a thread queued")
+async def test_a_busy_machine_is_not_blamed_on_whoever_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(self: _Queued) -> float:
+        return time.perf_counter()  # all the time that passes is spent in the queue
+
+    monkeypatch.setattr(_Queued, "seconds", starved)
+    said: list[str] = []
+    with blocking_told(said.append, limit_s=0.05):
+        crunch(0.3)
+        await anyio.sleep(0.1)
+    assert not said
+
+
+def test_how_long_a_thread_queued_is_read_from_the_system() -> None:
+    queued = _Queued(threading.get_native_id())
+    before = queued.seconds()
+    crunch(0.05)
+    assert 0 <= before <= queued.seconds()
+    assert _Queued(0).seconds() == 0.0

@@ -16,7 +16,7 @@ from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory, WorldF
 from agentrl.curriculum import CurriculumSampler
 from agentrl.rollout import Rollout
 from agentrl.stream import Batch, Plan, Stream, stale, streaming
-from agentrl.tasks import Outcome, TaskSampler
+from agentrl.tasks import Deal, Outcome, TaskSampler
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Observation
 
@@ -370,3 +370,51 @@ async def test_what_is_begun_anew_keeps_its_dice() -> None:
         stream.advance()
         dice = [(number // 3, dealt.task, dealt.first) for number, dealt in stream.state().places]
     assert len(set(dice)) == len(dice)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_no_group_is_begun_that_would_be_learned_from_after_the_last_step(staleness: int) -> None:
+    play, sampler = rollout(), Counted(9, seed=0)
+    async with streaming(play, sampler, Plan(2, 2, staleness, steps=3)) as stream:
+        await learned(stream, play.engine, 3)
+        await anyio.sleep(0.02)
+    assert sampler.dealt == 6
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_a_run_that_stops_begins_nothing_but_the_batch_it_waits_for(staleness: int) -> None:
+    stop = anyio.Event()
+    play, sampler = rollout(worth=lambda task: 0.0), Counted(9, seed=0)
+    async with streaming(play, sampler, Plan(2, 2, staleness, dynamic=True), stopping=stop.is_set) as stream:
+        await stream.take()
+        stop.set()
+        begun = sampler.dealt
+        await stream.drain()  # what was begun ahead is flat, and nothing takes its place
+        stream.advance()
+        assert sampler.dealt == begun
+        state = stream.state()
+    async with streaming(play, sampler, Plan(2, 2, staleness, steps=2), step=1, ahead=state) as stream:
+        await learned(stream, play.engine, 1)
+    assert stream._admitted == 4  # a run that goes on has the batch that it needs
+
+
+async def test_draining_leaves_nothing_in_play_and_loses_nothing() -> None:
+    play, sampler = rollout(seconds=lambda task: 0.01 * (task % 3)), Counted(9, seed=0)
+    async with streaming(play, sampler, Plan(2, 2, 1, steps=4)) as stream:
+        await stream.take()
+        assert play.playing
+        await stream.drain()
+        assert not play.playing
+        stream.advance()
+        rest = await learned(stream, play.engine, 3)
+    assert sampler.dealt == 2 + sum(len(b.groups) for b in rest)
+
+
+class Counted(TaskSampler):
+    """Counts its draws."""
+
+    dealt = 0
+
+    def deal(self) -> Deal:
+        self.dealt += 1
+        return super().deal()

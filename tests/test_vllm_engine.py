@@ -138,7 +138,6 @@ async def test_a_later_turn_reuses_what_was_computed(fresh: VLLMEngine) -> None:
     ids += [*done.token_ids, 5, 6, 7]
     await fresh.generate(ids, greedy(20), session="a")
     assert fresh.meter.reused - reused >= 160
-    assert fresh.meter.busy_s > 0
 
 
 @pytest.mark.parametrize(

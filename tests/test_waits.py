@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import anyio
+import pytest
 
 from agentrl import EnvSpec, ToolEnv, Trajectory, tool
 from agentrl.aside import together
+from agentrl.engine import LONGEST_PASS_S, Meter
 from agentrl.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
@@ -59,6 +62,56 @@ async def test_a_stall_names_the_tool_and_the_engine() -> None:
         said.clear()
         heard = anyio.Event()
         assert not play.waits()
+
+
+class Clockwork:
+    """Stands still but for what a test moves."""
+
+    def __init__(self, *waits: Wait) -> None:
+        self.tokens, self.waiting = 0, list(waits)
+
+    @property
+    def progress(self) -> int:
+        return self.tokens
+
+    def waits(self) -> list[Wait]:
+        return self.waiting
+
+
+async def told_of(playing: Clockwork, monkeypatch: pytest.MonkeyPatch, stall_s: float | None, sampling: bool) -> int:
+    """Count what is said within twenty looks."""
+    said: list[str] = []
+    monkeypatch.setattr("agentrl.waits.LOOK_S", 0.005)
+    monkeypatch.setattr("agentrl.waits.PATIENCE_S", 0.05)
+    async with stalls_told(playing, stall_s, said.append):
+        for _ in range(40):
+            await anyio.sleep(0.005)
+            playing.tokens += sampling
+    return len(said)
+
+
+async def test_a_slow_model_that_samples_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Wait("the engine", 400.0)
+    assert not await told_of(Clockwork(engine), monkeypatch, None, sampling=True)
+    assert await told_of(Clockwork(engine), monkeypatch, None, sampling=False)
+
+
+async def test_a_call_within_its_own_deadline_is_a_stall_only_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = Wait("tool 'build'", 90.0, 120.0)
+    assert not await told_of(Clockwork(call), monkeypatch, None, sampling=False)
+    assert await told_of(Clockwork(call._replace(seconds=130.0)), monkeypatch, None, sampling=False)
+    assert await told_of(Clockwork(call), monkeypatch, 0.05, sampling=False)
+
+
+async def test_a_pass_that_takes_long_is_a_sign_of_life() -> None:
+    meter = Meter(sampled=3)
+    assert meter.signs_of_life() == meter.signs_of_life()
+    meter.pass_since = perf_counter()
+    assert meter.signs_of_life() != meter.signs_of_life()
+    meter.pass_since -= 2 * LONGEST_PASS_S
+    assert meter.signs_of_life() == meter.signs_of_life()
 
 
 async def test_what_goes_on_is_no_stall() -> None:

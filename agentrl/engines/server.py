@@ -8,17 +8,16 @@ one that answers again is given the current weights, and then takes part again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from time import perf_counter
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 import anyio
 
+from agentrl.engine import Meter
 from agentrl.engines import adapter, requests, transfer
 from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
 from agentrl.engines.replica import HOW, Lost, Replica
-from agentrl.engines.transformers import Meter
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import causal_lm
 from agentrl.types import Completion, SamplingParams
@@ -63,7 +62,7 @@ class ServerEngine:
         self._weights = adapter.weights_of(model)
         self._turn = anyio.Lock()
         self._changed = anyio.Event()
-        self._running, self._since, self._closed = 0, 0.0, False
+        self._closed = False
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -92,8 +91,7 @@ class ServerEngine:
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         """Sample one turn. Raises UserError where the tokens do not fit, and when no server is left."""
         requests.check(token_ids, params, self._vocabulary, self.max_context)
-        with self._busy():
-            done, reused = await self._asked(list(token_ids), params, session)
+        done, reused = await self._asked(list(token_ids), params, session)
         self.meter.sampled += len(done.token_ids)
         self.meter.reused += reused
         self.meter.prefilled += len(token_ids) - reused
@@ -186,6 +184,7 @@ class ServerEngine:
 
     async def _look(self, replica: Replica) -> None:
         answers = await replica.answers()
+        self.meter.answers += answers
         if replica.up and not answers and not self._turn.locked():
             replica.lost("gives no sign of life")
         elif not replica.up and answers and self._kept:
@@ -194,16 +193,3 @@ class ServerEngine:
                     await self._join(replica)
                 except (Lost, UserError) as error:
                     replica.said = str(error)
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """Seconds in which there was a request."""
-        self._running += 1
-        if self._running == 1:
-            self._since = perf_counter()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if self._running == 0:
-                self.meter.busy_s += perf_counter() - self._since

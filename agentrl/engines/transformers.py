@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
 from typing import Any, Self
@@ -23,6 +22,7 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
+from agentrl.engine import Meter
 from agentrl.engines.batch import Batch, Row
 from agentrl.engines.kv import Kept, Plan
 from agentrl.engines.sampling import sample
@@ -33,17 +33,6 @@ from agentrl.types import Completion, SamplingParams
 
 SLICE_S = 0.02  # passes are made for that long before the event loop is asked again
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
-
-
-@dataclass
-class Meter:
-    """What the engine has done since it was made."""
-
-    sampled: int = 0  # tokens
-    prefilled: int = 0  # tokens of prompts that went through the model
-    reused: int = 0  # tokens of prompts that were found in the cache
-    passes: int = 0
-    busy_s: float = 0.0
 
 
 class TransformersEngine:
@@ -179,8 +168,9 @@ class TransformersEngine:
                 self.meter.reused += self._batch.join()
                 if finished or not self._batch.rows or perf_counter() - begun > SLICE_S:
                     break
+                self.meter.pass_since = perf_counter()
                 self._pass()
-            self.meter.busy_s += perf_counter() - begun
+                self.meter.pass_since = None
 
     def _pass(self) -> None:
         """One more token for every row."""

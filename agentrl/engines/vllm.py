@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal, Self
@@ -18,9 +17,9 @@ from typing import Any, Literal, Self
 import anyio
 from anyio import to_thread
 
+from agentrl.engine import Meter
 from agentrl.engines import adapter, launch, requests
 from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
-from agentrl.engines.transformers import Meter
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import causal_lm
 from agentrl.types import Completion, SamplingParams
@@ -40,7 +39,7 @@ class VLLMEngine:
         threads: threads of vLLM's process on the CPU; 1 for a small model, otherwise one a core.
         update: what an update of the weights does to requests that are running: they go on with the new weights
             ("in-flight"), or are finished first ("drain").
-        stall_s: after that long without a sign of life a request asks vLLM for one, and waits as long again for it.
+        stall_s: half of it without an answer, and a request asks vLLM for a sign of life; twice of it, and it has died.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class VLLMEngine:
         self._processes: list[Any] = []
         self._failure: asyncio.Future[None] | None = None  # a UserError, when vLLM is no more
         self._running: set[asyncio.Task[Any]] = set()
-        self._busy_since, self._requests = 0.0, 0
         self._count = 0
         self._did = "was started"
         self._did_at = perf_counter()
@@ -105,8 +103,7 @@ class VLLMEngine:
         """Sample one turn. Raises UserError where the tokens do not fit, and when vLLM is no more."""
         requests.check(token_ids, params, self._vocabulary, self.max_context)
         self._count += 1
-        with self._busy():
-            output = await self._alive(self._finished(list(token_ids), params, f"{session}-{self._count}"))
+        output = await self._alive(self._finished(list(token_ids), params, f"{session}-{self._count}"))
         done = output.outputs[0]
         reused = output.num_cached_tokens or 0
         self.meter.sampled += len(done.token_ids)
@@ -207,7 +204,7 @@ class VLLMEngine:
             while not task.done():
                 if self._failure.done():
                     break
-                await asyncio.wait({task, self._failure}, timeout=self._stall_s, return_when="FIRST_COMPLETED")
+                await asyncio.wait({task, self._failure}, timeout=self._stall_s / 2, return_when="FIRST_COMPLETED")
                 if not task.done() and not self._failure.done():
                     await self._ping()
             if not task.done():
@@ -230,9 +227,11 @@ class VLLMEngine:
     async def _ping(self) -> None:
         asked = asyncio.ensure_future(self._llm.get_weight_version())
         asked.add_done_callback(lambda t: t.cancelled() or t.exception())
-        done, _ = await asyncio.wait({asked}, timeout=self._stall_s)
+        done, _ = await asyncio.wait({asked}, timeout=1.5 * self._stall_s)
         if not done:
             self._fail(UserError(self._obituary(f"gave no sign of life for {2 * self._stall_s:g} s")))
+        else:
+            self.meter.answers += 1
 
     def _on_death(self, process: Any) -> None:
         self._loop.remove_reader(process.sentinel)
@@ -258,19 +257,6 @@ class VLLMEngine:
 
     def _doing(self, what: str) -> None:
         self._did, self._did_at = what, perf_counter()
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """Seconds in which there was a request."""
-        self._requests += 1
-        if self._requests == 1:
-            self._busy_since = perf_counter()
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if self._requests == 0:
-                self.meter.busy_s += perf_counter() - self._busy_since
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 
