@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import fsum
-from typing import Protocol
+from typing import Any, Protocol
 
 ROUNDING = 1e-12  # some 4,500 roundings of a double: more than sums of rewards have, less than any reward means
 
@@ -28,6 +28,11 @@ class Scored(Protocol):
 Values = Sequence[float | None]
 
 
+def is_rounding(difference: Any, magnitude: Any) -> Any:
+    """Return True where a difference is no more than rounding, of floats or arrays."""
+    return difference <= ROUNDING * magnitude
+
+
 def center(values: Values, magnitudes: Sequence[float] = (), pool: Values | None = None) -> list[float]:
     """Subtract the mean of ``pool``, the values themselves by default. None is in no mean, and becomes 0.0.
 
@@ -39,8 +44,8 @@ def center(values: Values, magnitudes: Sequence[float] = (), pool: Values | None
     if not known:
         return [0.0] * len(values)
     mean = fsum(known) / len(known)
-    noise = ROUNDING * max([*map(abs, known), *magnitudes])
-    return [0.0 if v is None or abs(v - mean) <= noise else v - mean for v in values]
+    largest = max([*map(abs, known), *magnitudes])
+    return [0.0 if v is None or is_rounding(abs(v - mean), largest) else v - mean for v in values]
 
 
 def magnitude(member: Scored) -> float:

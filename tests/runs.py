@@ -179,3 +179,8 @@ def of(
     group = Group(members[0].task, tuple(replace(t, task=members[0].task) for t in members))
     write(start(folder, 1), step, [group], mask_stops)
     return folder
+
+
+def rewarded(task: int, reward: float) -> Trajectory:
+    """A wrong episode that is paid nevertheless."""
+    return replace(wrong(task), rewards={"correct": reward})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import metrics
+from agentrl import ToolEnv, metrics, train
 from agentrl.credit import (
     EMPTY,
     FAULT,
@@ -25,8 +28,9 @@ from agentrl.credit import (
     hold_out,
 )
 from agentrl.learner.advantage import ADVANTAGES, batch, dr_grpo
+from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.reduction import REDUCTIONS
-from agentrl.types import Fault, Group, Sample, Segment, Stop, Trajectory
+from agentrl.types import Fault, Group, Observation, Sample, Segment, Stop, Trajectory
 
 PROMPT, TAIL = Segment("prompt", (1, 2)), Segment("world", (5,) * 900)
 FIRST = Segment("model", (3, 4), (-0.5, -0.25), (0, 0))
@@ -173,3 +177,73 @@ def test_every_episode_has_one_outcome_and_what_goes_with_it(
         assert sum(sample.loss_mask) == e.trained_tokens
         assert any(sample.advantages) == (e.outcome == TRAINED)
         assert not sample.loss_mask or sample.loss_mask[-1] == 1
+
+
+def test_what_was_said_at_the_end_never_passes_the_models_limit() -> None:
+    """GPT-2 knows as many positions as it has: a tail of 900 tokens is no IndexError."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32, "n_positions": 16}
+    policy = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
+    long = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("world", (5,)), SECOND, TAIL) for r in (1.0, 0.0)]
+    short = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("world", (5,)), SECOND) for r in (1.0, 0.0)]
+    told = []
+    for members in (long, short):
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+        learner = Learner(policy, [optimizer], LossSettings(threads=1, packing="padded"))
+        credit = credit_of(group(*members))
+        told.append(learner.update(credit.samples(), credit.weights()))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("advantage", ["batch", "gdpo"])
+def test_what_is_on_record_is_what_was_trained(advantage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training whose step lost and resampled groups: the learner's rows, the file and the metrics say the same."""
+    taught: list[tuple[Sequence[Sample], Sequence[float]]] = []
+    update = Learner.update
+
+    def recorded(learner: Learner, rows: Sequence[Sample], weights: Any = None) -> dict[str, float]:
+        taught.append((rows, weights))
+        return update(learner, rows, weights)
+
+    monkeypatch.setattr(Learner, "update", recorded)
+
+    class Uneven(ToolEnv):
+        """Of three tasks one is paid by chance, one always, and one cannot be scored."""
+
+        async def reset(self, *, seed: int, options: Any = None) -> tuple[Observation, dict[str, Any]]:
+            self.kind = seed % 3 if (options or {}).get("split") == "train" else 0
+            return self.ask("Say a word."), {}
+
+        async def score(self, trajectory: Trajectory) -> dict[str, float]:
+            if self.kind == 2:
+                raise RuntimeError("no")
+            return {"a": float(sum(trajectory.token_ids) % 3) if self.kind == 0 else 1.0, "b": 0.5}
+
+    rollout = {"tasks": 4, "group_size": 3, "max_turn_tokens": 6, "dynamic": True, "redraw": 3}
+    train(
+        Uneven,
+        steps=1,
+        rollout=rollout,
+        learner={"advantage": advantage},
+        eval={"every": 0, "final_tasks": 1},
+        run={"dir": str(tmp_path / "run")},
+    )
+    rows = pq.read_table(tmp_path / "run/trajectories/train-000001.parquet").to_pylist()
+    ((samples, weights),) = taught
+    counted = [r for r in rows if r["weight"] is not None]
+    assert [r["weight"] for r in counted] == weights
+    for row, sample in zip(counted, samples, strict=True):
+        ids = [t for s in row["segments"] for t in s["token_ids"]]
+        assert ids[: len(sample.token_ids)] == sample.token_ids
+        assert {a for a, m in zip(sample.advantages, sample.loss_mask, strict=True) if m} == {row["advantage"]}
+    metrics_of = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    (step,) = (line for line in metrics_of if "episodes/trained" in line)
+    assert step["scored_rows"] == len(counted)
+    for outcome in OUTCOMES:
+        assert step[f"episodes/{outcome.replace(' ', '_')}"] == sum(r["credit"] == outcome for r in rows)
+    assert sum(r["credit"] == RESAMPLED for r in rows) > 0
+    assert sum(r["credit"] == FAULT for r in rows) > 0
+    assert sum(v for name, v in step.items() if name.startswith("episodes/")) == len(rows)

@@ -14,7 +14,7 @@ from agentrl.diagnosis import Diagnosis
 from agentrl.types import CallRecord, Group
 from agentrl.view.costs import costs
 from agentrl.view.curves import Curves
-from agentrl.view.findings import Finding, findings, of_curves, recent
+from agentrl.view.findings import Finding, findings, of_curves, of_groups, recent
 from agentrl.view.index import numbers
 from agentrl.view.look import Look
 from agentrl.view.refusals import refusals
@@ -206,3 +206,14 @@ def test_hostile_words_of_tools_are_spelled_out(tmp_path: Path) -> None:
     told = "\n".join(f.text for f in look(tmp_path / "run").found())
     assert "[ESC][31m[U+202E]evil" in told
     assert "\x1b" not in told
+
+
+def test_a_group_whose_rewards_differ_by_rounding_is_flat(tmp_path: Path) -> None:
+    """Beside one of which nobody is scored, which is not."""
+    run = runs.start(tmp_path / "run")
+    same = [Group(t, (runs.rewarded(t, 0.1 + 0.2), runs.rewarded(t, 0.3))) for t in range(7)]
+    runs.write(run, 1, [*same, Group(8, (runs.lost(8), runs.lost(8)))])
+    store = Store(tmp_path / "run")
+    store.refresh()
+    (found,) = of_groups(store.now.table, "step>=1")
+    assert found.text.startswith("88% of the groups teach nothing")

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from agentrl.health import LIMITS, History, find_signs
+from agentrl.spread import is_rounding
 from agentrl.view.costs import FEWEST, costs, telling
 from agentrl.view.curves import Curves
 from agentrl.view.index import numbers, one
@@ -160,10 +161,9 @@ def of_groups(lately: Any, where: str) -> Iterator[Finding]:
     if not len(starts):
         return
     rewards, bad = numbers(lately["reward"]), failed(lately)
-    low = np.minimum.reduceat(np.where(np.isnan(rewards), np.inf, rewards), starts)
-    high = np.maximum.reduceat(np.where(np.isnan(rewards), -np.inf, rewards), starts)
+    low, high = np.fmin.reduceat(rewards, starts), np.fmax.reduceat(rewards, starts)  # nan: nobody is scored
     lost = np.logical_and.reduceat(bad, starts)
-    same = low == high
+    same = is_rounding(high - low, np.maximum(np.abs(low), np.abs(high)))
     if same.mean() >= LIMITS["flat_groups"] and len(starts) >= 4:
         yield Finding(
             "bad" if (same & lost).mean() >= 0.25 else "note",

@@ -26,6 +26,7 @@ SCHEMA = pa.schema(
         ("task", pa.int64()),
         ("member", pa.int32()),
         ("reward", pa.float64()),
+        ("credit", pa.string()),  # trained, or why not; null where an older run does not tell
         ("advantage", pa.float64()),
         ("stop", pa.string()),
         ("fault", pa.string()),
@@ -42,7 +43,10 @@ SCHEMA = pa.schema(
         ("expected", pa.string()),
     ]
 )
-READ = ("step", "split", "task", "member", "reward", "advantage", "advantages", "stop", "fault", "fault_message")
+READ = (
+    *("step", "split", "task", "member", "reward", "credit", "advantage", "advantages"),
+    *("stop", "fault", "fault_message"),
+)
 TEXTS = ("question", "answer", "expected")
 
 

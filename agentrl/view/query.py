@@ -30,7 +30,7 @@ NUMBERS = {  # the word: the column of the index
     "seconds": "seconds",
     "slowest": "slowest",
 }
-WORDS = {"split": "split", "stop": "stop", "fault": "fault"}
+WORDS = {"split": "split", "stop": "stop", "fault": "fault", "credit": "credit"}
 OF_CALLS = {"tool": "name", "status": "status", "refused_by": "name"}  # of any call of the episode
 FLAGS = ("failed", "solved", "faulted", "refusals")
 OPERATORS: dict[str, Callable[[Column, float], Column]] = {
