@@ -16,7 +16,7 @@ from agentrl.lanes import Track
 from agentrl.signature import settings_of
 from agentrl.tool import Tool
 from agentrl.toolset import Toolset, named
-from agentrl.types import CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory, utf8_within
+from agentrl.types import REFUSAL, CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory, utf8_within
 
 
 class Env:
@@ -165,7 +165,7 @@ class ToolEnv(Env):
             slot["content"] = await self._run(call)
             status = "ok"
         except ToolError as refusal:
-            slot["content"], status = f"error: {refusal}", "refused"
+            slot["content"], slot["refused"], status = f"{REFUSAL}{refusal}", True, "refused"
         except Exception as error:
             status = getattr(error, "kind", "error")
             raise

@@ -17,9 +17,7 @@ from agentrl.env import Env, EnvSpec, ToolEnv
 from agentrl.errors import ToolError, WorldFault
 from agentrl.rollout import Rollout
 from agentrl.tool import Tool
-from agentrl.types import Completion, SamplingParams, Trajectory
-
-REFUSED = "error: "
+from agentrl.types import REFUSAL, Completion, SamplingParams, Trajectory, refused_answers
 
 
 class Recording:
@@ -27,13 +25,14 @@ class Recording:
 
     def __init__(self, before: Trajectory, live: bool) -> None:
         self.live, self.called = live, 0
-        self._said: dict[tuple[str, str], deque[str]] = defaultdict(deque)
+        self._said: dict[tuple[str, str], deque[tuple[str, bool]]] = defaultdict(deque)  # text, and was it a refusal
         asked: dict[str, tuple[str, str]] = {}  # in the last turn; the same words twice have the same id
-        for message in before.messages:
+        refused = refused_answers(before.messages, any(c.status == "refused" for c in before.calls))
+        for message, refusal in zip(before.messages, refused, strict=True):
             for call in message.get("tool_calls") or ():
                 asked[call["id"]] = _key(call["function"]["name"], call["function"]["arguments"])
             if (key := asked.get(message.get("tool_call_id", ""))) is not None:
-                self._said[key].append(message["content"])
+                self._said[key].append((message["content"], refusal))
 
     def of(self, tool: Tool) -> Tool:
         """The tool, which says what it said; asked anything else, it is called, where that is allowed."""
@@ -41,9 +40,9 @@ class Recording:
         async def function(**arguments: Any) -> str:
             said = self._said.get(_key(tool.name, arguments))
             if said:
-                text = said.popleft() if len(said) > 1 else said[0]
-                if text.startswith(REFUSED):
-                    raise ToolError(text.removeprefix(REFUSED))
+                text, refusal = said.popleft() if len(said) > 1 else said[0]
+                if refusal:
+                    raise ToolError(text.removeprefix(REFUSAL))
                 return text
             if not self.live:
                 raise WorldFault("not_recorded", f"tool {tool.name!r} was not asked {arguments!r:.200} then")

@@ -32,6 +32,7 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[MessageToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    refused: NotRequired[bool]  # of a tool's answer: true where it says why a call was refused; no model is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Reply:
 
 
 Observation = str | Sequence[Message]
+REFUSAL = "error: "  # how a refusal begins, as the model reads it
 THOUGHT_MARKS = ("<think>", "</think>")
 Worth = float | tuple[float, ...]  # the advantage of an episode, or of each of its turns
 
@@ -219,6 +221,18 @@ class Trajectory:
         """The weighted sum of the parts that apply; ``None`` where none does, or where the world failed."""
         parts = [self.weights.get(name, 1.0) * r for name, r in self.rewards.items() if r is not None]
         return sum(parts) if parts and self.fault is None else None
+
+
+def refused_answers(messages: Sequence[Mapping[str, Any]], calls_refused: bool) -> list[bool]:
+    """Return, for each message of an episode, whether it answers a call that was refused.
+
+    The verdict stands beside the text. Where no message has one and yet ``calls_refused``, as the records of an older
+    run tell, the text decides.
+    """
+    verdicts = [bool(m.get("refused")) for m in messages]
+    if any(verdicts) or not calls_refused:
+        return verdicts
+    return [m.get("role") == "tool" and str(m.get("content")).startswith(REFUSAL) for m in messages]
 
 
 def final_text(messages: Sequence[Message]) -> str:

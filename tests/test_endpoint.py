@@ -60,6 +60,14 @@ def test_malformed_calls_are_the_model_s_mistake() -> None:
         found = evaluate("math-tools", endpoint=server.url, tasks=2)
     assert (found.faults, found.calls, found.valid_calls) == (0, 1.0, 0.0)
     assert any("invalid JSON" in a["messages"][-1]["content"] for a in server.asked)
+    keys = {key for a in server.asked for m in a["messages"] for key in m}
+    assert keys <= {
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "tool_call_id",
+    }  # the API's own
 
 
 def test_greedy_and_sampled_are_asked_for() -> None:

@@ -91,6 +91,7 @@ async def test_the_models_mistakes_become_messages(call: ToolCall, message: str)
     step = await env.step(Reply("", (call, ToolCall("2", "add", {"a": 1, "b": 1}))))
     assert [m["content"] for m in step.observation if isinstance(m, dict)] == [message, "2"]
     assert [c.status for c in env.call_records] == ["refused", "ok"]
+    assert [m.get("refused", False) for m in step.observation if isinstance(m, dict)] == [True, False]
 
 
 async def test_a_method_is_a_tool_with_the_episodes_own_state() -> None:

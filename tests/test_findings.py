@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import runs
@@ -17,7 +18,7 @@ from agentrl.view.curves import Curves
 from agentrl.view.findings import Finding, findings, of_curves, of_groups, recent
 from agentrl.view.index import numbers
 from agentrl.view.look import Look
-from agentrl.view.refusals import refusals
+from agentrl.view.refusals import conversations, refusals
 from agentrl.view.store import Store
 from agentrl.view.trend import trend
 
@@ -191,6 +192,18 @@ def test_refusals_alike_but_for_names_and_numbers_are_counted_together() -> None
         ]
     )
     assert found == {"price": (3, 2, "no 'hat' on 3 shelves")}
+
+
+def test_a_good_answer_that_begins_as_a_refusal_does_is_counted_as_none(tmp_path: Path) -> None:
+    answer: dict[str, Any] = {"role": "tool", "content": "error: disk full", "tool_call_id": "c0", "name": "price"}
+    said: list[Any] = [{"role": "assistant", "content": "", "tool_calls": [runs.call("price")]}, answer]
+    refusal = [*said[:1], {**answer, "content": "error: closed", "refused": True}]
+    good = runs.played(1, said, 0.0, calls=[CallRecord(0, "price", "ok", 0.0)])
+    both = [CallRecord(0, "price", "ok", 0.0), CallRecord(1, "price", "refused", 0.0)]
+    mixed = runs.played(1, [*said, *refusal], 0.0, calls=both)
+    run = runs.start(tmp_path / "run")
+    runs.write(run, 1, [Group(1, (good, mixed))])
+    assert refusals(conversations(Store(tmp_path / "run"), [1])) == {"price": (1, 1, "closed")}
 
 
 def test_hostile_words_of_tools_are_spelled_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from runs import credited
 
-from agentrl import EnvSpec, ToolEnv, Trajectory, UserError, cli, stored, tool
+from agentrl import EnvSpec, ToolEnv, ToolError, Trajectory, UserError, cli, stored, tool
 from agentrl.cli.rescore import _groups
 from agentrl.replay import Replay, replayed
 from agentrl.rescoring import Rescored, rescored
@@ -21,7 +21,7 @@ from agentrl.rewards import functions, per_episode
 from agentrl.rollout import Rollout
 from agentrl.run import create
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.types import Fault, Group, Observation, Segment, Stop
+from agentrl.types import Fault, Group, Observation, Segment, Stop, refused_answers
 
 asked: list[str] = []
 
@@ -193,6 +193,44 @@ def test_a_replay_is_the_same_and_calls_no_tool() -> None:
     assert found.after.messages == before.messages
     assert (asked, found.called) == ([], 0)
     assert found.differs == ""
+
+
+class Logs(Counter):
+    """Its log holds lines that begin as a refusal does."""
+
+    @tool
+    async def read(self, line: int) -> str:
+        """Read a line of the log."""
+        if line > 1:
+            raise ToolError("disk full")
+        return "error: disk full"
+
+
+@pytest.mark.parametrize("script", [[1], [1, 2], [2, 1]])
+def test_a_good_answer_that_begins_as_a_refusal_is_replayed_as_an_answer(script: list[int], tmp_path: Path) -> None:
+    async def go() -> tuple[Trajectory, Replay]:
+        async with EnvSpec(Logs).open() as spec:
+            engine = ScriptedEngine([*(call("read", line=line) for line in script), "done"])
+            rollout = Rollout(spec, engine, ByteRenderer())
+            (before,) = (await rollout.group(2, 1)).trajectories
+            made = create(str(tmp_path / "r"), "x", "")
+            made.write_trajectories(1, credited([Group(2, (before,))], [(0.0,)]))
+            made.close()
+            back = stored.trajectory(stored.row(tmp_path / "r", stored.place("1:0")))
+            return before, await replayed(rollout, back)
+
+    before, found = anyio.run(go)
+    statuses = ["ok" if line == 1 else "refused" for line in script]
+    assert [c.status for c in before.calls] == [c.status for c in found.after.calls] == statuses
+    assert found.after.messages == before.messages
+    assert found.differs == ""
+
+
+def test_an_older_record_without_verdicts_is_read_by_its_texts() -> None:
+    before, _ = anyio.run(lambda: play(call("add", n=1), call("mul", n=1), "done"))
+    old = replace(before, messages=tuple({k: v for k, v in m.items() if k != "refused"} for m in before.messages))  # type: ignore[misc]
+    assert refused_answers(old.messages, True) == refused_answers(before.messages, True)
+    assert anyio.run(lambda: again(old)).after.messages == before.messages
 
 
 def test_another_policy_goes_on_from_a_turn() -> None:

@@ -57,13 +57,14 @@ def conversation(token_ids: Sequence[int]) -> tuple[list[JsonSchema], list[dict[
 
 def _wire(message: Message) -> dict[str, Any]:
     """As the API wants it: a call's arguments are JSON in a string."""
+    wire: dict[str, Any] = {k: v for k, v in message.items() if k != "refused"}  # the verdict is ours
     if "tool_calls" not in message:
-        return {**message}
+        return wire
     calls = [
         {**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}}
         for c in message["tool_calls"]
     ]
-    return {**message, "tool_calls": calls}
+    return {**wire, "tool_calls": calls}
 
 
 def _call(call: Mapping[str, Any]) -> ToolCall:

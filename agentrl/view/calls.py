@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
-REFUSAL = "error: "  # with which the answer to a refused call begins
 
 
 def asked(message: Mapping[str, Any]) -> list[tuple[Any, str, Any]]:
@@ -17,15 +16,19 @@ def asked(message: Mapping[str, Any]) -> list[tuple[Any, str, Any]]:
 
 
 def matched(
-    calls: Sequence[tuple[Any, str, Any]], answers: Mapping[Any, str], records: Sequence[Record]
+    calls: Sequence[tuple[Any, str, Any]], refused: Collection[Any], records: Sequence[Record]
 ) -> list[Record | None]:
-    """A record for each call: of its name, and refused if its answer says so; None where none is left."""
+    """Return a record for each call, of its name; None where none is left.
+
+    Args:
+        refused: ids of the calls that were refused.
+    """
     left = list(records)
     found: list[Record | None] = [None] * len(calls)
     for sure in (True, False):  # first those that agree in everything
         for i, (call_id, name, _) in enumerate(calls):
-            refused = answers.get(call_id, "").startswith(REFUSAL)
-            fits = [r for r in left if r["name"] == name and (not sure or (r["status"] == "refused") == refused)]
+            verdict = call_id in refused
+            fits = [r for r in left if r["name"] == name and (not sure or (r["status"] == "refused") == verdict)]
             if found[i] is None and fits:
                 found[i] = fits[0]
                 left.remove(fits[0])

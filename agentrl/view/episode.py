@@ -10,6 +10,7 @@ from typing import Any
 from agentrl import stored
 from agentrl.errors import UserError
 from agentrl.stored import Place, Row
+from agentrl.types import refused_answers
 from agentrl.view import calls, ratio
 from agentrl.view.store import Store
 from agentrl.view.tokens import CONTEXT, Texts
@@ -49,12 +50,13 @@ def told(row: Row) -> list[dict[str, Any]]:
     turn -= sum(m.get("role") == "assistant" for m in said)  # those before the first turn are the prompt's
     found: list[dict[str, Any]] = []
     records: dict[Any, Row] = {}
+    refused = refused_answers(said, any(c["status"] == "refused" for c in row["calls"]))
     for number, message in enumerate(said):
         shown = {"number": number, "role": str(message.get("role", "")), "name": str(message.get("name") or "")}
         shown |= piece(text_of(message.get("content")))
         if shown["role"] == "assistant":
             records = {}
-            calls_ = _calls(message, _answers(said[number + 1 :]), row, turn, records)
+            calls_ = _calls(message, _refused(said[number + 1 :], refused[number + 1 :]), row, turn, records)
             shown |= {"turn": turn if turn >= 0 else None, "calls": calls_}
             turn += 1
         elif shown["role"] == "tool" and (record := records.get(message.get("tool_call_id"))):
@@ -63,18 +65,18 @@ def told(row: Row) -> list[dict[str, Any]]:
     return found
 
 
-def _answers(later: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
-    """What tools said until the next turn."""
-    own = takewhile(lambda m: m.get("role") != "assistant", later)
-    return {m.get("tool_call_id"): text_of(m.get("content")) for m in own if m.get("role") == "tool"}
+def _refused(later: Sequence[Mapping[str, Any]], refused: Sequence[bool]) -> list[Any]:
+    """Return the ids of the calls that were refused before the next turn."""
+    own = takewhile(lambda pair: pair[0].get("role") != "assistant", zip(later, refused, strict=True))
+    return [m.get("tool_call_id") for m, refusal in own if refusal]
 
 
 def _calls(
-    message: Mapping[str, Any], answers: Mapping[Any, str], row: Row, turn: int, by_id: dict[Any, Row]
+    message: Mapping[str, Any], refused: Sequence[Any], row: Row, turn: int, by_id: dict[Any, Row]
 ) -> list[dict[str, Any]]:
     """The calls of a message, each with its record, which goes into ``by_id`` too."""
     asked = calls.asked(message)
-    records = calls.matched(asked, answers, [c for c in row["calls"] if c["turn"] == turn])
+    records = calls.matched(asked, refused, [c for c in row["calls"] if c["turn"] == turn])
     found = []
     for (call_id, name, arguments), record in zip(asked, records, strict=True):
         shown: dict[str, Any] = {"name": name, "arguments": piece(text_of(arguments))}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.view.calls import REFUSAL
+from agentrl.types import REFUSAL, refused_answers
 from agentrl.view.store import Store
 
 _VARYING = re.compile(r"\"[^\"]*\"|'[^']*'|\d+(?:\.\d+)?")
@@ -45,9 +45,10 @@ def _said(conversations: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in conversations:
         if REFUSAL not in text:
             continue
-        for message in _messages(text):
+        messages = _messages(text)
+        for message, refusal in zip(messages, refused_answers(messages, True), strict=True):
             content = message.get("content")
-            if message.get("role") == "tool" and isinstance(content, str) and content.startswith(REFUSAL):
+            if refusal and isinstance(content, str):
                 yield str(message.get("name") or ""), content.removeprefix(REFUSAL)[:LONGEST]
 
 
@@ -60,10 +61,12 @@ def _messages(text: str) -> list[dict[str, Any]]:
 
 
 def conversations(store: Store, steps: Iterable[int], split: str = "train") -> Iterator[str]:
-    """The conversations of some steps, as JSON; files that cannot be read are left out."""
+    """Yield the conversations of some steps in which a call was refused, as JSON; of files that can be read."""
     for step in steps:
         try:
-            table = pq.read_table(store.file_of(split, step), columns=["messages"])
+            table = pq.read_table(store.file_of(split, step), columns=["messages", "calls"])
         except (OSError, pa.ArrowException):
             continue
-        yield from (text for text in table["messages"].to_pylist() if text)
+        for text, calls in zip(table["messages"].to_pylist(), table["calls"].to_pylist(), strict=True):
+            if text and any(call["status"] == "refused" for call in calls or ()):
+                yield text
