@@ -97,10 +97,11 @@ def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) ->
 
 @dataclass(frozen=True)
 class Player:
-    """What plays episodes: rollouts by split, and by what its policy is known again."""
+    """What plays episodes: rollouts by split, by what its policy is known again, and what there is to say of it."""
 
     rollout: Callable[[str], Rollout]
     identity: str
+    notes: Sequence[str] = ()  # may grow as it plays
 
 
 Playing = AbstractAsyncContextManager[Player]
@@ -124,7 +125,8 @@ async def at_endpoint(
 
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.capacity)
     async with spec.open(), engine:
-        yield Player(partial(Rollout.configured, config.rollout, spec, engine, ChatRenderer()), str(engine.model))
+        rollout_of = partial(Rollout.configured, config.rollout, spec, engine, ChatRenderer())
+        yield Player(rollout_of, str(engine.model), engine.notes)
 
 
 def playing_of(
@@ -151,6 +153,7 @@ class Listener:
 
     def started(self, folder: EvaluationFolder, episodes: int, missing: int) -> None: ...
     def ended(self, trajectory: Trajectory) -> None: ...
+    def said(self, text: str) -> None: ...
 
 
 async def run_evaluation(
@@ -175,6 +178,9 @@ async def run_evaluation(
                 folder.check_policy(player.identity)
                 rollout = player.rollout(scope.split)
                 await play(rollout, missing, trials, folder.add, seed=config.seed, watch=listener.ended)
+                for note in player.notes:
+                    folder.run.tell(0, note)
+                    listener.said(note)
         return folder.finish(), folder
     finally:
         folder.close()

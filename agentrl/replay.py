@@ -17,7 +17,7 @@ from agentrl.env import Env, EnvSpec, ToolEnv
 from agentrl.errors import ToolError, WorldFault
 from agentrl.rollout import Rollout
 from agentrl.tool import Tool
-from agentrl.types import REFUSAL, Completion, SamplingParams, Trajectory, refused_answers
+from agentrl.types import REFUSAL, Completion, SamplingParams, Stop, Trajectory, refused_answers
 
 
 class Recording:
@@ -78,6 +78,7 @@ class RecordedEngine:
     def __init__(self, before: Trajectory, turns: int, then: Engine | None) -> None:
         self.segments = [s for s in before.segments if s.author == "model"][:turns]
         self.turn, self.then = 0, then
+        self.recorded, self.stop = before.turns, before.stop
         self.max_context = then.max_context if then is not None else 1 << 40
         self.version = 0
 
@@ -85,7 +86,10 @@ class RecordedEngine:
         turn, self.turn = self.turn, self.turn + 1
         if turn < len(self.segments):
             s = self.segments[turn]
-            ended = bool(s.token_ids) and s.token_ids[-1] in params.stop_token_ids
+            if params.stop_token_ids:
+                ended = bool(s.token_ids) and s.token_ids[-1] in params.stop_token_ids
+            else:  # an endpoint's: only the last turn can have been cut
+                ended = turn + 1 < self.recorded or self.stop is not Stop.MAX_TOKENS
             return Completion(s.token_ids, s.logprobs or (), s.versions or (), "stop" if ended else "length")
         if self.then is None:
             raise WorldFault("record_ended", f"the environment goes on after turn {turn}, where the record ends")

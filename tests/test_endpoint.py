@@ -146,3 +146,79 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, "no server answers at" in told) == (2, True)
     status, told = eval_cli(capsys, "--endpoint", "localhost:8000")
     assert (status, "takes a URL such as" in told) == (2, True)
+
+
+def no_tools(asked: dict[str, Any]) -> Answer:
+    """A server that takes no tools; its model writes calls as Hermes does."""
+    if "tools" in asked:
+        return 400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    system, *_, last = asked["messages"]
+    assert '"name": "calculator"' in system["content"]
+    if last["content"].startswith("<tool_response>"):
+        return said(f"It is \\boxed{{{last['content'].split(chr(10))[1]}}}.")
+    answer = solver(asked)
+    assert isinstance(answer, dict)
+    call = answer["tool_calls"][0]["function"]
+    return said(f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}\n</tool_call>')
+
+
+def test_a_server_that_takes_no_tools_is_told_of_them_in_text(tmp_path: Path) -> None:
+    with serving(no_tools) as server:
+        found = evaluate("math-tools", endpoint=server.url, tasks=4, env_settings=BARE, out=str(tmp_path / "a"))
+    assert (found.reward, found.calls, found.valid_calls, found.faults) == (1.0, 1.0, 1.0, 0)
+    assert "takes no tools: the model is told of them in the system prompt" in (tmp_path / "a/told.jsonl").read_text()
+    second = next(a for a in server.asked if a["messages"][-1]["content"].startswith("<tool_response>"))
+    assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
+    assert all(set(m) == {"role", "content"} for m in second["messages"])
+
+
+def test_calls_in_text_that_cannot_be_read_are_the_model_s_mistake(tmp_path: Path) -> None:
+    def script(asked: dict[str, Any]) -> Answer:
+        if "tools" in asked:
+            return 400, "this model does not support tools"
+        if asked["messages"][-1]["content"].startswith("<tool_response>"):
+            return said("I give up.")
+        return said('<tool_call>\n{"name": "calculator", \n</tool_call>')
+
+    with serving(script) as server:
+        found = evaluate("math-tools", endpoint=server.url, tasks=1)
+    assert (found.faults, found.calls, found.valid_calls) == (0, 1.0, 0.0)
+    assert any("invalid JSON" in a["messages"][-1]["content"] for a in server.asked)
+
+
+def test_an_address_without_the_path_of_the_api_is_found() -> None:
+    with serving(solver) as server:
+        bare = server.url.removesuffix("/v1")
+        assert evaluate("math-tools", endpoint=bare, tasks=1, env_settings=BARE).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--rollout.group_size", "4"], "--rollout.group_size does nothing in an evaluation.*here it is --trials"),
+        (["--learner.lr", "1"], "--learner.lr does nothing in an evaluation, which updates no policy"),
+        (["--run.dir", "x"], "here it is --out"),
+        (["--endpoint", "http://x", "--dtype", "bfloat16"], "--dtype does nothing with an endpoint"),
+        (["--pass_at", "much"], "eval.pass_at: .*number"),
+    ],
+)
+def test_settings_that_do_nothing_are_refused(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, told = eval_cli(capsys, *words)
+    assert status == 2
+    assert re.search(sentence, told), told
+
+
+def test_so_they_are_in_python() -> None:
+    with pytest.raises(UserError, match=r"rollout\.group_size does nothing in an evaluation"):
+        evaluate("math-tools", rollout={"group_size": 4})
+
+
+def test_the_help_lists_only_what_acts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--help"]) == 0
+    told = capsys.readouterr().out
+    for name in ("rollout.temperature", "eval.trials", "engine.capacity", "--resume", "--trials"):
+        assert name in told
+    for name in ("group_size", "learner.", "eval.every", "save_every", "engine.update", "min_group"):
+        assert name not in told

@@ -76,6 +76,9 @@ class Bar(Listener):
     def ended(self, trajectory: Trajectory) -> None:
         self.progress.advance(self.bar)
 
+    def said(self, text: str) -> None:
+        say(self.console, text)
+
 
 def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):

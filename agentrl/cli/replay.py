@@ -15,7 +15,10 @@ from agentrl import stored
 from agentrl.cli import past
 from agentrl.cli.settings import loading, spec_of
 from agentrl.config import TrainConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
+from agentrl.evaluation_scope import read_scope
+from agentrl.renderer import Renderer
+from agentrl.renderer.chat import ChatRenderer
 from agentrl.replay import RecordedEngine, Replay, replayed
 from agentrl.rollout import Rollout
 from agentrl.stored import Place
@@ -64,6 +67,10 @@ async def _play(config: TrainConfig, run: Path, where: Place, before: Trajectory
     from agentrl.renderer.template import TemplateRenderer
     from agentrl.session import opened
 
+    scope = read_scope(run)
+    asked = scope is not None and bool(scope.endpoint)
+    if asked and own["from_turn"] is not None:
+        raise UserError(f"{where} was played by a server: no model here can go on from it; leave --from_turn out")
     model = own["model"] or (str(run) if (run / "model").is_dir() else config.model)
     spec, turns = spec_of(config), own["from_turn"]
     async with AsyncExitStack() as held:
@@ -74,8 +81,10 @@ async def _play(config: TrainConfig, run: Path, where: Place, before: Trajectory
                 rollout.sampling = replace(rollout.sampling, temperature=0.0)
             return await replayed(rollout, before, turns=turns, live=own["live"], then=session.engine)
         await held.enter_async_context(spec.open())
-        template = policy.read_template(config.chat_template)
-        renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model))
+        renderer: Renderer = ChatRenderer()
+        if not asked:
+            template = policy.read_template(config.chat_template)
+            renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model))
         nobody = RecordedEngine(before, 0, None)
         rollout = Rollout.configured(config.rollout, spec, nobody, renderer, where.split)
         return await replayed(rollout, before, live=own["live"])

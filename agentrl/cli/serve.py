@@ -13,6 +13,7 @@ from pydantic import Field
 
 from agentrl.cli.words import flags
 from agentrl.config import Section
+from agentrl.engines.tool_parsers import tool_parser_of
 from agentrl.errors import ConfigError
 
 HELP = """usage: agentrl serve --model MODEL [--port PORT] [--SETTING VALUE ...]
@@ -22,6 +23,7 @@ HELP = """usage: agentrl serve --model MODEL [--port PORT] [--SETTING VALUE ...]
 
 Starts one vLLM server on this machine's loopback address, prints its URL when it answers, and ends it when this
 command ends. Then, elsewhere: agentrl train --model MODEL --engine server --engine.urls URL,URL
+It speaks OpenAI's chat completions too: agentrl eval --env ENV --endpoint URL/v1
 """
 
 
@@ -33,6 +35,10 @@ class Settings(Section):
     capacity: int = Field(128, ge=1, description="rows sampled at the same time")
     threads: int | None = Field(None, ge=1, description="of its process on the CPU; 1 by default")
     lora_rank: int | None = Field(None, ge=1, description="that of the training, where an adapter is trained")
+    tool_parser: str | None = Field(
+        None,
+        description="vLLM's reader of tool calls, for its chat API; by the model's chat template by default",
+    )
     backend: Literal["memory", "nccl", "ipc"] | None = Field(
         None, description="how weights come: memory on the CPU, nccl on GPUs by default"
     )
@@ -59,6 +65,7 @@ def main(words: Sequence[str]) -> int:
         capacity=settings.capacity,
         threads=settings.threads,
         lora_rank=settings.lora_rank or rank,
+        tool_parser=settings.tool_parser or tool_parser_of(policy.load_tokenizer(settings.model).chat_template),
         backend=settings.backend or ("nccl" if torch.cuda.is_available() else "memory"),
     )
     signal.signal(signal.SIGTERM, _end)

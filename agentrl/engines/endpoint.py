@@ -10,11 +10,16 @@ import anyio
 import httpx2
 
 from agentrl.errors import UserError, WorldFault, nearest
-from agentrl.renderer.chat import conversation, lines
-from agentrl.types import Completion, SamplingParams
+from agentrl.renderer.chat import IN_TEXT, conversation, in_text, lines
+from agentrl.types import Completion, JsonSchema, SamplingParams
 
 PATIENCE_S = 1.0  # before the second try; doubles
 AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # the server may think otherwise later
+TOLD_IN_TEXT = (
+    "{url} takes no tools: the model is told of them in the system prompt, and its calls are read from what it writes "
+    "(<tool_call> tags), which is another prompt than its own for tools. A vLLM server takes them with "
+    "--enable-auto-tool-choice --tool-call-parser NAME, as agentrl serve starts it. What it said: {fault}"
+)
 
 
 class EndpointEngine:
@@ -47,6 +52,8 @@ class EndpointEngine:
             raise UserError(f"--endpoint takes a URL such as http://127.0.0.1:8000/v1, not {url!r}")
         self.url, self.model, self.key_env = url.rstrip("/").removesuffix("/chat/completions"), model, key_env
         self.capacity, self.tries, self.version = capacity, tries, 0
+        self.calls_in_text = False  # once the server has refused tools
+        self.notes: list[str] = []  # what whoever evaluates should know
         key = os.environ.get(key_env)
         self._client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -56,7 +63,12 @@ class EndpointEngine:
 
     async def __aenter__(self) -> Self:
         try:
-            self.model = _chosen(self.model, await self._models(), self.url)
+            known = await self._models()
+            if known is None and not self.url.endswith("/v1"):  # as agentrl serve prints it
+                self.url, bare = f"{self.url}/v1", self.url
+                known = await self._models()
+                self.url = bare if known is None else self.url
+            self.model = _chosen(self.model, known, self.url)
         except BaseException:
             await self.close()
             raise
@@ -85,14 +97,14 @@ class EndpointEngine:
         }
         if params.top_p < 1.0:
             asked["top_p"] = params.top_p
-        if tools:
-            asked["tools"] = tools
-        answer = await self._ask(asked)
+        answer, in_text = await self._ask_with(tools, asked)
         try:
             (choice,) = answer["choices"]
             said = choice["message"]
-            message = {"role": "assistant", "content": said.get("content") or ""}
-            if said.get("tool_calls"):
+            message: dict[str, Any] = {"role": "assistant", "content": said.get("content") or ""}
+            if in_text:
+                message[IN_TEXT] = True
+            elif said.get("tool_calls"):
                 message["tool_calls"] = said["tool_calls"]
         except (KeyError, ValueError, TypeError, AttributeError):
             raise WorldFault("endpoint_answer", f"{self.url} answered {answer!r:.200}, which has no message") from None
@@ -104,6 +116,26 @@ class EndpointEngine:
 
     async def update_weights(self, policy: Any, version: int) -> None:
         raise UserError("an endpoint's weights cannot be changed: it is for agentrl eval")
+
+    async def _ask_with(self, tools: Sequence[JsonSchema], asked: dict[str, Any]) -> tuple[Any, bool]:
+        """Ask with tools, or in text of a server that takes none. Return the answer, and True if it is in text."""
+        messages = [{k: v for k, v in m.items() if k != IN_TEXT} for m in asked["messages"]]
+        asked = {**asked, "messages": messages}
+        if not tools:
+            return await self._ask(asked), False
+        plain = {**asked, "messages": in_text(messages, tools)}
+        if self.calls_in_text:
+            return await self._ask(plain), True
+        try:
+            return await self._ask({**asked, "tools": tools}), False
+        except WorldFault as fault:
+            if fault.kind not in ("endpoint_refused", "endpoint_failed") or "tool" not in str(fault).lower():
+                raise
+            answer = await self._ask(plain)
+            if not self.calls_in_text:
+                self.calls_in_text = True
+                self.notes.append(TOLD_IN_TEXT.format(url=self.url, fault=fault))
+            return answer, True
 
     async def _models(self) -> list[str] | None:
         """Those the server names; None where it does not tell."""

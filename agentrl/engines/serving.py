@@ -38,6 +38,7 @@ class Serving:
     threads: int | None = None
     backend: str = "memory"  # how weights arrive
     lora_rank: int = 0  # the largest of an adapter, where one is trained
+    tool_parser: str | None = None  # vLLM's name of what reads calls, for its chat API; None: it takes no tools
     start_s: float = 600.0
 
     def flags(self, port: int) -> list[str]:
@@ -57,6 +58,8 @@ class Serving:
             rank=self.lora_rank,
         )
         own = {"host": LOOPBACK, "port": port, "enable_scale_out": True, "enable_prompt_tokens_details": True}
+        if self.tool_parser is not None:
+            own |= {"enable_auto_tool_choice": True, "tool_call_parser": self.tool_parser}
         quiet = {"disable_log_stats": True, "uvicorn_log_level": "error", "use_tqdm_on_load": False}
         return [word for name, value in {**given, **own, **quiet}.items() for word in _flag(name, value)]
 

@@ -5,6 +5,9 @@
     world       {"role": "tool", "tool_call_id": ..., "content": ...}
 
 So an endpoint plays by the same rollout as an engine does; only that nothing here can be trained on.
+
+A server that takes no tools is told of them in the system prompt, and calls are read from what its model wrote (see
+`in_text`): such a turn is marked ``"calls_in_text": true`` and is sent back as it was written.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.renderer import hermes, plain
 from agentrl.types import JsonSchema, Message, Reply, ToolCall, utf8
+
+IN_TEXT = "calls_in_text"  # of a turn whose calls stand in its text
 
 
 class ChatRenderer:
@@ -38,6 +44,8 @@ class ChatRenderer:
 
     def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
         message = json.loads(bytes(token_ids))
+        if message.get(IN_TEXT):
+            return hermes.parse(message.get("content") or "")
         calls = tuple(_call(c) for c in message.get("tool_calls") or ())
         return Reply(utf8(message.get("content") or ""), calls)
 
@@ -53,6 +61,27 @@ def conversation(token_ids: Sequence[int]) -> tuple[list[JsonSchema], list[dict[
     """The tools and the messages of a context."""
     first, *messages = (json.loads(line) for line in bytes(token_ids).splitlines())
     return first["tools"], messages
+
+
+def in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonSchema]) -> list[dict[str, Any]]:
+    """Write a conversation for a server that takes no tools: their schemas, calls and results as Hermes writes them."""
+    before, after = hermes.instructions()
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    turns = [_read_arguments(m) for m in messages]
+    return plain.with_system(plain.without_tools(turns), f"{before}{schemas}{after}")
+
+
+def _read_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `_wire`: a call's arguments as an object, where they are one."""
+    calls = [{**c, "function": {**c["function"], "arguments": _object(c)}} for c in message.get("tool_calls") or ()]
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
+def _object(call: Mapping[str, Any]) -> Any:
+    try:
+        return json.loads(call["function"]["arguments"])
+    except (TypeError, ValueError):
+        return call["function"]["arguments"]
 
 
 def _wire(message: Message) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UserError
+from agentrl.evaluation_scope import read_scope
 from agentrl.view.store import Store
 
 CONTEXT = 4  # tokens before the first, so that its leading space is seen
@@ -49,9 +50,19 @@ class Texts:
         return found
 
 
+class _Bytes:
+    """Reads the tokens of an endpoint's conversations, which are bytes."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+
 def _load(store: Store) -> tuple[Any, str]:
     from tokenizers import Tokenizer
 
+    scope = read_scope(store.folder)
+    if scope is not None and scope.endpoint:
+        return _Bytes(), ""
     path = _path(store)
     if path is None:
         return None, "no tokenizer.json beside the run's model: tokens are shown as their ids"
