@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from typing import Any
 
 import anyio
@@ -54,6 +55,28 @@ def test_a_constant_is_not_paid() -> None:
 
         found = anyio.run(rewards, EnvSpec("code", tool=False), script, range(40))
         assert sum(r["correct"] for r in found) / len(found) <= 0.05, value
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_no_constant_passes_the_hidden_tests_of_any_task(split: Any) -> None:
+    families: Counter[str] = Counter()
+    for seed in range(800):
+        task = code_tasks.draw(seed, split=split)
+        families[task.family] += 1
+        results = [result for _, result in task.tests]
+        assert len(results) == code_tasks.HIDDEN
+        for constant in results:
+            assert sum(r == constant for r in results) <= code_tasks.ALIKE, task
+        assert code_tasks.draw(seed, split=split) == task
+    assert families.keys() == code_tasks.FAMILIES.keys()
+
+
+def test_balanced_tasks_have_deep_brackets_and_both_answers() -> None:
+    tasks = [t for t in (code_tasks.draw(seed, split="train") for seed in range(400)) if t.family == "balanced"]
+    assert {len({r for _, r in task.tests}) for task in tasks} == {2}
+    depths = {max((text[: i + 1].count("(") - text[: i + 1].count(")") for i in range(len(text))), default=0)
+              for task in tasks for (text,), _ in task.tests}  # fmt: skip
+    assert max(depths) >= 5
 
 
 def test_tasks_are_real_and_the_splits_apart() -> None:

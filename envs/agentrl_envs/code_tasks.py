@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,20 @@ def _word(rng: random.Random) -> str:
 
 
 def _brackets(rng: random.Random) -> str:
-    return "".join(rng.choice("()[]") for _ in range(rng.randint(0, 8)))
+    """Balanced half of the time, of any depth; else with one bracket too few, or another in its place."""
+    text = _nested(rng, rng.randint(1, 8))
+    if rng.random() < 0.5:
+        return text
+    place = rng.randrange(len(text))
+    return text[:place] + rng.choice(["", *(c for c in "()[]" if c != text[place])]) + text[place + 1 :]
+
+
+def _nested(rng: random.Random, pairs: int) -> str:
+    if pairs == 0:
+        return ""
+    inside = rng.choice([pairs - 1, rng.randrange(pairs)])
+    brackets = rng.choice(["()", "[]"])
+    return brackets[0] + _nested(rng, inside) + brackets[1] + _nested(rng, pairs - 1 - inside)
 
 
 FAMILIES = {
@@ -119,7 +133,9 @@ FAMILIES = {
     ),
 }
 
-TESTS = 12
+SHOWN, HIDDEN = 2, 10
+ALIKE = 6  # hidden tests with one result, at most: a constant fails the others
+TRIES = 1_000
 
 
 def draw(seed: int, *, split: Split) -> CodeTask:
@@ -137,8 +153,25 @@ def _made(name: str, family: Family, params: Params, rng: random.Random) -> Code
     solution = f"def {function}(x):\n{family.body.format(*params)}\n"
     names: dict[str, Any] = {}
     exec(solution, names)
-    given = [family.given(rng) for _ in range(TESTS)]
-    tests = tuple(([g], json.loads(json.dumps(names[function](g)))) for g in given)
-    shown = "\n".join(f"{function}({g[0]!r}) is {r!r}" for g, r in tests[:2])
+    tests = _varied(lambda g: json.loads(json.dumps(names[function](g))), family, rng)
+    shown = "\n".join(f"{function}({g[0]!r}) is {r!r}" for g, r in tests[:SHOWN])
     question = f"Write a function `{function}(x)` that {family.text.format(*params)}. For example:\n{shown}"
-    return CodeTask(question, function, solution, tests[2:], name)
+    return CodeTask(question, function, solution, tests[SHOWN:], name)
+
+
+def _varied(solve: Callable[[Any], Any], family: Family, rng: random.Random) -> tuple[tuple[list[Any], Any], ...]:
+    """Draw the tests, hidden after shown; of the hidden ones at most `ALIKE` have the same result.
+
+    A family with fewer results than that takes would be drawn from for ever, which is an error of its own.
+    """
+    tests = [([given], solve(given)) for given in (family.given(rng) for _ in range(SHOWN))]
+    results: Counter[str] = Counter()
+    for _ in range(TRIES):
+        given = family.given(rng)
+        result = solve(given)
+        if results[json.dumps(result)] < ALIKE:
+            results[json.dumps(result)] += 1
+            tests.append(([given], result))
+        if len(tests) == SHOWN + HIDDEN:
+            return tuple(tests)
+    raise ValueError(f"{TRIES} draws of a family gave too few different results: {results}")
