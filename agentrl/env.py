@@ -36,6 +36,7 @@ class Env:
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
     running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id
     _track: Track | None = None  # of the episode, through the lanes of the run
+    needs: ClassVar[Mapping[str, str]] = {}  # packages beyond the plain install: modules, and extras that bring them
     named_by: ClassVar[str | None] = None  # the setting that ``NAME:VALUE`` gives, for a family of environments
 
     def __init__(self) -> None: ...
@@ -294,6 +295,8 @@ class EnvSpec:
     def __init__(self, env: str | type[Env], **settings: Any) -> None:
         """Raises UserError for an unknown name, ContractError for what is no ``Env``, or for unknown settings."""
         cls, member = registry.member("env", env) if isinstance(env, str) else (env, None)
+        short = env.partition(":")[0] if isinstance(env, str) else getattr(env, "__name__", "")
+        registry.check_needs(f"env {short!r}", cls)
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise ContractError(f"env {env!r} is {cls!r:.80}, not a subclass of agentrl.Env")
         self.cls: type[Env] = cls

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,3 +72,24 @@ def imported(what: str, target: str) -> Any:
             raise UserError(f"{what}: {module_name!r} has no {part!r}{nearest(part, public)}")
         found = getattr(found, part)
     return found
+
+
+def check_needs(what: str, thing: Any) -> None:
+    """Check the packages that a registered thing declares: ``needs = {"math_verify": "math"}``, modules and extras.
+
+    Args:
+        what: how a sentence calls it, such as ``reward 'math'``.
+
+    Raises:
+        UserError: a package is missing.
+    """
+    needs: Mapping[str, str] = getattr(thing, "needs", None) or {}
+    for module, extra in needs.items():
+        check_package(what, module, extra)
+
+
+def check_package(what: str, module: str, extra: str) -> None:
+    """Raise UserError where a module is not installed; the sentence names the extra that brings it."""
+    if find_spec(module) is None:
+        package = module.replace("_", "-")
+        raise UserError(f"{what} needs the package {package}: pip install 'agentrl-gym[{extra}]'")

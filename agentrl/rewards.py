@@ -171,6 +171,7 @@ def _function(reward: Any, settings: Mapping[str, Any]) -> Any:
     if not name and reward not in known:
         raise UserError(f"no reward {reward!r}{nearest(reward, known)} (or say module:function, reward-model:NAME)")
     found = registry.load("reward", reward)
+    registry.check_needs(f"reward {reward!r}", found)
     if isinstance(found, type):
         return _made(reward, found, json.dumps(dict(settings), sort_keys=True))
     if settings:

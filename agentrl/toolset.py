@@ -62,6 +62,7 @@ def named(name: str, settings: Mapping[str, Any] | None = None) -> Tool | Toolse
         UserError: there is none; ContractError: it has no such setting.
     """
     found, member = registry.member("tool", name)
+    registry.check_needs(f"tool {name.partition(':')[0]!r}", found)
     if isinstance(found, type) and issubclass(found, Toolset):
         given = dict(settings or {})
         if member is not None and found.named_by is not None:

@@ -20,6 +20,7 @@ from agentrl.curriculum import Curriculum
 from agentrl.disk import check_room, room_warning
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
+from agentrl.extras import check_extras
 from agentrl.interruption import Interruption
 from agentrl.layers import dump_toml
 from agentrl.learner.ranks import Ranks, joined
@@ -70,6 +71,8 @@ def run_config(
     loaded: Policy | None = None,
     curriculum: Curriculum | None = None,
 ) -> dict[str, Any]:
+    check_extras(config)
+    tracking.check(config.run.trackers)
     check_processes(config.engine, deterministic=config.deterministic)
     ranks = joined()
     try:
@@ -108,7 +111,6 @@ async def _train(
     stop: Interruption,
 ) -> dict[str, Any]:
     async with stop.heeded(), opened(config, spec, loaded) as session, AsyncExitStack() as watched:
-        tracking.check(config.run.trackers)
         needs = checkpoint.needs(session.policy.model, config)
         fallback = Path(config.run.fallback_dir) if config.run.fallback_dir else None
         check_room(Path(config.run.dir or "runs"), needs, config.run.save_every, fallback)

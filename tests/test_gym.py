@@ -198,8 +198,9 @@ def test_observations_in_words() -> None:
 def test_the_family_is_refused_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     import anyio
 
-    monkeypatch.setattr("agentrl.gym.world.find_spec", lambda _: None)
+    monkeypatch.setattr("agentrl.registry.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'agentrl-gym\[gym\]'"):
         anyio.run(lambda: play("", **FROZEN))
+    monkeypatch.undo()
     with pytest.raises(ContractError, match="needs a name"):
         EnvSpec(Gym)

@@ -133,6 +133,6 @@ async def test_the_sentence_comes_before_the_first_episode() -> None:
 
 
 async def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl_envs.reasoning.find_spec", lambda _: None)
+    monkeypatch.setattr("agentrl.registry.find_spec", lambda _: None)
     with pytest.raises(Exception, match=r"pip install 'agentrl-gym\[reasoning-gym\]'"):
         await play("", name="chain_sum")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from agentrl.aside import in_thread
@@ -41,6 +40,7 @@ class Gym(Env):
     """
 
     named_by = "name"
+    needs = {"gymnasium": "gym"}
 
     def __init__(
         self,
@@ -61,8 +61,6 @@ class Gym(Env):
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[bool]:
         """Whether it can render text; and whether it can be played at all."""
-        if find_spec("gymnasium") is None:
-            raise UserError("env 'gym' needs the package gymnasium: pip install 'agentrl-gym[gym]'")
         from agentrl.gym import words
 
         pattern = cls(**settings)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from agentrl import ContractError, Env, Reply, Step, UserError
+from agentrl import ContractError, Env, Reply, Step
 from agentrl.errors import nearest
 from agentrl.processes import call_in_process
 from agentrl.tasks import task_index
@@ -27,6 +26,7 @@ class TextArena(Env):
     """
 
     named_by = "name"
+    needs = {"textarena": "textarena"}
 
     def __init__(self, name: str, system_prompt: str = "", max_turns: int = 40) -> None:
         self.name, self.system_prompt, self.max_turns = name, system_prompt, max_turns
@@ -35,8 +35,6 @@ class TextArena(Env):
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
         """Whether there is such a game, for one player, and whether it can be played here."""
-        if find_spec("textarena") is None:
-            raise UserError("env 'textarena' needs the package textarena: pip install 'agentrl-gym[textarena]'")
         await call_in_process(check, settings["name"])
         yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -33,6 +32,7 @@ class OpenEnv(Env):
     """
 
     named_by = "url"
+    needs = {"websockets": "openenv"}
 
     def __init__(
         self,
@@ -50,8 +50,6 @@ class OpenEnv(Env):
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
         """Whether there is a server."""
-        if find_spec("websockets") is None:
-            raise UserError("env 'openenv' needs the package websockets: pip install 'agentrl-gym[openenv]'")
         from agentrl_envs.openenv_wire import Session, socket_url
 
         try:

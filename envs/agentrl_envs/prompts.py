@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -11,12 +12,12 @@ from typing import Any
 
 from anyio import to_thread
 
-from agentrl import ContractError, Env, Reply, RewardModel, Step, Trajectory, UserError
+from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
 from agentrl.episode_info import expected_answer
 from agentrl.errors import nearest
 from agentrl.reward_log import RewardLog
 from agentrl.rewards import Reward, call_rewards, functions, is_per_episode
-from agentrl.types import Message, Observation
+from agentrl.types import THOUGHT_MARKS, Message, Observation
 from agentrl_envs import dataset
 from agentrl_envs.rewards import gated, soft_overlong_punishment
 
@@ -37,6 +38,7 @@ class Prompts(Env):
             all copies of a prompt on one side.
         prompt_column: the name of the column that holds the prompt.
         system_prompt: put before every prompt.
+        thought_marks: what opens a thought and what ends it, for the rewards that look past it.
         max_completion_len, soft_punish_cache: what ``soft_overlong_punishment`` measures by, in tokens.
     """
 
@@ -55,6 +57,7 @@ class Prompts(Env):
         system_prompt: str = "",
         max_completion_len: int = 512,
         soft_punish_cache: int = 128,
+        thought_marks: Sequence[str] = THOUGHT_MARKS,
     ) -> None:
         self.prompt_column, self.system_prompt = prompt_column, system_prompt
         self.functions = functions(rewards, reward_settings)
@@ -73,6 +76,9 @@ class Prompts(Env):
             raise ContractError(
                 f"env.soft_punish_cache is 1 to env.max_completion_len ({max_completion_len}), not {soft_punish_cache}"
             )
+        if len(thought_marks) != 2 or not all(thought_marks):
+            raise ContractError(f"env.thought_marks is two texts, such as <think>,</think>; not {thought_marks!r}")
+        self.thought_marks = (thought_marks[0], thought_marks[1])
         self.lengths = {"max_completion_len": max_completion_len, "soft_punish_cache": soft_punish_cache}
 
     @classmethod
@@ -85,10 +91,10 @@ class Prompts(Env):
         used = functions(settings.get("rewards", ("accuracy",)), settings.get("reward_settings")).values()
         async with AsyncExitStack() as held:
             for function in used:
-                if isinstance(function, RewardModel):
-                    await function.load()
                 if hasattr(function, "close"):
                     held.push_async_callback(function.close)
+                if hasattr(function, "load"):  # what cannot be had is told before the first episode
+                    await function.load()
             yield await cls._load(settings, column)
 
     @classmethod
@@ -140,7 +146,7 @@ class Prompts(Env):
         columns["completion_ids"] = [
             [i for s in t.segments if s.author == "model" for i in s.token_ids] for t in trajectories
         ]
-        bound = {name: self._with_lengths(function) for name, function in functions.items()}
+        bound = {name: self._with_settings(function) for name, function in functions.items()}
         rewards = await call_rewards(bound, columns, log)
         return [
             replace(t.with_rewards(own), metrics={**t.metrics, **log.metrics}, info={**t.info, **log.extras_of(number)})
@@ -154,8 +160,16 @@ class Prompts(Env):
     def _gated(self, parts: Mapping[str, float | None]) -> dict[str, float | None]:
         return dict(parts) if self.gate is None else gated(parts, self.gate, self.gate_at_least)
 
-    def _with_lengths(self, function: Reward) -> Reward:
-        return partial(function, **self.lengths) if function is soft_overlong_punishment else function
+    def _with_settings(self, function: Reward) -> Reward:
+        """With the environment's own settings that one of the shipped rewards takes."""
+        if function is soft_overlong_punishment:
+            return partial(function, **self.lengths)
+        return partial(function, thought_marks=self.thought_marks) if _reads_thoughts(function) else function
+
+
+def _reads_thoughts(function: Reward) -> bool:
+    inner = function if inspect.isfunction(function) else type(function).__call__
+    return inspect.isfunction(inner) and "thought_marks" in inspect.signature(inner).parameters
 
 
 class _Some(Sequence[dataset.Row]):

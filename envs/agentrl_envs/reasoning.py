@@ -10,12 +10,11 @@ from ast import literal_eval
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import anyio
 
-from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
+from agentrl import ContractError, Env, Reply, Step, Trajectory
 from agentrl.errors import nearest
 from agentrl.processes import call_in_process
 from agentrl.tasks import task_index
@@ -40,6 +39,7 @@ class ReasoningGym(Env):
     """
 
     named_by = "name"
+    needs = {"reasoning_gym": "reasoning-gym"}
     max_turns = 1
 
     def __init__(
@@ -54,10 +54,6 @@ class ReasoningGym(Env):
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
         """Whether there is such a task, with such options."""
-        if find_spec("reasoning_gym") is None:
-            raise UserError(
-                "env 'reasoning-gym' needs the package reasoning-gym: pip install 'agentrl-gym[reasoning-gym]'"
-            )
         await call_in_process(check, settings["name"], dict(settings.get("config") or {}))
         yield
 

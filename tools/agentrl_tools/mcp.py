@@ -39,6 +39,7 @@ class Mcp(Toolset):
     """
 
     named_by = "server"
+    needs = {"mcp": "mcp"}
     shared: Server
 
     def __init__(

@@ -10,13 +10,16 @@ from agentrl_envs.rewards.gates import gated
 from agentrl_envs.rewards.judge import Judge
 from agentrl_envs.rewards.mathematics import math
 from agentrl_envs.rewards.programs import Code
+from agentrl_envs.rewards.scaled import CosineScaled, ReasoningAccuracy
 from agentrl_envs.rewards.shape import Length, Repetition, soft_overlong_punishment, think_format
 
 __all__ = [
     "Code",
     "Completion",
+    "CosineScaled",
     "Judge",
     "Length",
+    "ReasoningAccuracy",
     "Regex",
     "Repetition",
     "accuracy",

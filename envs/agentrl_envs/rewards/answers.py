@@ -10,12 +10,13 @@ from typing import Any
 
 from agentrl import ContractError
 from agentrl.rewards import per_episode
-from agentrl.types import Message, final_text, without_thoughts
+from agentrl.types import THOUGHT_MARKS, Message, final_text, without_thoughts
 from agentrl_envs.rewards.notation import boxed, said_answer
 from agentrl_envs.rewards.values import equal, read, read_gold, takes_algebra
 
 Completion = str | Sequence[Message]
-__all__ = ["Completion", "Regex", "accuracy", "boxed", "exact", "judge_plainly", "same", "text_of"]
+Marks = tuple[str, str]  # what opens a thought, and what ends it
+__all__ = ["Completion", "Marks", "Regex", "accuracy", "boxed", "exact", "judge_plainly", "same", "text_of"]
 MAX_CHARS = 20_000  # of a text that a pattern is sought in
 
 
@@ -37,13 +38,18 @@ def _number(text: str) -> Decimal | None:
 
 
 @per_episode
-def accuracy(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
+def accuracy(
+    completions: Sequence[Completion], solution: Sequence[Any], thought_marks: Marks = THOUGHT_MARKS, **_: Any
+) -> list[float | None]:
     r"""1.0 where the last ``\boxed{}`` means the same as the column ``solution``: a number, several, or words.
 
     A solution may be a bare answer, or one as GSM8K, MATH or DeepMath write it. ``None`` where it cannot be read, or is
     an expression such as ``x^2+1``, which takes the reward ``math``.
     """
-    return [judge_plainly(without_thoughts(text_of(c)), s) for c, s in zip(completions, solution, strict=True)]
+    return [
+        judge_plainly(without_thoughts(text_of(c), thought_marks), s)
+        for c, s in zip(completions, solution, strict=True)
+    ]
 
 
 def judge_plainly(text: str, solution: Any) -> float | None:
@@ -57,9 +63,11 @@ def judge_plainly(text: str, solution: Any) -> float | None:
 
 
 @per_episode
-def exact(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
+def exact(
+    completions: Sequence[Completion], solution: Sequence[Any], thought_marks: Marks = THOUGHT_MARKS, **_: Any
+) -> list[float | None]:
     """1.0 where the text, without its thoughts and outer spaces, is the ``solution`` column; ``None`` without one."""
-    said = [without_thoughts(text_of(c)).strip() for c in completions]
+    said = [without_thoughts(text_of(c), thought_marks).strip() for c in completions]
     return [None if s is None else float(t == str(s).strip()) for t, s in zip(said, solution, strict=True)]
 
 
@@ -84,16 +92,20 @@ class Regex:
             _compiled(pattern)
 
     def __call__(
-        self, completions: Sequence[Completion], pattern: Sequence[str | None] | None = None, **_: Any
+        self,
+        completions: Sequence[Completion],
+        pattern: Sequence[str | None] | None = None,
+        thought_marks: Marks = THOUGHT_MARKS,
+        **_: Any,
     ) -> list[float | None]:
         if self.pattern is None and pattern is None:
             raise ContractError("reward 'regex' needs a pattern: a column `pattern`, or its setting")
         given = [self.pattern] * len(completions) if self.pattern is not None else list(pattern or ())
-        return [None if p is None else self._one(p, text_of(c)) for p, c in zip(given, completions, strict=True)]
+        said = [without_thoughts(text_of(c), thought_marks).strip()[:MAX_CHARS] for c in completions]
+        return [None if p is None else self._one(p, text) for p, text in zip(given, said, strict=True)]
 
-    def _one(self, pattern: str, text: str) -> float:
+    def _one(self, pattern: str, said: str) -> float:
         found = _compiled(pattern)
-        said = without_thoughts(text).strip()[:MAX_CHARS]
         return float((found.fullmatch(said) if self.whole else found.search(said)) is not None)
 
 

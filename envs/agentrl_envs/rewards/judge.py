@@ -141,6 +141,10 @@ class Judge:
                 return float(scores[-1]) / 10
         raise WorldFault("judge_unclear", f"the judge named no score from 0 to 10 in {self.tries} tries: {said!r:.200}")
 
+    async def load(self) -> None:
+        """Connect now, instead of with the first question. Raises UserError where nobody answers."""
+        await self._ready()
+
     async def _ready(self) -> EndpointEngine:
         """The connection, one an event loop."""
         loop = asyncio.get_running_loop()

@@ -13,8 +13,8 @@ from typing import Any
 from agentrl import UserError
 from agentrl.processes import call_in_process
 from agentrl.rewards import per_episode
-from agentrl.types import without_thoughts
-from agentrl_envs.rewards.answers import Completion, text_of
+from agentrl.types import THOUGHT_MARKS, without_thoughts
+from agentrl_envs.rewards.answers import Completion, Marks, text_of
 from agentrl_envs.rewards.notation import said_answer
 from agentrl_envs.rewards.values import Expression, equal, read, read_gold, to_latex
 
@@ -25,13 +25,16 @@ MAX_KNOWN = 65_536  # golds of which it is known whether they can be read
 
 
 @per_episode
-async def math(completions: Sequence[Completion], solution: Sequence[Any], **_: Any) -> list[float | None]:
+async def math(
+    completions: Sequence[Completion], solution: Sequence[Any], thought_marks: Marks = THOUGHT_MARKS, **_: Any
+) -> list[float | None]:
     r"""1.0 where the last ``\boxed{}`` is worth as much as the column ``solution``: ``1/2`` is ``0.5``.
 
     ``None`` where a solution cannot be read, whatever the answer. An answer that cannot be read, or takes over five
     seconds of computing, is not the solution.
     """
-    return [await judge(without_thoughts(text_of(c)), s) for c, s in zip(completions, solution, strict=True)]
+    texts = [without_thoughts(text_of(c), thought_marks) for c in completions]
+    return [await judge(text, s) for text, s in zip(texts, solution, strict=True)]
 
 
 math.needs = {"math_verify": "math"}  # type: ignore[attr-defined]

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from agentrl_tools.sandbox import client, launch
 
-from agentrl.types import without_thoughts
-from agentrl_envs.rewards.answers import Completion, text_of
+from agentrl.types import THOUGHT_MARKS, without_thoughts
+from agentrl_envs.rewards.answers import Completion, Marks, text_of
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -98,10 +98,12 @@ class Code:
         completions: Sequence[Completion],
         tests: Sequence[Any],
         function: Sequence[str | None] | None = None,
+        thought_marks: Marks = THOUGHT_MARKS,
         **_: Any,
     ) -> list[float | None]:
         names = function or [None] * len(completions)
-        return [await self.score(text_of(c), t, n) for c, t, n in zip(completions, tests, names, strict=True)]
+        texts = [without_thoughts(text_of(c), thought_marks) for c in completions]
+        return [await self.score(text, t, n) for text, t, n in zip(texts, tests, names, strict=True)]
 
     async def score(self, text: str, tests: Any, function: str | None = None) -> float | None:
         """Raises WorldFault where the sandbox fails, UserError where there is none."""
@@ -120,6 +122,10 @@ class Code:
             for s, p in zip(said, pairs, strict=True)
         ]
         return sum(right) / len(right) if self.partial else float(all(right))
+
+    async def load(self) -> None:
+        """Start the sandbox now, instead of with the first answer. Raises UserError where there is none."""
+        await self._ready()
 
     async def _ready(self) -> client.Sandbox:
         loop = asyncio.get_running_loop()

@@ -7,18 +7,19 @@ from typing import Any
 
 from agentrl import ContractError
 from agentrl.rewards import per_episode
-from agentrl_envs.rewards.answers import Completion, text_of
+from agentrl.types import THOUGHT_MARKS
+from agentrl_envs.rewards.answers import Completion, Marks, text_of
 
 
 @per_episode
-def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
-    """1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each tag once."""
-    return [float(_thinks(text_of(c))) for c in completions]
+def think_format(completions: Sequence[Completion], thought_marks: Marks = THOUGHT_MARKS, **_: Any) -> list[float]:
+    """1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each mark once."""
+    return [float(_thinks(text_of(c), *thought_marks)) for c in completions]
 
 
-def _thinks(text: str) -> bool:
-    before, *after = text.split("<think>")
-    return not before.strip() and len(after) == 1 and after[0].count("</think>") == 1
+def _thinks(text: str, opening: str, ending: str) -> bool:
+    before, *after = text.split(opening)
+    return not before.strip() and len(after) == 1 and after[0].count(ending) == 1
 
 
 @per_episode
