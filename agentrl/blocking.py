@@ -11,11 +11,12 @@ import asyncio
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 LIMIT_S = 0.25
 _OURS = ("agentrl", "agentrl_envs", "agentrl_tools")
@@ -44,6 +45,21 @@ def blocking_told(
         thread.join()
 
 
+class _Seen(NamedTuple):
+    """Calls that were there at each look from the first to the last, the innermost first, and their lines.
+
+    In seconds without those that the thread waited for a processor.
+    """
+
+    calls: Sequence[tuple[FrameType, int]] = ()
+    first: float = 0.0
+    last: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.last - self.first if self.calls else 0.0
+
+
 class _Watch:
     def __init__(
         self,
@@ -57,19 +73,18 @@ class _Watch:
         self.queued = _Queued(threading.get_native_id())
         self.over = threading.Event()
         self.beaten, self.waited = perf_counter(), self.queued.seconds()
-        self.calls: list[tuple[FrameType, int]] = []  # there at every look of this block, the innermost first
-        self.looks: list[float] = []
+        self.seen = _Seen()
+        self.longest = _Seen()  # of this block
         self.known: set[CodeType] = set()
 
     def beat(self) -> None:
         """In the loop: it turns."""
         now, waited = perf_counter(), self.queued.seconds()
         held = now - self.beaten - (waited - self.waited)  # what it waited for a processor is the machine's fault
-        calls, looks = self.calls, self.looks
-        self.beaten, self.waited, self.calls, self.looks = now, waited, [], []
-        lasted = looks[-1] - looks[0] if looks else 0.0
-        if calls and lasted >= self.limit_s / 2 and held > self.limit_s:
-            code, line = calls[0][0].f_code, calls[0][1]
+        seen = max(self.longest, self.seen, key=lambda s: s.seconds)
+        self.beaten, self.waited, self.seen, self.longest = now, waited, _Seen(), _Seen()
+        if seen.seconds >= self.limit_s / 2 and held > self.limit_s:
+            code, line = seen.calls[0][0].f_code, seen.calls[0][1]
             if code not in self.known:
                 self.known.add(code)
                 self.tell(
@@ -89,9 +104,13 @@ class _Watch:
             frame = sys._current_frames().get(self.ident)
             calls = [] if frame is None else _calls(frame, self.whose)
             if self.beaten == beaten:  # the loop did not turn while it was looked at
-                before = {id(one) for one, _ in self.calls}  # which live, as they are held
-                self.calls = [call for call in calls if id(call[0]) in before] if self.looks else calls
-                self.looks.append(now)
+                now -= self.queued.seconds()  # a short call lasts on a busy machine
+                before = {id(one) for one, _ in self.seen.calls}  # which live, as they are held
+                if kept := [call for call in calls if id(call[0]) in before]:
+                    self.seen = _Seen(kept, self.seen.first, now)
+                else:
+                    self.longest = max(self.longest, self.seen, key=lambda s: s.seconds)
+                    self.seen = _Seen(calls, now, now)
 
 
 def _calls(innermost: FrameType, whose: tuple[str, ...] | None) -> list[tuple[FrameType, int]]:
