@@ -23,7 +23,7 @@ from pages import ROOT, Command, Fence
 
 import agentrl
 from agentrl import registry, tracking
-from agentrl.cli import VERBS, export, main, past, play, serve, serve_tools, settings, training, view
+from agentrl.cli import VERBS, comparison, export, main, past, play, serve, serve_tools, settings, training, view
 from agentrl.cli import check as check_verb
 from agentrl.cli import evaluation as eval_verb
 from agentrl.cli.words import flags, split
@@ -77,6 +77,7 @@ def _made(folder: Path) -> None:
         desk.small_run("mine", "math-tools")
         for copy in ("a", "b"):
             shutil.copytree("runs/mine", f"runs/{copy}")
+            desk.small_evaluation(copy)
     finally:
         os.chdir(before)
 
@@ -145,6 +146,7 @@ READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are rea
     "serve": lambda words: locate(flags(words, serve.Settings).model),
     "serve-tools": _serve_tools,
     "view": lambda words: split(words, view.Settings, "RUN..."),
+    "compare": lambda words: split(comparison._without_json(words)[0], comparison.Settings, "A B..."),
     "export": lambda words: flags(words[1:], export.Settings),
 }
 
@@ -178,7 +180,7 @@ CANNOT = {  # what is in a command: why it is not run here
     r"--tools remote:": "needs a service; tests/test_e2b.py has one",
     r"--(engine|env) openenv": "needs a server; tests/test_openenv.py has one",
 }
-QUICK = {"list", "index", "report", "explain", "rescore", "new", "play", "export"}  # a second at most
+QUICK = {"list", "index", "report", "explain", "rescore", "compare", "new", "play", "export"}  # a second at most
 
 
 def _cannot(command: Command) -> str | None:
@@ -206,7 +208,7 @@ def _shortened(given: Sequence[str]) -> list[str]:
         return [*words, "--steps", "2", "--eval.final_tasks", "2"]
     if verb == "train":
         return [*words, *SMALL_TRAIN]
-    few = verb == "eval" or words[:2] in (["check", "env"], ["check", "tool"])
+    few = (verb == "eval" and "--resume" not in words) or words[:2] in (["check", "env"], ["check", "tool"])
     return [*words, *(("--tasks", "2") if few else ())]
 
 

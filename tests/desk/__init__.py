@@ -61,6 +61,11 @@ def small_run(name: str, env: str, **own: object) -> None:
     agentrl.train(env, env_settings=own, steps=1, run={"dir": f"runs/{name}"}, **SMALL)
 
 
+def small_evaluation(name: str) -> None:
+    """``evals/NAME`` of the working folder: two tasks, twice each."""
+    agentrl.evaluate("math-tools", "nano", tasks=2, trials=2, out=f"evals/{name}", rollout={"max_turn_tokens": 64})
+
+
 def point_last() -> None:
     """``runs/last`` is ``runs/mine`` again."""
     last = Path("runs/last")
