@@ -96,6 +96,7 @@ class Episode:
             found = await self._bounded(env.reset(seed=self.task, options=options))
             observation, self.info = checked_reset(found, env)
             tools = [t.schema for t in env.tool_list]
+        rollout.offered.add(tools)
         self._observe(observation, tools)
         if len(self.token_ids) >= rollout.engine.max_context:
             raise WorldFault(

@@ -178,6 +178,7 @@ async def run_evaluation(
                 folder.check_policy(player.identity)
                 rollout = player.rollout(scope.split)
                 await play(rollout, missing, trials, folder.add, seed=config.seed, watch=listener.ended)
+                folder.run.write_tools(rollout.offered)
                 for note in player.notes:
                     folder.run.tell(0, note)
                     listener.said(note)

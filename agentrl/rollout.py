@@ -23,6 +23,7 @@ from agentrl.episode import METHODS, Branching, Episode, Limits, mixed
 from agentrl.errors import ConfigError, UserError, WorldFault
 from agentrl.group_scoring import score_group
 from agentrl.lanes import Lanes, Track
+from agentrl.offered_tools import OfferedTools
 from agentrl.renderer import Renderer
 from agentrl.types import (
     Fault,
@@ -57,6 +58,7 @@ class Rollout:
     playing: set[Episode] = field(default_factory=set)
     comparing: list[tuple[str, float]] = field(default_factory=list)  # groups that are being scored, since when
     lanes: Lanes = field(default_factory=Lanes)
+    offered: OfferedTools = field(default_factory=OfferedTools)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.engine.capacity)

@@ -4,6 +4,7 @@ config.toml       what it was made of; `agentrl train runs/x/config.toml` makes 
 metrics.jsonl     a line a step, and a line a measurement
 told.jsonl        what was said of it: alarms, signs of trouble, stalls
 timeline.jsonl    who was busy from when to when: a line a step, and a line a measurement
+tools.json        the tools that were offered, as schemas
 trajectories/     a Parquet file a step, a row an episode (schema below)
 model/            the final policy, as from_pretrained takes it
 summary.json      before and after
@@ -33,6 +34,7 @@ from agentrl.disk import ELSEWHERE, is_full, link
 from agentrl.episode_info import expected_answer, last_answer, one_line, plain_info, question_of
 from agentrl.errors import UserError
 from agentrl.folder import Lock, Unwritable, put, reason, writing
+from agentrl.offered_tools import OfferedTools
 from agentrl.types import Trajectory, utf8
 
 SCHEMA_VERSION = "4"  # 3 had no info; 2 no credit and no weight; 1 no weights and no learner_logprobs
@@ -102,6 +104,13 @@ class Run:
     def draw(self, step: int, kind: str, picture: Mapping[str, Any]) -> None:
         """Add a stretch of the run's time: ``kind`` is step, evaluation or save."""
         self._add_when_there_is_room("timeline.jsonl", {"step": step, "kind": kind, **picture})
+
+    def write_tools(self, offered: OfferedTools) -> None:
+        """Write ``tools.json`` where there is a list of tools that it does not hold yet; later, where there is no room."""
+        if offered.changed:
+            with suppress(Unwritable), writing(self.folder), put(self.folder / "tools.json") as aside:
+                aside.write_text(offered.dump() + "\n", encoding="utf-8")
+                offered.changed = False
 
     def _add_when_there_is_room(self, name: str, line: Mapping[str, Any]) -> None:
         lines = self.unwritten.setdefault(name, [])

@@ -265,6 +265,7 @@ class Trainer:
         values |= self._count(values, groups)
         values = metrics.with_logged(values, groups)
         await self.keep(partial(self.run.log, {"step": step, **values}), f"the metrics of step {step} are")
+        self.run.write_tools(self.rollout.offered)
         self.trackers.log(step, values)
         self.trackers.episodes(step, [t for g in groups for t in g])
         self.watcher.step(step, values)

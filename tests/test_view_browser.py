@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import pytest
 import runs
+from browsing import Page, chromium, text, until
 from sites import Site
 
 from agentrl.types import CallRecord, Fault, Group, Segment, Trajectory
@@ -22,8 +20,6 @@ EVIL = (
     "<script>window.hurt=1</script><img src=x onerror='window.hurt=2'><b>bold</b> "
     "\x1b[31mred\x1b[0m \u202egnissem\u202c"
 )
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SHOTS = os.environ.get("AGENTRL_SHOTS")  # a folder for screenshots, to be looked at
 
 
 def hostile(folder: Path) -> Path:
@@ -63,44 +59,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium here: make browser installs it")
-    with api.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=path, args=ARGUMENTS)
+    with chromium() as made:
         yield made
-        made.close()
-
-
-class Page:
-    """A page, and what went wrong on it."""
-
-    def __init__(self, browser: Any, site: Site, **context: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1366, "height": 768}, **context)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
-        self.site = site
-        self.wrong: list[str] = []
-        self.elsewhere: list[str] = []
-        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda e: self.wrong.append(str(e)))
-        self.page.on("request", lambda r: None if r.url.startswith(site.url) else self.elsewhere.append(r.url))
-
-    def open(self, address: str = "/") -> Any:
-        self.page.goto("about:blank")  # another address of the same page would not load it anew
-        self.page.goto(self.site.url + address, wait_until="domcontentloaded")
-        self.page.wait_for_selector("html[data-ready]")
-        return self.page
-
-    def shot(self, name: str) -> None:
-        if SHOTS:
-            self.page.screenshot(path=f"{SHOTS}/{name}.png")
-
-    def close(self) -> None:
-        self.context.close()
-        assert self.elsewhere == []
-        assert self.wrong == []
 
 
 @pytest.fixture
@@ -108,14 +68,6 @@ def page(browser: Any, site: Site) -> Iterator[Page]:
     made = Page(browser, site)
     yield made
     made.close()
-
-
-def until(page: Any, holds: str) -> None:
-    """Until a JavaScript expression holds; the page's policy forbids playwright's own waiting, which is eval."""
-    end = time.monotonic() + 10
-    while not page.evaluate(holds):
-        assert time.monotonic() < end, holds
-        page.wait_for_timeout(20)
 
 
 def test_parts_of_a_reward_are_shown_with_their_weights(browser: Any, tmp_path: Path) -> None:
@@ -127,10 +79,6 @@ def test_parts_of_a_reward_are_shown_with_their_weights(browser: Any, tmp_path: 
     assert "2.5 of correct 1 \u00d7 2, constructor 0.5" in text(p, ".facts")
     page.close()
     site.close()
-
-
-def text(page: Any, selector: str) -> str:
-    return str(page.inner_text(selector))
 
 
 def test_why_did_reward_stop_at_0_6_is_answered_by_what_a_newcomer_sees_first(page: Page) -> None:

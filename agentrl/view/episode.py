@@ -8,11 +8,13 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 from agentrl import stored
+from agentrl.episode_info import EXPECTED, expected_answer
 from agentrl.errors import UserError
 from agentrl.stored import Place, Row
-from agentrl.types import refused_answers
-from agentrl.view import calls, ratio
+from agentrl.types import REFUSAL, refused_answers
+from agentrl.view import calls, ratio, raw_calls
 from agentrl.view.store import Store
+from agentrl.view.text import cut
 from agentrl.view.tokens import CONTEXT, Texts
 
 LIMIT = 20_000  # characters of a text sent at once
@@ -40,10 +42,29 @@ def messages(row: Row) -> list[dict[str, Any]]:
     return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
 
 
-def told(row: Row) -> list[dict[str, Any]]:
+def info(row: Row) -> dict[str, Any]:
+    """What reset and steps told, as it was kept; empty where it cannot be read."""
+    try:
+        found = json.loads(row.get("info") or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def known(row: Row) -> dict[str, Any]:
+    """What a person wants to know beside the conversation: the expected answer, and what else ``info`` told."""
+    told_info = info(row)
+    right = expected_answer(told_info)
+    more = {k: v for k, v in told_info.items() if k not in EXPECTED}
+    text = json.dumps(more, ensure_ascii=False)
+    return {"expected": right and cut(right, 2_000), "more": cut(text, 2_000) if more else ""}
+
+
+def told(row: Row, texts: Texts | None = None) -> list[dict[str, Any]]:
     """The messages as the page shows them: the turn, and what became of each call, by its id within the turn.
 
-    Two turns of the same words have calls of the same ids.
+    Two turns of the same words have calls of the same ids. A call that could not be read has ``raw``, what the model
+    wrote, where ``texts`` knows it, and ``why``.
     """
     said = messages(row)
     turn = sum(s["author"] == "model" for s in row["segments"])
@@ -56,7 +77,7 @@ def told(row: Row) -> list[dict[str, Any]]:
         shown |= piece(text_of(message.get("content")))
         if shown["role"] == "assistant":
             records = {}
-            calls_ = _calls(message, _refused(said[number + 1 :], refused[number + 1 :]), row, turn, records)
+            calls_ = _calls(message, _refused(said[number + 1 :], refused[number + 1 :]), row, turn, records, texts)
             shown |= {"turn": turn if turn >= 0 else None, "calls": calls_}
             turn += 1
         elif shown["role"] == "tool" and (record := records.get(message.get("tool_call_id"))):
@@ -65,26 +86,49 @@ def told(row: Row) -> list[dict[str, Any]]:
     return found
 
 
-def _refused(later: Sequence[Mapping[str, Any]], refused: Sequence[bool]) -> list[Any]:
-    """Return the ids of the calls that were refused before the next turn."""
+def _refused(later: Sequence[Mapping[str, Any]], refused: Sequence[bool]) -> dict[Any, str]:
+    """Return what the calls that were refused before the next turn were told, by the calls' ids."""
     own = takewhile(lambda pair: pair[0].get("role") != "assistant", zip(later, refused, strict=True))
-    return [m.get("tool_call_id") for m, refusal in own if refusal]
+    return {m.get("tool_call_id"): text_of(m.get("content")) for m, refusal in own if refusal}
 
 
 def _calls(
-    message: Mapping[str, Any], refused: Sequence[Any], row: Row, turn: int, by_id: dict[Any, Row]
+    message: Mapping[str, Any],
+    refused: Mapping[Any, str],
+    row: Row,
+    turn: int,
+    by_id: dict[Any, Row],
+    texts: Texts | None,
 ) -> list[dict[str, Any]]:
     """The calls of a message, each with its record, which goes into ``by_id`` too."""
     asked = calls.asked(message)
     records = calls.matched(asked, refused, [c for c in row["calls"] if c["turn"] == turn])
     found = []
-    for (call_id, name, arguments), record in zip(asked, records, strict=True):
+    raw = _raw(row, turn, len(asked), texts) if any(_unread(*call[1:]) for call in asked) else []
+    for number, ((call_id, name, arguments), record) in enumerate(zip(asked, records, strict=True)):
         shown: dict[str, Any] = {"name": name, "arguments": piece(text_of(arguments))}
         if record is not None:
             shown |= {"status": record["status"], "seconds": record["seconds"]}
             by_id[call_id] = record
+        if _unread(name, arguments) and call_id in refused:
+            shown["why"] = cut(refused[call_id].removeprefix(REFUSAL), raw_calls.LONGEST)
+            shown |= {"raw": cut(raw[number], raw_calls.LONGEST)} if raw else {}
         found.append(shown)
     return found
+
+
+def _unread(name: str, arguments: Any) -> bool:
+    """Without a name or arguments: they may be what could not be read."""
+    return not name or not arguments
+
+
+def _raw(row: Row, turn: int, count: int, texts: Texts | None) -> list[str]:
+    """What the model wrote for each call of a turn; empty where that is not known."""
+    own = [s["token_ids"] for s in row["segments"] if s["author"] == "model"]
+    if texts is None or not 0 <= turn < len(own):
+        return []
+    written = "".join(texts.of(own[turn]))
+    return [] if texts.why else raw_calls.split_calls(written, count)
 
 
 def text_of(content: Any) -> str:

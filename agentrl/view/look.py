@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from agentrl.stored import Place, Row
 from agentrl.view import episode
 from agentrl.view.findings import Finding, findings, recent_from
+from agentrl.view.held_out import pair_held_out
 from agentrl.view.refusals import Refusals, conversations, refusals
 from agentrl.view.search import Search
 from agentrl.view.store import Store
@@ -69,6 +70,10 @@ class Look:
 
     def trouble(self) -> dict[str, Any]:
         return self._once("trouble", lambda: trouble(self.store.curves, self.store.now.table, self._refusals()))
+
+    def held_out(self) -> dict[str, Any] | None:
+        trials, pass_at = self.store.setting("eval.trials", 1), self.store.setting("eval.pass_at", 1.0)
+        return self._once("held out", lambda: pair_held_out(self.store.now.table, trials, pass_at))
 
     def _refusals(self) -> Mapping[str, Refusals]:
         return self._once("refusals", self._read_refusals)

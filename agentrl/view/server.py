@@ -25,6 +25,7 @@ from agentrl.view import episode
 from agentrl.view.explain import group_of, token_told, where_from, why_not_trained
 from agentrl.view.look import Look
 from agentrl.view.search import groups, page
+from agentrl.view.settings_table import compare_settings
 from agentrl.view.store import Store
 
 STATIC = Path(__file__).parent / "static"
@@ -52,6 +53,8 @@ def app(stores: Sequence[Store]) -> Starlette:
         "metrics": _metrics,
         "findings": lambda look, _: look.findings(),
         "trouble": lambda look, _: look.trouble(),
+        "heldout": lambda look, _: look.held_out(),
+        "tools": lambda look, _: look.store.tools(),
         "episodes": _episodes,
         "groups": _groups,
         "episode": _episode,
@@ -64,6 +67,7 @@ def app(stores: Sequence[Store]) -> Starlette:
         routes=[
             Route("/", partial(_static, {"": (STATIC / "index.html").read_bytes()})),
             Route("/api/runs", partial(_runs, looks)),
+            Route("/api/settings", partial(_settings, looks)),
             *routes,
             Route(
                 "/static/{name}", partial(_static, {f.name: f.read_bytes() for f in STATIC.iterdir() if f.is_file()})
@@ -113,6 +117,12 @@ async def _runs(looks: Sequence[Look], request: Request) -> Response:
         return [{"run": i, **look.summary()} for i, look in enumerate(looks)]
 
     return _json(request, await run_in_threadpool(told))
+
+
+async def _settings(looks: Sequence[Look], request: Request) -> Response:
+    stores = [look.store for look in looks]
+    rows = await run_in_threadpool(compare_settings, stores)
+    return _json(request, {"runs": [s.name for s in stores], "rows": [row._asdict() for row in rows]})
 
 
 async def _of_run(looks: Sequence[Look], answer: Answer, request: Request) -> Response:
@@ -201,7 +211,8 @@ def _episode(look: Look, request: Request) -> dict[str, Any]:
         "not_trained": why_not_trained(look.store, row, group),
         "advantage_told": where_from(look.store, row, group),
         "group": group,
-        "messages": episode.told(row),
+        "messages": episode.told(row, look.texts),
+        **episode.known(row),
         "segments": episode.segments(row),
     }
 

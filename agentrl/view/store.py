@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -63,6 +64,15 @@ class Store:
         for part in name.split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return default if found is None else found
+
+    def tools(self) -> list[list[dict[str, Any]]]:
+        """The lists of tools that were offered, as schemas; none where an older run does not tell."""
+        try:
+            found = json.loads((self.folder / "tools.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        lists = [tools for tools in found if isinstance(tools, list)] if isinstance(found, list) else []
+        return [[t for t in tools if isinstance(t, dict)] for tools in lists]
 
     @property
     def ended(self) -> bool:

@@ -5,13 +5,15 @@ import { clear, el } from "./dom.js";
 import { Overview } from "./overview.js";
 import { Episodes } from "./episodes.js";
 import { Groups } from "./groups.js";
+import { HeldOut } from "./heldout.js";
+import { Settings } from "./settings.js";
 import { Trouble } from "./trouble.js";
 import { address, go, onchange, state } from "./state.js";
 
-const VIEWS = { "": ["Overview", Overview], episodes: ["Episodes", Episodes], groups: ["Groups", Groups], trouble: ["Faults & tools", Trouble] };
+const VIEWS = { "": ["Overview", Overview], episodes: ["Episodes", Episodes], groups: ["Groups", Groups], trouble: ["Faults & tools", Trouble], heldout: ["Held out", HeldOut], settings: ["Settings", Settings] };
 const EVERY_MS = 2000;
 const KEYS = [
-  ["1 2 3 4", "overview, episodes, groups, faults & tools"],
+  ["1 to 6", "overview, episodes, groups, faults & tools, held out, settings"],
   ["/", "search"],
   ["j k or ↓ ↑", "next and previous episode or group"],
   ["Enter", "open it"],
@@ -50,6 +52,7 @@ function frame() {
       runs.map((r, i) => el("option", { value: i, selected: String(i) === state.run }, r.name)));
     nav.append(choice);
   }
+  nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // a phone's is longer than the screen
   const run = runs[Number(state.run)] || runs[0];
   byId("status").textContent = run ? (runs.length === 1 ? `${run.name} · step ${run.step}${run.live ? " · live" : ""}` : `${runs.length} runs`) : "";
   document.title = run ? `${run.name} · agentrl` : "agentrl view";
@@ -81,7 +84,7 @@ function onkey(event) {
   const number = Object.keys(VIEWS)[Number(event.key) - 1];
   if (event.key === "?") help();
   else if (event.key === "/" && !view.focusSearch) go({ view: "episodes" });
-  else if (event.key >= "1" && event.key <= "4" && number !== undefined) go({ view: number, id: "" });
+  else if (event.key >= "1" && event.key <= "6" && number !== undefined) go({ view: number, id: "" });
   else if (!view.key || !view.key(event)) return;
   event.preventDefault();
 }

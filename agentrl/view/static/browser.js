@@ -43,6 +43,7 @@ export class Browser {
       el("p", {}, "All terms must hold; - in front of one turns it round; anything else is looked for in the conversations."),
       el("dl", {},
         [["step task member reward advantage calls refused turns seconds slowest", "with = != < <= > >= and a number, or =none"],
+          ["question answer expected", "with = or != and a part of the text: question=\"how many\""],
           ["split stop fault credit tool status refused_by", "with = or !="],
           ["failed solved faulted refusals", "by themselves; failed: the world failed, or the reward is in the lower half"]]
           .map(([a, b]) => [el("dt", {}, a), el("dd", {}, b)]))));

@@ -63,6 +63,8 @@ export class Conversation {
       el("dt", {}, "reward"), el("dd", {}, el("b", {}, num(e.reward)), parts ? [" of ", visible(parts)] : null),
       el("dt", {}, "ended"), el("dd", { class: e.fault ? "bad" : null }, el("bdi", {}, visible(e.fault ? `${e.fault}: ${(e.fault_message || "").slice(0, 1000)}` : e.stop))),
       el("dt", {}, e.not_trained ? "training" : "advantage"), el("dd", {}, e.not_trained || e.advantage_told.replace(/^advantage /, "")),
+      e.expected ? [el("dt", {}, "expected"), el("dd", {}, el("bdi", {}, visible(e.expected)))] : null,
+      e.more ? [el("dt", {}, "info"), el("dd", { class: "dim" }, el("bdi", {}, visible(e.more)))] : null,
       times ? [el("dt", {}, "time"), el("dd", { class: "dim" }, times)] : null);
   }
 
@@ -83,7 +85,13 @@ export class Conversation {
       m.length ? this.text(m, { message: m.number }) : null,
       (m.calls || []).map((c, i) => el("div", { class: `call${c.status && c.status !== "ok" ? " failed" : ""}` },
         el("div", {}, "→ ", el("b", {}, c.name ? el("bdi", {}, visible(c.name)) : "(a call that could not be read)"), this.status(c)),
-        this.text(c.arguments, { message: m.number, call: i }))));
+        c.why === undefined ? this.text(c.arguments, { message: m.number, call: i }) : this.unread(c))));
+  }
+
+  // A call that could not be read, or had no arguments: what the model wrote, and what was wrong with it.
+  unread(c) {
+    return [el("div", { class: "text raw" }, c.raw === undefined ? el("i", { class: "dim" }, "(its text is not known: there is no tokenizer beside the run)") : visible(c.raw)),
+      el("div", { class: "bad" }, el("bdi", {}, visible(c.why)))];
   }
 
   status(c) {

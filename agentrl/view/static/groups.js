@@ -3,12 +3,12 @@
 import { Browser } from "./browser.js";
 import { el, num } from "./dom.js";
 import { go, state } from "./state.js";
-import { tiles } from "./tiles.js";
+import { about, tiles } from "./tiles.js";
 
 export class Groups extends Browser {
   constructor(root, runs) {
     const head = el("div", { class: "head group" }, el("span", {}, "step"), el("span", {}, "task"), el("span", {}, "mean"), el("span", {}, "members: reward, advantage"));
-    super(root, runs, { what: "groups", api: "groups", height: 50, head });
+    super(root, runs, { what: "groups", api: "groups", height: 72, head });
     this.member = 0;
   }
 
@@ -16,7 +16,7 @@ export class Groups extends Browser {
     const known = r.members.map((m) => m.reward).filter((v) => v !== null);
     const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
     return el("div", { class: "group" }, el("span", { class: "id" }, r.step, r.split === "train" ? null : el("small", {}, ` ${r.split}`)), el("span", {}, r.task),
-      el("span", {}, num(mean, 2)), tiles(r.members, state.id));
+      el("span", {}, num(mean, 2)), tiles(r.members, state.id), about(r.members[0], { answer: false }));
   }
 
   open(row, event) {

@@ -1,6 +1,6 @@
 // What is looked at, kept in the address, so that a link to it can be shared.
 
-const DEFAULTS = { view: "", run: "0", q: "", sort: "", id: "", mode: "messages", color: "author", token: "", panels: "", smooth: "0", hidden: "" };
+const DEFAULTS = { view: "", run: "0", q: "", sort: "", id: "", mode: "messages", color: "author", token: "", panels: "", smooth: "0", hidden: "", only: "" };
 const listeners = [];
 export let state = read();
 

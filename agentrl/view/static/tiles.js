@@ -1,6 +1,13 @@
 // A group's members: what each earned, and its advantage.
 
-import { el, num, shade } from "./dom.js";
+import { el, num, shade, visible } from "./dom.js";
+
+// What an episode is about, in one line: the question, and beside it what was said last and what was expected.
+export function about(row, { answer = true } = {}) {
+  const part = (name, label, text) => (text ? el("span", { class: name, title: text }, el("small", { class: "dim" }, label), el("bdi", {}, visible(text))) : null);
+  return el("span", { class: "about" }, el("bdi", { class: "question" }, visible(row.question || `task ${row.task}`)),
+    answer ? part("answer", "said ", row.answer) : null, part("expected", "expected ", row.expected));
+}
 
 export function tiles(members, current) {
   const known = members.map((m) => m.reward).filter((r) => r !== null);

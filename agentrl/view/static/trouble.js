@@ -34,7 +34,7 @@ export class Trouble {
 
   table(title, none, head, rows) {
     return el("section", { class: "card" }, el("h2", {}, title), rows.length
-      ? el("table", {}, el("thead", {}, el("tr", {}, head.map((h) => el("th", {}, h)))), el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((c) => el("td", {}, c))))))
+      ? el("table", {}, el("thead", {}, el("tr", {}, head.map((h) => el("th", {}, h)))), el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((c, i) => el("td", { "data-label": i ? head[i] : null }, c))))))
       : el("p", { class: "dim" }, none));
   }
 

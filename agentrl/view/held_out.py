@@ -1,0 +1,89 @@
+"""The same held-out tasks at two steps of a run: what was fixed, what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from agentrl.statistics import estimate_difference, is_pass
+from agentrl.view.search import page
+
+MOST = 2_000  # tasks that are listed
+VERDICTS = ("broke", "fixed", "still wrong", "still right")
+Row = Mapping[str, Any]
+
+
+def pair_held_out(table: Any, trials: int = 1, pass_at: float = 1.0, split: str = "test") -> dict[str, Any] | None:
+    """Pair the tasks that were evaluated first and last; None where there are no two evaluations.
+
+    Args:
+        trials: sampled episodes of a task; one more is the greedy one.
+        pass_at: mean reward of the sampled episodes from which on a task is right.
+
+    Returns:
+        ``before`` and ``after`` are the steps, ``difference`` is the paired one of the sampled rewards with its 95 %
+        interval, ``counts`` are by verdict, ``tasks`` are the pairs, those that changed first.
+    """
+    whole = table.filter(pc.equal(table["split"], split))
+    steps = sorted(pc.unique(whole["step"]).to_pylist())
+    if len(steps) < 2:
+        return None
+    before, after = (_tasks(whole, step, trials) for step in (steps[0], steps[-1]))
+    pairs = [_pair(before[t], after[t], pass_at) for t in before if t in after]
+    order = {verdict: at for at, verdict in enumerate(VERDICTS)}
+    pairs.sort(key=lambda p: (order.get(p["verdict"], len(order)), p["task"]))
+    scored = [t for t in before if t in after and before[t]["rewards"] and after[t]["rewards"]]
+    found = {
+        "before": steps[0],
+        "after": steps[-1],
+        "counts": {v: sum(p["verdict"] == v for p in pairs) for v in VERDICTS},
+        "tasks": pairs[:MOST],
+        "difference": None,
+    }
+    if len(scored) >= 2:
+        found["difference"] = _difference([before[t]["rewards"] for t in scored], [after[t]["rewards"] for t in scored])
+    return found
+
+
+def _difference(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> dict[str, float]:
+    estimate = estimate_difference(before, after)
+    return {"mean": float(estimate.mean), "low": float(estimate.low), "high": float(estimate.high)}
+
+
+def _tasks(whole: Any, step: int, trials: int) -> dict[int, dict[str, Any]]:
+    """By task: the sampled episodes' rewards, one of them to look at, and the greedy one."""
+    rows = page(whole, np.flatnonzero(pc.equal(whole["step"], step).to_numpy(zero_copy_only=False)))
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["task"], []).append(row)
+    return {task: _task(members, trials) for task, members in groups.items()}
+
+
+def _task(members: Sequence[Row], trials: int) -> dict[str, Any]:
+    sampled = [m for m in members if m["member"] < trials]
+    greedy = next((m for m in members if m["member"] == trials), None)
+    rewards = [m["reward"] for m in sampled if m["reward"] is not None]
+    return {"rewards": rewards, "shown": (sampled or members)[0], "greedy": greedy and greedy["reward"]}
+
+
+def _pair(before: Mapping[str, Any], after: Mapping[str, Any], pass_at: float) -> dict[str, Any]:
+    first = before["shown"]
+    found = {name: first[name] for name in ("task", "question", "expected")}
+    for name, side in (("before", before), ("after", after)):
+        reward = fmean(side["rewards"]) if side["rewards"] else None
+        shown = side["shown"]
+        found[name] = {"reward": reward, "greedy": side["greedy"], "id": shown["id"], "answer": shown["answer"]}
+    return {**found, "verdict": _verdict(found["before"]["reward"], found["after"]["reward"], pass_at)}
+
+
+def _verdict(before: float | None, after: float | None, pass_at: float) -> str:
+    if before is None or after is None:
+        return "not scored"
+    was, now = is_pass(before, pass_at), is_pass(after, pass_at)
+    if was == now:
+        return "still right" if now else "still wrong"
+    return "fixed" if now else "broke"

@@ -1,0 +1,274 @@
+"""Every view and dialog of the page: on a phone as on a desk, with what somebody looks for in it."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from browsing import Page, chromium, text, until
+from sites import Site
+
+from agentrl.credit import hold_out
+from agentrl.offered_tools import OfferedTools
+from agentrl.types import CallRecord, Group
+from agentrl.view.text import visible
+
+pytestmark = pytest.mark.browser
+PHONE = {"width": 390, "height": 844}
+SCREENS = {
+    "overview": "/",
+    "episodes": "/#/episodes",
+    "episode": "/#/episodes?id=train-10:0",
+    "tokens": "/#/episodes?id=train-10:2&mode=tokens&color=ratio",
+    "groups": "/#/groups?q=split%3Dtrain",
+    "trouble": "/#/trouble",
+    "heldout": "/#/heldout",
+    "settings": "/#/settings",
+    "all settings": "/#/settings?only=all",
+}
+RAW = '<tool_call>{"name": "price", "arguments": {"item": hat}}</tool_call>'
+WHY = "invalid JSON in the tool call: Expecting value at character 39"
+PRICE = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "The price of one item.\nMore.",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string", "description": "its name"}}},
+    },
+}
+
+
+def unread(task: int) -> Any:
+    """It writes a call that is no JSON, and is told so."""
+    said: Any = [
+        {"role": "user", "content": f"What do {task} hats cost?"},
+        {"role": "assistant", "content": "", "tool_calls": [runs.call("")]},
+        {"role": "tool", "content": f"error: {WHY}", "tool_call_id": "c0"},
+        {"role": "assistant", "content": "I do not know."},
+    ]
+    made = runs.played(task, said, 0.0, calls=[CallRecord(0, "", "refused", 0.0)], info=runs.right(task))
+    turn = replace(runs.segment("model", RAW), author="model")
+    return replace(made, segments=(made.segments[0], turn, *made.segments[2:]))
+
+
+def written(folder: Path) -> Path:
+    run = runs.start(folder)
+    for step in range(1, 11):
+        runs.write(run, step, [Group(step, (unread(step), runs.wrong(step), runs.solved(step)))])
+    for step, played in ((0, runs.wrong), (10, runs.solved)):
+        groups = [Group(task, (played(task), played(task))) for task in range(20, 24)]
+        groups.append(Group(24, (runs.solved(24), runs.solved(24))))
+        run.write_trajectories(step, hold_out(groups), "test")
+    offered = OfferedTools()
+    offered.add([PRICE])
+    run.write_tools(offered)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("runs")
+    other = written(folder / "a-run-of-a-long-name-20261122-011801-math-tools")
+    config = other / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.001", "lr = 0.005"))
+    made = Site(written(folder / "run"), other)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def desk(browser: Any, site: Site) -> Iterator[Page]:
+    made = Page(browser, site)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def phone(browser: Any, site: Site) -> Iterator[Page]:
+    made = Page(browser, site, viewport=PHONE, has_touch=True)
+    yield made
+    made.close()
+
+
+OUTSIDE = """() => {
+  const scrolled = n => n && (getComputedStyle(n).overflowX !== "visible" ? n : scrolled(n.parentElement));
+  return [...document.querySelectorAll("body *")].filter(n => {
+    const box = n.getBoundingClientRect(), inner = scrolled(n.parentElement);
+    return box.width && box.height && (box.right > innerWidth + 1 || box.left < -1)
+      && (!inner || inner === document.querySelector("main") || inner === document.body);
+  }).map(n => n.tagName + "." + n.className + " " + n.textContent.slice(0, 40));
+}"""
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_nothing_is_wider_than_a_phone(phone: Page, name: str) -> None:
+    p = phone.open(SCREENS[name])
+    p.wait_for_timeout(150)
+    phone.shot(f"phone-{name}")
+    assert p.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    assert p.evaluate("document.querySelector('main').scrollWidth") == PHONE["width"]
+    assert p.evaluate(OUTSIDE) == []
+    for button in ("#theme", "#help", "nav a[aria-current]"):
+        box = p.locator(button).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]
+
+
+def test_on_a_phone_the_reward_is_seen_in_every_list(phone: Page) -> None:
+    p = phone.open("/#/episodes?q=split%3Dtrain")
+    p.wait_for_selector(".row[data-id] .tile")
+    assert "reward" in text(p, ".head")
+    for selector in (".row[data-id] .tile", ".row .question", ".row .expected"):
+        box = p.locator(selector).first.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE["width"], selector
+    p.locator(".row[data-id]").first.click()
+    p.wait_for_selector(".facts")
+    p.get_by_role("button", name="close").click()
+    p.wait_for_selector(".row[data-id]")
+
+
+@pytest.mark.parametrize("where", ["desk", "phone"])
+def test_every_dialog_says_what_it_is_there_for(where: str, request: pytest.FixtureRequest) -> None:
+    page: Page = request.getfixturevalue(where)
+    p = page.open("/#/episodes")
+    p.click("#help")
+    p.wait_for_selector("dialog[open]")
+    keys = text(p, "dialog")
+    for said in (
+        "1 to 6",
+        "overview, episodes, groups",
+        "next and previous episode",
+        "messages or tokens",
+        "this list",
+    ):
+        assert said in keys
+    assert p.locator("dialog dt").count() == p.locator("dialog dd").count() == 9
+    inside(page, "dialog")
+    page.shot(f"{where}-keys")
+    p.get_by_role("button", name="close").click()
+    p.locator("summary", has_text="fields").click()
+    fields = text(p, ".fields .card")
+    for said in ("step task member reward", "question answer expected", "split stop fault", "failed solved faulted"):
+        assert said in fields
+    inside(page, ".fields .card")
+    page.shot(f"{where}-fields")
+    p = page.open("/")
+    p.get_by_text("more curves").click()
+    assert "turns/mean" in text(p, ".choices")
+    inside(page, ".choices")
+    assert "[object" not in keys + fields + text(p, "body")
+
+
+def inside(page: Page, selector: str) -> None:
+    box, width = page.page.locator(selector).bounding_box(), page.page.viewport_size["width"]
+    assert 0 <= box["x"] < box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_no_screen_shows_an_object_or_nothing_in_place_of_words(desk: Page, name: str) -> None:
+    p = desk.open(SCREENS[name])
+    p.wait_for_timeout(150)
+    desk.shot(f"desk-{name}")
+    said = text(p, "body")
+    for wrong in ("[object", "undefined", "NaN"):
+        assert wrong not in said
+
+
+def test_a_list_tells_what_was_asked_said_and_expected(desk: Page) -> None:
+    p = desk.open("/#/episodes?q=split%3Dtrain")
+    p.wait_for_selector(".row .about")
+    row = text(p, ".row[data-id='train-10:2']")
+    assert "What do 10 hats cost?" in row
+    assert "said The answer is 70." in row
+    assert "expected 70" in row
+    p.fill("#search", "expected=70")
+    until(p, "document.querySelector('#counted').textContent.startsWith('3 episodes')")
+    p = desk.open("/#/groups?q=split%3Dtrain")
+    p.wait_for_selector(".row .about")
+    assert "What do 10 hats cost?" in text(p, ".row >> nth=0")
+    p = desk.open("/#/episodes?id=train-10:2")
+    p.wait_for_selector(".facts")
+    assert "70" in text(p, ".facts dt:text-is('expected') + dd")
+
+
+def test_a_call_that_could_not_be_read_is_shown_as_it_was_written(desk: Page) -> None:
+    p = desk.open("/#/episodes?id=train-10:0")
+    p.wait_for_selector(".call")
+    call = text(p, ".call")
+    assert "(a call that could not be read)" in call
+    assert RAW in call
+    assert WHY in call
+    assert "{}" not in call.replace(RAW, "")
+
+
+def test_settings_and_what_differs_between_runs(desk: Page) -> None:
+    p = desk.open("/#/settings")
+    p.wait_for_selector("[data-setting]")
+    named = p.locator("[data-setting]").evaluate_all("rows => rows.map(r => r.dataset.setting)")
+    assert {"env.name", "model", "steps", "learner.lr"} <= set(named)
+    assert "seed" not in named  # the default
+    assert "0.001" in text(p, "[data-setting='learner.lr']")
+    assert "1e-06" in text(p, "[data-setting='learner.lr']")
+    p.get_by_role("link", name="what differs").click()
+    until(p, "document.querySelectorAll('[data-setting]').length === 1")
+    assert "0.005" in text(p, "[data-setting='learner.lr']")
+    p.get_by_role("link", name="all", exact=True).click()
+    p.wait_for_selector("[data-setting='seed']")
+    assert "The price of one item." in text(p, ".tool summary")
+    assert "item" in text(p, ".tool")
+    assert "its name" in text(p, ".tool")
+
+
+def test_held_out_tasks_stand_beside_themselves(desk: Page) -> None:
+    p = desk.open("/#/heldout")
+    p.wait_for_selector("[data-task]")
+    said = text(p, ".heldout")
+    assert "step 0 and step 10" in said
+    assert "fixed 4" in said
+    assert "still right 1" in said
+    assert "it is better" in said or "no clear difference" in said
+    row = text(p, "[data-task='20']")
+    for part in ("fixed", "What do 20 hats cost?", "expected 140", "I do not know.", "The answer is 140."):
+        assert part in row
+    p.get_by_role("link", name="still right 1").click()
+    until(p, "document.querySelectorAll('[data-task]').length === 1")
+    p.locator("[data-task='24'] a").last.click()
+    p.wait_for_selector(".pane h2")
+    assert text(p, ".pane h2").startswith("test-10:")
+
+
+def test_the_page_spells_out_the_same_characters_as_the_terminal(desk: Page) -> None:
+    """All of Unicode that the interpreter knows, alone and in sequences of selectors."""
+    p = desk.open("/")
+    single = [c for code in range(0x110000) if unicodedata.category(c := chr(code)) not in ("Cn", "Cs", "Lo")]
+    single += list("\u115f\u1160\u3164\uffa0\u4e00\uac00")
+    pairs = ["\u2764\ufe0f", "\ufe0f\ufe0e", "1\ufe0f\u20e3", "a\ufe0f\ufe0f", "\ufe0e"]
+    shown = p.evaluate(SHOWN, [json.dumps(f"a{c}b") for c in single] + [json.dumps(t) for t in pairs])
+    expected = [visible(f"a{c}b") for c in single] + [visible(t) for t in pairs]
+    assert [(s, e) for s, e in zip(shown, expected, strict=True) if s != e] == []
+    halves = p.evaluate(SHOWN, [json.dumps("a\ud800b"), json.dumps("\udfff")])
+    assert halves == ["a[U+D800]b", "[U+DFFF]"]
+
+
+# A label stands for its character, and "\u00d7" in it for how often that is repeated.
+SHOWN = """async texts => {
+  const { visible } = await import("/static/dom.js");
+  const told = node => {
+    if (node.nodeType === Node.TEXT_NODE) return node.data;
+    const [label, times] = node.textContent.split("\\u00d7");
+    return `[${label}]`.repeat(Number(times || 1));
+  };
+  return texts.map(text => [...visible(JSON.parse(text)).childNodes].map(told).join(""));
+}"""
