@@ -1,0 +1,125 @@
+"""What the page tells beside episodes: settings, held-out pairs, tools that were offered, calls as they were written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import runs
+
+from agentrl.credit import hold_out
+from agentrl.offered_tools import LONGEST, MOST, OfferedTools
+from agentrl.types import Group
+from agentrl.view.held_out import pair_held_out
+from agentrl.view.raw_calls import split_calls
+from agentrl.view.settings_table import compare_settings
+from agentrl.view.store import Store
+
+
+def opened(folder: Path) -> Store:
+    store = Store(folder)
+    store.refresh()
+    return store
+
+
+def test_settings_are_told_apart_from_defaults_and_between_runs(tmp_path: Path) -> None:
+    stores = []
+    for name, lr in (("a", 0.001), ("b", 0.005)):
+        runs.start(tmp_path / name)
+        config = tmp_path / name / "config.toml"
+        config.write_text(config.read_text().replace("lr = 0.001", f"lr = {lr}") + f'[run]\ndir = "{name}"\n')
+        stores.append(Store(tmp_path / name))
+    by_name = {row.name: row for row in compare_settings(stores)}
+    assert by_name["learner.lr"] == ("learner.lr", "1e-06", ["0.001", "0.005"], True, True)
+    assert by_name["learner.advantage"] == ("learner.advantage", "grpo", ["grpo", "grpo"], False, False)
+    assert by_name["env.name"][2:] == (["shop", "shop"], False, False)
+    assert not by_name["run.dir"].differs
+    assert next(iter(by_name)) == "env.name"
+
+
+def test_a_setting_that_a_file_leaves_out_is_its_default(tmp_path: Path) -> None:
+    for name, line in (("a", ""), ("b", "[rollout]\ngroup_size = 8\n"), ("c", "[rollout]\ngroup_size = 4\n")):
+        runs.start(tmp_path / name)
+        with (tmp_path / name / "config.toml").open("a") as config:
+            config.write(line)
+    a, b, c = (Store(tmp_path / name) for name in "abc")
+    (row,) = [r for r in compare_settings([a, b]) if r.name == "rollout.group_size"]
+    assert (row.values, row.differs, row.changed) == ([None, "8"], False, False)
+    (row,) = [r for r in compare_settings([a, c]) if r.name == "rollout.group_size"]
+    assert (row.values, row.differs, row.changed) == ([None, "4"], True, True)
+
+
+def test_a_folder_without_a_config_has_no_settings(tmp_path: Path) -> None:
+    assert compare_settings([Store(tmp_path)]) == []
+
+
+def test_held_out_tasks_are_paired_first_with_last(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    outcomes = {20: (0, 1), 21: (1, 0), 22: (1, 1), 23: (0, 0)}
+    for at, step in enumerate((0, 5)):
+        groups = [Group(t, ((runs.wrong, runs.solved)[o[at]](t), runs.solved(t))) for t, o in outcomes.items()]
+        groups += [Group(30 + step, (runs.solved(30), runs.solved(30)))]  # of one of the two alone
+        run.write_trajectories(step, hold_out(groups), "test")
+    run.write_trajectories(3, hold_out([Group(20, (runs.wrong(20),))]), "test")
+    pairs = pair_held_out(opened(tmp_path / "run").now.table)
+    assert pairs is not None
+    assert (pairs["before"], pairs["after"]) == (0, 5)
+    assert pairs["counts"] == {"broke": 1, "fixed": 1, "still wrong": 1, "still right": 1}
+    assert [(p["task"], p["verdict"]) for p in pairs["tasks"]] == [
+        (21, "broke"),
+        (20, "fixed"),
+        (23, "still wrong"),
+        (22, "still right"),
+    ]
+    fixed = pairs["tasks"][1]
+    assert (fixed["question"], fixed["expected"]) == ("What do 20 hats cost?", "140")
+    assert fixed["before"] == {"reward": 0.0, "greedy": 1.0, "id": "test-0:0", "answer": "I do not know."}
+    assert pairs["difference"]["mean"] == 0.0
+    assert pairs["difference"]["low"] < 0 < pairs["difference"]["high"]
+
+
+def test_an_episode_that_was_lost_is_in_no_verdict(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for step, played in ((0, runs.lost), (5, runs.solved)):
+        run.write_trajectories(step, hold_out([Group(7, (played(7), runs.solved(7)))]), "test")
+    pairs = pair_held_out(opened(tmp_path / "run").now.table)
+    assert pairs is not None
+    assert [p["verdict"] for p in pairs["tasks"]] == ["not scored"]
+    assert pairs["difference"] is None
+
+
+def test_one_evaluation_is_no_pair(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    run.write_trajectories(0, hold_out([Group(7, (runs.wrong(7), runs.solved(7)))]), "test")
+    assert pair_held_out(opened(tmp_path / "run").now.table) is None
+    assert pair_held_out(Store(tmp_path).now.table) is None
+
+
+def test_each_list_of_tools_is_kept_once_and_not_without_end(tmp_path: Path) -> None:
+    offered, run = OfferedTools(), runs.start(tmp_path / "run")
+    for _ in range(3):
+        offered.add([{"type": "function", "function": {"name": "price"}}])
+    run.write_tools(offered)
+    assert opened(tmp_path / "run").tools() == [[{"type": "function", "function": {"name": "price"}}]]
+    written = (tmp_path / "run/tools.json").stat().st_mtime_ns
+    run.write_tools(offered)
+    assert (tmp_path / "run/tools.json").stat().st_mtime_ns == written
+    for number in range(100):
+        offered.add([{"function": {"name": f"t{number}-{k}", "description": "x" * 10_000}} for k in range(50)])
+    assert len(offered.lists) == MOST
+    assert len(offered.dump()) < (MOST + 1) * LONGEST
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"a": 1}', "[[1, {}]]"])
+def test_tools_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tools.json").write_text(text)
+    assert all(isinstance(tool, dict) for tools in Store(tmp_path).tools() for tool in tools)
+
+
+def test_a_turns_calls_are_told_apart() -> None:
+    good = json.dumps({"name": "a", "arguments": {}})
+    turn = f"<think><tool_call>no</tool_call></think>text<tool_call>{good}</tool_call>\n<tool_call>{{bad<|im_end|>"
+    assert split_calls(turn, 2) == [f"<tool_call>{good}</tool_call>", "<tool_call>{bad<|im_end|>"]
+    assert split_calls("<tool_call>{a <tool_call>{b}</tool_call>", 2) == ["<tool_call>{a", "<tool_call>{b}</tool_call>"]
+    assert split_calls("[TOOL_CALLS] what", 1) == ["[TOOL_CALLS] what"]
