@@ -1,4 +1,4 @@
-"""What the page tells beside episodes: settings, held-out pairs, tools that were offered, calls as they were written."""
+"""What the page tells beside episodes: settings, held-out pairs, tools, calls as they were written."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_held_out_tasks_are_paired_first_with_last(tmp_path: Path) -> None:
     outcomes = {20: (0, 1), 21: (1, 0), 22: (1, 1), 23: (0, 0)}
     for at, step in enumerate((0, 5)):
         groups = [Group(t, ((runs.wrong, runs.solved)[o[at]](t), runs.solved(t))) for t, o in outcomes.items()]
-        groups += [Group(30 + step, (runs.solved(30), runs.solved(30)))]  # of one of the two alone
+        groups += [Group(30 + step, (runs.solved(30 + step), runs.solved(30 + step)))]  # of one of the two alone
         run.write_trajectories(step, hold_out(groups), "test")
     run.write_trajectories(3, hold_out([Group(20, (runs.wrong(20),))]), "test")
     pairs = pair_held_out(opened(tmp_path / "run").now.table)
