@@ -106,7 +106,7 @@ class Run:
         self._add_when_there_is_room("timeline.jsonl", {"step": step, "kind": kind, **picture})
 
     def write_tools(self, offered: OfferedTools) -> None:
-        """Write ``tools.json`` where there is a list of tools that it does not hold yet; later, where there is no room."""
+        """Write ``tools.json`` where there is a new list of tools; where the disk is full, at a later step."""
         if offered.changed:
             with suppress(Unwritable), writing(self.folder), put(self.folder / "tools.json") as aside:
                 aside.write_text(offered.dump() + "\n", encoding="utf-8")
