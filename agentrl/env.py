@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import anyio
@@ -72,8 +73,22 @@ class Env:
         return trajectories
 
     def clone(self) -> Env:
-        """A second environment in the same state, for rollouts that branch (``rollout.branches``)."""
+        """Return a second environment in the same state, for rollouts that branch (``rollout.branches``).
+
+        ``return copy.deepcopy(self)`` does it where the state is Python objects: ``shared`` stays one. The tools, the
+        call records and the toolsets of a `ToolEnv` are made its own afterwards. `agentrl check env` plays branches.
+        """
         raise ContractError(f"{type(self).__name__} has no method `clone`, which rollout.branches needs")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy what the episode holds; what belongs to the run stays one."""
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        memo[id(self.shared)] = self.shared
+        for name, value in vars(self).items():
+            if name not in _BINDINGS:
+                other.__dict__[name] = value if name in _OF_THE_RUN else copy.deepcopy(value, memo)
+        return other
 
     async def close(self) -> None:
         """Let go of what this episode held."""
@@ -119,6 +134,27 @@ class ToolEnv(Env):
         flat = [t for one in found for t in (one.tool_list if isinstance(one, Toolset) else [one])]
         _check_names([t.name for t in flat], type(self))
         return {t.name: t for t in flat}
+
+    def part_from(self, trunk: ToolEnv) -> None:
+        """Take tools, call records and toolsets of its own, in the state of the environment that it is a clone of.
+
+        Raises:
+            ContractError: a toolset cannot be forked, or a tool is bound to the trunk.
+        """
+        self.kit = kit = trunk.kit or _NO_KIT
+        self.call_records, self.running_calls, self._turn = list(trunk.call_records), {}, trunk._turn
+        for name in _BINDINGS:
+            self.__dict__.pop(name, None)
+        for t in (own := kit.tools_of(self)):
+            if isinstance(t, Tool) and _holds(t.function, trunk):
+                raise ContractError(
+                    f"the tool {t.name!r} of a clone acts on the {type(self).__name__} that was cloned, to which its "
+                    "function is bound: write it as a method marked @tool, or make it anew in clone()"
+                )
+        if "_listed" in vars(trunk):
+            patterns = zip(kit.tools_of(trunk), trunk._listed, strict=True)
+            live = {p.key: t for p, t in patterns if isinstance(p, Toolset) and isinstance(t, Toolset)}
+            self._listed = [_forked(t, live, kit, self) if isinstance(t, Toolset) else t for t in own]
 
     async def close_tools(self) -> None:
         for t in self.__dict__.get("_listed", ()):
@@ -182,6 +218,30 @@ class ToolEnv(Env):
         if call.name not in self._tools:
             raise ToolError(f"unknown tool {call.name!r}; the tools are: {', '.join(self._tools)}")
         return await called(self._tools[call.name], call.arguments)
+
+
+_BINDINGS = ("_listed", "_tools")  # what a ToolEnv keeps of its tools
+_OF_THE_RUN = ("shared", "kit", "tools")
+
+
+def _holds(function: Any, owner: object) -> bool:
+    """Return True where a function is bound to an object, or closes over it."""
+    if isinstance(function, partial):
+        return any(v is owner for v in (*function.args, *function.keywords.values())) or _holds(function.func, owner)
+    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_set(cell))
+    return getattr(function, "__self__", None) is owner or any(value is owner for value in cells)
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that has no value yet
+        return False
+
+
+def _forked(pattern: Toolset, live: Mapping[str, Toolset], kit: Kit, env: Env) -> Toolset:
+    """Fork the toolset that the trunk made of this pattern; begin one where it made none."""
+    return live[pattern.key].fork() if pattern.key in live else kit.of_episode(pattern, env)
 
 
 async def called(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -115,7 +115,7 @@ class Episode:
         fork.env.shared = env.shared
         fork.env._track = fork.track = self.track.fork()
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
-            fork.env.kit = env.kit
+            fork.env.part_from(env)
         fork.segments, fork.messages = list(self.segments), list(self.messages)
         fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
         fork.timings.update(self.timings)

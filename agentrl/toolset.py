@@ -34,6 +34,19 @@ class Toolset:
     def begin(self) -> None:
         """Make what an episode has for itself; ``self`` is its copy."""
 
+    def fork(self) -> Self:
+        """Return a second one in the same state, for a branch of the episode: by default a copy.
+
+        A toolset with a `begin` keeps something for each episode, of which a copy would hold the same: it writes a
+        ``fork`` of its own, or is refused.
+
+        Raises:
+            ContractError: it cannot be forked.
+        """
+        if type(self).begin is not Toolset.begin:
+            raise cannot_fork(self, "it keeps something for each episode, and has no method fork that copies it")
+        return copy.copy(self)
+
     async def close(self) -> None:
         """Let go of what the episode held."""
 
@@ -53,6 +66,13 @@ class Toolset:
         own.shared = shared
         own.begin()
         return own
+
+
+def cannot_fork(toolset: Toolset, why: str) -> ContractError:
+    """Make the error of a toolset in a rollout that branches."""
+    return ContractError(
+        f"the toolset {type(toolset).__name__} cannot be forked: {why}; leave it out, or set branches 1"
+    )
 
 
 def named(name: str, settings: Mapping[str, Any] | None = None) -> Tool | Toolset:

@@ -33,7 +33,7 @@ class Warmer(Env):
 
     def clone(self) -> Env:
         """What ``rollout.branches`` asks for: nothing here is shared with anybody."""
-        return copy.copy(self)
+        return copy.deepcopy(self)
 
 
 def harder(history: Sequence[Outcome]) -> dict[str, Any]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import anyio
 import pytest
+from agentrl_tools.python import Python
+from agentrl_tools.shell import Shell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory
+from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Toolset, Trajectory, tool
 from agentrl.credit import TRAINED, assign_credit
 from agentrl.episode import Branching
 from agentrl.learner.advantage import dr_grpo
 from agentrl.learner.forest import grow
 from agentrl.rollout import Rollout
-from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
+from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation
 
 
@@ -137,3 +140,151 @@ async def test_with_episodes_to_spare_the_slowest_are_cancelled() -> None:
     assert len(group.trajectories) == len(said) == 4
     assert not any(int(m["content"]) % 3 == 0 for t in group for m in t.messages if m["role"] == "assistant")
     assert Walk.open == 0
+
+
+class Basket(ToolEnv):
+    """Worth how many things lie in the basket; a turn puts as many into it as its dice say."""
+
+    tools: Sequence[Any] = ()
+    max_turns = 3
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        self.things = 0
+        return self.ask("fill it"), {}
+
+    @tool
+    async def put(self, n: int) -> str:
+        """Put things into the basket."""
+        self.things += n
+        return f"{self.things} in it"
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        assert len(self.call_records) == trajectory.turns
+        return {"things": float(self.things)}
+
+    def clone(self) -> Env:
+        return copy.copy(self)
+
+
+class Puts(ScriptedEngine):
+    """Puts as many things as its dice say."""
+
+    def __init__(self) -> None:
+        super().__init__([""])
+
+    async def generate(self, token_ids: Any, params: Any, *, session: str) -> Any:
+        ids = (*call("put", n=1 + params.seed % 50).encode(), STOP)
+        return Completion(ids, (-0.5,) * len(ids), (0,) * len(ids), "stop")
+
+
+async def filled(cls: type[Env], branches: int = 3) -> Any:
+    async with EnvSpec(cls).open() as spec:
+        rollout = Rollout(spec, Puts(), ByteRenderer(), branching=Branching(1, branches))
+        return await rollout.group(0, branches)
+
+
+def put_in(trajectory: Trajectory) -> int:
+    """By what was asked."""
+    asked = [c for m in trajectory.messages for c in m.get("tool_calls", ())]
+    return sum(c["function"]["arguments"]["n"] for c in asked)
+
+
+class Deep(Basket):
+    def clone(self) -> Env:
+        return copy.deepcopy(self)
+
+
+@pytest.mark.parametrize("cls", [Basket, Deep])
+async def test_the_tools_of_a_branch_act_on_the_branch(cls: type[Env]) -> None:
+    """The tools of a copy.copy used to act on the trunk, and its records were the trunk's."""
+    group = await filled(cls)
+    assert [t.reward for t in group] == [float(put_in(t)) for t in group]
+    assert len({t.reward for t in group}) == 3
+    assert [[c.turn for c in t.calls] for t in group] == [[0, 1, 2]] * 3
+    said = [[m["content"] for m in t.messages if m["role"] == "tool"] for t in group]
+    assert [words[-1] for words in said] == [f"{put_in(t)} in it" for t in group]
+
+
+class Ledger(Toolset):
+    """Remembers for each episode."""
+
+    def begin(self) -> None:
+        self.lines: list[int] = []
+
+    @tool
+    async def put(self, n: int) -> str:
+        """Put things."""
+        self.lines.append(n)
+        return f"{sum(self.lines)} in it"
+
+
+class Forked(Ledger):
+    def fork(self) -> Self:
+        own = copy.copy(self)
+        own.lines = list(self.lines)
+        return own
+
+
+def with_tools(*given: Any) -> type[Env]:
+    class Plain(ToolEnv):
+        tools = given
+        max_turns = 3
+
+        async def reset(
+            self, *, seed: int, options: Mapping[str, Any] | None = None
+        ) -> tuple[Observation, dict[str, Any]]:
+            return self.ask("fill it"), {}
+
+        def clone(self) -> Env:
+            return copy.copy(self)
+
+    return Plain
+
+
+async def test_a_toolset_is_forked_or_refused_by_name() -> None:
+    for t in await filled(with_tools(Forked)):
+        assert [m["content"] for m in t.messages if m["role"] == "tool"][-1] == f"{put_in(t)} in it"
+    with pytest.raises(ContractError, match=r"the toolset Ledger cannot be forked: .* has no method fork"):
+        await filled(with_tools(Ledger))
+
+
+async def test_the_toolsets_that_ship_say_whether_they_can_be_forked() -> None:
+    for toolset, why in (
+        (Python(state=True), "Python cannot be forked: with state = true"),
+        (Shell(), "Shell cannot be forked: its files and processes"),
+    ):
+        with pytest.raises(ContractError, match=why):
+            toolset.fork()
+    plain = Python().of_episode("the servers")
+    assert plain.fork() is not plain
+    assert plain.fork().shared == "the servers"
+
+
+async def test_a_tool_that_is_bound_to_the_trunk_is_refused_by_name() -> None:
+    class Bound(Basket):
+        async def reset(
+            self, *, seed: int, options: Mapping[str, Any] | None = None
+        ) -> tuple[Observation, dict[str, Any]]:
+            @tool(name="take")
+            async def take(n: int) -> str:
+                """Take things out."""
+                self.things -= n
+                return "taken"
+
+            self.tools = [take]
+            return await super().reset(seed=seed, options=options)
+
+    with pytest.raises(ContractError, match="the tool 'take' of a clone acts on the Bound that was cloned"):
+        await filled(Bound)
+
+
+def test_a_deep_copy_shares_what_belongs_to_the_run_and_nothing_of_the_episode() -> None:
+    env = Deep()
+    env.shared, env.things = {"pool": threading.Lock()}, 3
+    env.words = ["a"]  # type: ignore[attr-defined]
+    assert [t.name for t in env.tool_list] == ["put"]
+    other = copy.deepcopy(env)
+    assert other.shared is env.shared
+    assert other.words == ["a"]  # type: ignore[attr-defined]
+    assert other.words is not env.words  # type: ignore[attr-defined]
+    assert "_tools" not in vars(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -175,6 +176,39 @@ def test_the_framework_holds_out_the_integers_of_an_environment_that_reads_no_sp
             return await super().reset(seed=seed)
 
     assert found(Mine) == {}
+
+
+class Branched(Sound):
+    """Sound, and it counts the words it was asked for; its clones share what `share` says."""
+
+    async def reset(self, *, seed: int, options: Options = None) -> Start:
+        self.asked: list[int] = []
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: Reply) -> Step:
+        step = await super().step(action)
+        self.asked.append(len(self.asked))
+        return step._replace(reward=float(len(self.asked)))
+
+    def clone(self) -> Env:
+        return copy.deepcopy(self)
+
+
+def test_branches_are_played_and_compared_with_the_same_turns_by_themselves() -> None:
+    class Shallow(Branched):
+        def clone(self) -> Env:
+            return copy.copy(self)
+
+    class Fresh(Branched):
+        def clone(self) -> Env:
+            return type(self)()
+
+    (fine,) = [f for f in check_env(Branched, tasks=4) if f.what == "branches"]
+    assert fine.verdict == "ok"
+    said = only(Shallow, "branches")
+    assert "a branch of task 0, and the same turns by themselves, differ in" in said
+    assert "copy.deepcopy(self)" in said
+    assert "AttributeError" in only(Fresh, "branches")
 
 
 def test_an_attribute_of_the_class() -> None:

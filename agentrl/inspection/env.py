@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.inspection import alone, apart, faults, resets, rewards, schemas
+from agentrl.inspection import alone, apart, branches, faults, resets, rewards, schemas
 from agentrl.inspection.consent import select_allowed
 from agentrl.inspection.finding import Finding, fail, failures, ok, skip
 from agentrl.inspection.held import held as count_open
@@ -81,6 +81,7 @@ async def _play(
         ("splits-apart", lambda: resets.splits_apart(plays, wide, test)),
         ("free-reward", lambda: rewards.free(plays, wide)),
         ("episodes-apart", lambda: apart.courses(plays, train)),
+        ("branches", lambda: branches.branches(plays, train)),
         ("closes", lambda: apart.closes(spec, train[0])),
         ("same-seed-elsewhere", lambda: resets.repeats_elsewhere(plays, train)),
         ("global-dice", lambda: resets.dice_left_alone(plays, train)),

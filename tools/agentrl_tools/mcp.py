@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 from agentrl import ContractError, Tool, ToolError, Toolset, UserError, WorldFault
 from agentrl.errors import nearest
+from agentrl.toolset import cannot_fork
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -76,6 +77,11 @@ class Mcp(Toolset):
     def begin(self) -> None:
         self._session: Connection | None = None
         self._starting = anyio.Lock()
+
+    def fork(self) -> Self:
+        if self.per_episode:
+            raise cannot_fork(self, "with per_episode = true the server keeps what it holds, which cannot be copied")
+        return self.of_episode(self.shared)
 
     async def close(self) -> None:
         if self._session is not None and self.per_episode:

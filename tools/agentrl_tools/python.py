@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Literal
+from typing import Literal, Self
 
 from agentrl import Tool, ToolError, Toolset, WorldFault, tool
+from agentrl.toolset import cannot_fork
 from agentrl_tools.sandbox import client, launch, monty
 
 MAX_CHARS = 20_000
@@ -77,6 +78,11 @@ class Python(Toolset):
         self.mine: client.Sandbox | monty.Monty | None = None  # where the variables are
         self.generation = 0
         self.turn = asyncio.Lock()
+
+    def fork(self) -> Self:
+        if self.state:
+            raise cannot_fork(self, "with state = true its variables are in a process, which cannot be copied")
+        return self.of_episode(self.shared)
 
     async def close(self) -> None:
         if self.session is not None and self.mine is not None:

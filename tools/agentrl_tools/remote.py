@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import anyio
 
 from agentrl import ContractError, Tool, ToolError, Toolset, UserError, WorldFault, tool
 from agentrl.errors import nearest
 from agentrl.registry import imported
+from agentrl.toolset import cannot_fork
 
 KINDS = {"e2b": "agentrl_tools.e2b:E2b"}
 SPARE_S = 10.0  # beyond the deadlines inside a call: to tell which one passed
@@ -102,6 +103,9 @@ class Remote(Toolset):
     def begin(self) -> None:
         self._started: Sandbox | None = None
         self._starting = anyio.Lock()
+
+    def fork(self) -> Self:
+        raise cannot_fork(self, "its files and processes are in a sandbox of the episode's own")
 
     async def close(self) -> None:
         if self._started is not None:

@@ -6,8 +6,10 @@ import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Self
 
 from agentrl import Tool, ToolError, Toolset, tool
+from agentrl.toolset import cannot_fork
 from agentrl_tools.sandbox import launch
 from agentrl_tools.sandbox.machine import Machine, Ran
 
@@ -40,6 +42,9 @@ class Files(Toolset):
 
     def begin(self) -> None:
         self.machine = Machine(self.shared)
+
+    def fork(self) -> Self:
+        raise cannot_fork(self, "its files and processes are in a machine of the episode's own")
 
     async def close(self) -> None:
         await self.machine.close()
