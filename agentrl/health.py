@@ -165,6 +165,17 @@ def faulting(h: History) -> str | None:
     )
 
 
+def unscorable(h: History) -> str | None:
+    counts = {n.split("/")[1]: v for n, v in h.values[-1].items() if n.endswith("/unscorable") and v}
+    if not counts:
+        return None
+    names = ", ".join(f"{name!r} in {count:.0f} episodes" for name, count in sorted(counts.items()))
+    return (
+        f"a reward was None, so is in no mean ({names} of this step): where it was meant to apply, those solutions "
+        "cannot be read; the reward math reads those that take algebra"
+    )
+
+
 RULES: Mapping[str, Callable[[History], str | None]] = {
     f.__name__: f
     for f in (
@@ -177,6 +188,7 @@ RULES: Mapping[str, Callable[[History], str | None]] = {
         out_of_turns,
         one_part_rules,
         faulting,
+        unscorable,
     )
 }
 

@@ -182,4 +182,8 @@ def first_fault(played: Sequence[Trajectory]) -> str:
     for t in played:
         if t.fault is not None:
             return f"The first fault ({t.fault.kind}): {t.fault.message}"
-    return "Every reward was None: no reward function applied."
+    names = ", ".join(sorted({name for t in played for name in t.rewards})) or "none is named"
+    return (
+        f"Every reward was None ({names}): none applied to these tasks, or their solutions cannot be read "
+        "(docs/rewards.md says which forms can)."
+    )

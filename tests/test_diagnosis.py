@@ -90,3 +90,11 @@ def test_winners_that_all_say_the_same_are_told() -> None:
     assert Diagnosis().look(FINE, groups("the answer is {0}")) == []
     (found,) = Diagnosis().look(FINE, groups("the answer"))
     assert found.startswith("the winners of 10 of 10 tasks say the same, 'the answer': can the reward be had without")
+
+
+def test_a_reward_that_could_not_judge_is_told_once_with_its_count() -> None:
+    none = {"rewards/accuracy/unscorable": 12.0}
+    sentences = told(none, none, {}, none)
+    assert len(sentences) == 1
+    assert "a reward was None, so is in no mean ('accuracy' in 12 episodes of this step)" in sentences[0]
+    assert told({"rewards/accuracy/unscorable": 0.0}) == []

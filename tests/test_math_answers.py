@@ -74,7 +74,12 @@ def test_the_golden_files_hold_every_kind_of_verdict(name: str) -> None:
 )
 async def test_long_nonsense_is_wrong_at_once(open_brackets: str) -> None:
     """Nothing that a model writes takes the readers long, or deep."""
-    for text in (open_brackets * 4_000, open_brackets * 40 + "}" * 40, open_brackets * 300):
+    for text in (
+        open_brackets * 4_000,
+        "(" * 400 + open_brackets + ")" * 400,
+        open_brackets * 40 + "}" * 40,
+        open_brackets * 300,
+    ):
         assert accuracy(completions=["\\boxed{" + text + "}"], solution=["42"]) == [0.0]
         assert accuracy(completions=[text], solution=["42"]) == [0.0]
         assert accuracy(completions=["\\boxed{42}"], solution=[text]) in ([None], [0.0])

@@ -82,3 +82,11 @@ def test_unscored_episodes_alone_have_lengths_and_no_reward() -> None:
     assert "reward" not in found
     assert found["completions/mean_length"] == 2
     assert found["tools/call_frequency"] == 0.0
+
+
+def test_episodes_that_a_reward_could_not_judge_are_counted() -> None:
+    segment = Segment("prompt", (1,))
+    trajectories = [Trajectory(0, (segment,), (), Stop.TERMINATED, {"a": r, "b": 1.0}) for r in (None, 1.0, None)]
+    values = metrics.of_groups([Group(0, tuple(trajectories))])
+    assert (values["rewards/a/unscorable"], values["rewards/a/mean"]) == (2.0, 1.0)
+    assert "rewards/b/unscorable" not in values

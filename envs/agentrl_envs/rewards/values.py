@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from agentrl_envs.rewards import arithmetic
@@ -28,7 +29,7 @@ _TO_TEN = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 _TO_TWENTY = ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
 NUMERALS = {word: number for number, word in enumerate((*_TO_TEN, *_TO_TWENTY, "twenty"))}
 ROUNDED, RELATIVE = 5e-7, 2e-6  # decimals are compared to six places, as math-verify does
-MAX_CHARS = 1_000
+MAX_CHARS, MAX_DEPTH = 1_000, 30
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def read(text: str, *, marked: bool = True) -> Value | None:
     tidied = tidy(text)
     plain = without_words(tidied)
     marked = marked or "\\words" in tidied
-    if plain.casefold() in NOTHING or len(tidied) > MAX_CHARS or (not marked and plain.casefold() in PLACEHOLDERS):
+    if plain.casefold() in NOTHING or _is_too_much(tidied) or (not marked and plain.casefold() in PLACEHOLDERS):
         return None
     value = _words(plain, marked) or _value(tidied)
     return value if value is not None else _expression(tidied, marked)
@@ -257,6 +258,12 @@ def _split(text: str, separator: str) -> list[str]:
         else:
             parts[-1] += character
     return parts
+
+
+def _is_too_much(text: str) -> bool:
+    """Return True where a text is longer, or its brackets deeper, than an answer's are."""
+    depths = accumulate((c in "([{") - (c in ")]}") for c in text)
+    return len(text) > MAX_CHARS or max(depths, default=0) > MAX_DEPTH
 
 
 def _is_balanced(text: str) -> bool:
