@@ -25,6 +25,7 @@ from agentrl.group_scoring import score_group
 from agentrl.lanes import Lanes, Track
 from agentrl.offered_tools import OfferedTools
 from agentrl.renderer import Renderer
+from agentrl.tasks import task_index
 from agentrl.types import (
     Fault,
     Group,
@@ -142,7 +143,7 @@ class Rollout:
                 players.cancel_scope.cancel()  # whoever was begun to spare
 
         def begun(member: int) -> Episode:
-            return Episode(self, task, mixed(seed, task, first + member), options or {})
+            return Episode(self, task, mixed(seed, task_index(task), first + member), options or {})
 
         async def alone(member: int) -> None:
             async with self.admission.place():

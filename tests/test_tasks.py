@@ -10,9 +10,11 @@ from agentrl_envs import math_tasks, shop_tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import ContractError, Env, EnvSpec, UserError
+from agentrl import ContractError, Env, EnvSpec, Reply, Step, UserError
 from agentrl.evaluation import held_out
+from agentrl.rollout import Rollout
 from agentrl.tasks import HELD_OUT, TaskSampler, task_index, task_integer
+from agentrl.testing import ByteRenderer, ScriptedEngine
 from agentrl.types import Observation
 
 
@@ -88,3 +90,22 @@ def test_environments_that_read_the_split_have_the_test_tasks_that_they_had() ->
     for index in range(4):
         for draw in (math_tasks.draw, shop_tasks.draw):
             assert draw(task_integer("test", index), split="test") == draw(index, split="test")
+
+
+async def test_a_held_out_task_has_the_dice_of_its_index() -> None:
+    """So that what was measured before held-out tasks had integers of their own is measured again, to the digit."""
+    seen: list[int] = []
+
+    class Dice(ScriptedEngine):
+        async def generate(self, token_ids: Any, params: Any, *, session: str) -> Any:
+            seen.append(params.seed)
+            return await super().generate(token_ids, params, session=session)
+
+    play = Rollout(EnvSpec(Once), Dice(["a"]), ByteRenderer(), split="test")
+    await play.batch([3, task_integer("test", 3)], 1, seed=5)
+    assert seen[0] == seen[1]
+
+
+class Once(Generated):
+    async def step(self, action: Reply) -> Step:
+        return Step([], 0.0, True, False, {})
