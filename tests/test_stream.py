@@ -395,7 +395,7 @@ async def test_a_run_that_stops_begins_nothing_but_the_batch_it_waits_for(stalen
         state = stream.state()
     async with streaming(play, sampler, Plan(2, 2, staleness, steps=2), step=1, ahead=state) as stream:
         await learned(stream, play.engine, 1)
-    assert stream._admitted == 4  # a run that goes on has the batch that it needs
+    assert stream._admitted == max(4, state.admitted)  # a run that goes on has the batch that it needs
 
 
 async def test_draining_leaves_nothing_in_play_and_loses_nothing() -> None:
