@@ -128,6 +128,8 @@ def _given(name: str, run: str, folder: Path, begun: int) -> dict[str, Any]:
         before = sorted((folder / "wandb").glob("*run-*-*"), key=lambda p: p.name.partition("run-")[2])
         if begun and before:
             given |= {"id": before[-1].name.rpartition("-")[2], "resume": "allow"}
+    if name == "mlflow":
+        given = {"run_name": run}
     if name == "trackio":
         given = {"name": run} | ({"resume": "allow"} if begun else {})
     if name == "tensorboard" and (folder / "tensorboard").exists():

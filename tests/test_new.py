@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ from agentrl.cli import main
 from agentrl.new import Kind
 
 ROOT = Path(__file__).parent.parent
-MADE: list[tuple[Kind, str]] = [("env", "crates"), ("tool", "days-between")]
+MADE: list[tuple[Kind, str]] = [("env", "crates"), ("tool", "weather-report")]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,9 @@ def test_what_is_written(
     kind: Kind, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["new", kind, name]) == 0
-    assert f"agentrl check {kind} {name}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"pip install -e 'agentrl-{name}[test]'" in said
+    assert f"agentrl check {kind} {name}" in said
     package, folder = f"agentrl_{name.replace('-', '_')}", Path(f"agentrl-{name}")
     assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == {
         *("pyproject.toml", "README.md", ".gitignore", f"tests/test_{package}.py"),
@@ -39,7 +42,13 @@ def test_what_is_written(
     assert project["name"] == f"agentrl-{name}"
     (target,) = project["entry-points"][f"agentrl.{kind}s"].values()
     monkeypatch.syspath_prepend(str(folder / "src"))
-    assert isinstance(registry.imported(name, target), Tool if kind == "tool" else type)
+    made = registry.imported(name, target)
+    assert isinstance(made, Tool if kind == "tool" else type)
+    if isinstance(made, Tool):
+        assert made.name == name.replace("-", "_")
+        assert "async def" in (folder / "src" / package / "__init__.py").read_text()
+    needs = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
+    assert [re.split("[<>=]", need)[0] for need in needs] == ["pytest"]  # all that its tests import beside agentrl
     assert "$" not in "".join(p.read_text() for p in folder.rglob("*.py"))
 
 
@@ -60,7 +69,7 @@ def test_what_is_written_is_tidy(kind: Kind, name: str) -> None:
         (["env", "a--b"], "'a--b' is no name"),
         (["tool", "lambda"], "'lambda' is a word of Python's or pytest's own; take another, such as my-lambda"),
         (["env", "test-it"], "'test-it' is a word of Python's or pytest's own"),
-        (["tool", "date"], "'date' is a name that the package's own code needs; take another, such as my-date"),
+        (["tool", "note"], "'note' is a name that the package's own code needs; take another, such as my-note"),
         (["env", "trajectory"], "'trajectory' is a name that the package's own code needs"),
         (["env", "here", "--out", "taken"], "'taken' exists; say --out DIR for another folder"),
         (["env", "here", "--out", "file/inside"], "cannot write 'file/inside': Not a directory"),

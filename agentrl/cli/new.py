@@ -13,7 +13,7 @@ from agentrl.new import Kind
 HELP = """usage: agentrl new {env,tool} NAME [--out DIR]
 
   agentrl new env crates        writes agentrl-crates/: a small environment with a tool of its own, tests, a README
-  agentrl new tool days-between
+  agentrl new tool weather-report
 
 The package installs, registers under NAME, passes its tests and `agentrl check`. Then change it.
 """
@@ -32,5 +32,7 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"{name}: agentrl new takes no such setting{nearest(name, ['out'])}")
     kind, name = KINDS[words[0]], words[1]
     folder = new.write(kind, name, Path(str(given["out"])) if "out" in given else None)
-    print(f"{folder} is there. Then:\n\n  pip install -e {folder}\n  agentrl check {kind} {name}\n  pytest {folder}")
+    print(
+        f"{folder} is there. Then:\n\n  pip install -e '{folder}[test]'\n  agentrl check {kind} {name}\n  pytest {folder}"
+    )
     return 0

@@ -42,7 +42,7 @@ def plugins(folder: Path) -> list[str]:
     """What `agentrl new` writes, as it is when installed: places for the path of modules."""
     places = []
     known = {e.name for e in importlib.metadata.entry_points(group="agentrl.envs")}
-    for kind, name in (("env", "crates"), ("tool", "days-between")):
+    for kind, name in (("env", "crates"), ("tool", "weather-report")):
         assert name not in known, f"{name} is installed: the pages' own is not what would run"
         made = new.write(kind, name, folder / f"agentrl-{name}")  # type: ignore[arg-type]
         project = tomllib.loads((made / "pyproject.toml").read_text(encoding="utf-8"))["project"]

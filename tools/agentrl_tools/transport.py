@@ -19,6 +19,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED
 
 from agentrl.errors import UserError
+from agentrl_tools.reaper import mark
 
 NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
 TAIL_BYTES = 2000
@@ -101,7 +102,8 @@ def command_of(server: str, env: Sequence[str]) -> StdioServerParameters:
     for name in env:
         if name not in os.environ:
             raise UserError(f"tool 'mcp': there is no environment variable {name!r}, which tool.mcp.env names")
-    return StdioServerParameters(command=words[0], args=words[1:], env={name: os.environ[name] for name in env})
+    given = {name: os.environ[name] for name in env} | mark()
+    return StdioServerParameters(command=words[0], args=words[1:], env=given)
 
 
 @asynccontextmanager
