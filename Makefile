@@ -5,7 +5,7 @@ VLLM_VENV ?= .venv-vllm
 # Two tests at once: most of them wait most of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: train test check slow vllm browser nano clean
+.PHONY: train test check slow vllm browser nano long clean
 
 # A fresh machine: make the venv, install, train a tool-using agent on the CPU. ARGS="--seed 1" passes settings on.
 train: $(VENV)/.installed
@@ -37,6 +37,10 @@ check: $(VENV)/.installed-test
 # Pre-train the embedded policy again: about a quarter of an hour.
 nano: $(VENV)/.installed
 	$(BIN)/python -m agentrl_envs.nano.pretrain --out envs/agentrl_envs/nano/weights
+
+# Figures that take long, a file each in benchmarks/results, with the commit they were measured at: commit them.
+long: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/long.py $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

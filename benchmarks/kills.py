@@ -15,6 +15,8 @@ pending at the end; none in two; no token is older than was asked for; and what 
   measure     during a measurement between steps
   end         after the last step: while the model is saved, or during the last measurement
 
+``--endings`` runs `endings` instead: signals, a notebook's interrupt, a closed pipe and terminal, a full disk.
+
 Other words are settings of the run: ``kills.py --rollout.dynamic true``. Exit status 1, and the differences, where
 there are any.
 
@@ -42,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from endings import Endings, start
 from rich.console import Console
 from rich.table import Table
 
@@ -259,11 +262,32 @@ def undisturbed(folder: Path, words: list[str]) -> float:
     return time.monotonic() - begun
 
 
+def end_in_each_way(words: list[str], names: list[str]) -> bool:
+    """Print a table of `endings`, those named or all; return whether one was not as it should be."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    table, wrong = Table("ending", "found", "seconds"), False
+    with tempfile.TemporaryDirectory() as place:
+        runs = Endings(words, Path(place), {**os.environ, "PYTHONPATH": path})
+        whole = Path(place, "whole")
+        alone = start(runs.command(whole), runs.environment)
+        assert alone.end() == 0, alone.text
+        for name, act in runs.all():
+            if not names or name in names:
+                begun = time.monotonic()
+                found = runs.run(name, act, lambda broken: differences(whole, broken))
+                wrong |= found not in ("as if never disturbed", "not tried: it needs the right to mount")
+                table.add_row(name, found, f"{time.monotonic() - begun:.0f}")
+                print(f"{name}: {found}", flush=True)
+    Console().print(table)
+    return wrong
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--staleness", type=int, default=0, help="rollout.max_staleness")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--endings", nargs="*", metavar="NAME", help="other endings than kills; all of them by default")
     args, more = parser.parse_known_args()
     slow = ["--env", "rollout:SlowMath", "--env.mean_s", "0.05", "--rollout.max_staleness", str(args.staleness)]
     exact = ["--env", "math-tools", "--deterministic", "true"]
@@ -272,6 +296,8 @@ def main() -> None:
         importlib.import_module(name)
     importlib.import_module("transformers.models.qwen3.modeling_qwen3")
 
+    if args.endings is not None:
+        sys.exit(end_in_each_way(words, args.endings))
     rng, begun, killed, wrong, runs = random.Random(args.seed), time.monotonic(), Counter[str](), 0, 0
     with tempfile.TemporaryDirectory() as place:
         whole = Path(place, "whole")

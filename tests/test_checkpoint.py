@@ -22,7 +22,9 @@ from safetensors.torch import load_file
 from agentrl import Env, Reply, Step, UserError, checkpoint, train
 from agentrl.cli import main
 from agentrl.curriculum import Outcome
-from agentrl.run import create
+from agentrl.disk import Needs
+from agentrl.run import Run, create
+from agentrl.session import Session
 from agentrl.watching import Watcher
 
 EXACT: dict[str, Any] = {
@@ -288,6 +290,30 @@ def test_a_curriculum_goes_on_with_the_options_that_it_gave(tmp_path: Path) -> N
     assert seen[-1] == [{"level": n} for n in (0, 0, 2, 2, 4, 4, 6, 6)]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"learner": {"optimizer": "adamw", "beta": 0.01}},
+        *(
+            pytest.param(m, marks=pytest.mark.slow)
+            for m in ({"learner": {"optimizer": "muon"}}, {"lora": {"rank": 4}}, {"dtype": "bfloat16"})
+        ),
+    ],
+)
+def test_the_room_that_is_asked_for_is_what_is_written(more: dict[str, Any], tmp_path: Path) -> None:
+    asked: list[Needs] = []
+
+    class Looking(Watcher):
+        def started(self, session: Session, run: Run) -> None:
+            asked.append(checkpoint.needs(session.policy.model, session.config))
+
+    train("math-tools", run={"dir": str(tmp_path)}, watcher=Looking(), **EXACT | {"steps": 1, "learner": {}} | more)
+    state = (tmp_path / "checkpoints" / "step-000001" / "state.pt").stat().st_size
+    model = sum(f.stat().st_size for f in (tmp_path / "model").glob("*.safetensors"))
+    assert abs(asked[0].checkpoint - state) < 0.1 * state + 2**17
+    assert abs(asked[0].model - model) < 0.1 * model + 2**17
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", ["0", "2"])
 def test_killed_again_and_again_it_ends_as_if_never(staleness: str) -> None:
@@ -296,3 +322,15 @@ def test_killed_again_and_again_it_ends_as_if_never(staleness: str) -> None:
     words = [sys.executable, str(script), "--kills", "5", "--staleness", staleness]
     done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["SIGTERM", "kernel", "EPIPE", "ENOSPC waits", "ENOSPC later"])
+def test_ended_in_another_way_it_goes_on_as_if_never(ending: str) -> None:
+    """By the command that its last lines name; the script says what it compares."""
+    script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+    words = [sys.executable, str(script), "--endings", ending]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "not tried" in done.stdout:
+        pytest.skip("needs the right to mount")

@@ -32,7 +32,6 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"{name}: agentrl new takes no such setting{nearest(name, ['out'])}")
     kind, name = KINDS[words[0]], words[1]
     folder = new.write(kind, name, Path(str(given["out"])) if "out" in given else None)
-    print(
-        f"{folder} is there. Then:\n\n  pip install -e '{folder}[test]'\n  agentrl check {kind} {name}\n  pytest {folder}"
-    )
+    steps = (f"pip install -e '{folder}[test]'", f"agentrl check {kind} {name}", f"pytest {folder}")
+    print(f"{folder} is there. Then:\n\n  " + "\n  ".join(steps))
     return 0

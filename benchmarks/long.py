@@ -1,0 +1,67 @@
+"""Run the benchmarks that take long, and keep what they print: python benchmarks/long.py [NAME ...]
+
+Each writes ``benchmarks/results/NAME.txt``: the commit it measured, the command, the machine, the minutes it took, what
+was printed, and the exit status. Commit the file. A tree with changes that no commit has is told in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+COMMANDS: dict[str, list[str]] = {  # add yours here
+    "kills": ["kills.py", "--kills", "50"],
+    "kills-ahead": ["kills.py", "--kills", "50", "--staleness", "2"],
+    "endings": ["kills.py", "--endings"],
+}
+
+
+def measured_commit() -> str:
+    """Return the commit of the tree, and whether the tree has changes beside it."""
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--", ":!benchmarks/results")
+    return commit + (" with changes that are not committed" if changes else "")
+
+
+def measure(name: str) -> int:
+    """Run one benchmark and write its file; return its exit status."""
+    commit, begun = measured_commit(), time.monotonic()
+    command = [sys.executable, str(HERE / COMMANDS[name][0]), *COMMANDS[name][1:]]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    head = {
+        "commit": commit,
+        "command": f"python benchmarks/{' '.join(COMMANDS[name])}",
+        "machine": machine,
+        "minutes": f"{(time.monotonic() - begun) / 60:.1f}",
+        "exit status": str(done.returncode),
+    }
+    text = "".join(f"{key}: {value}\n" for key, value in head.items()) + "\n" + done.stdout
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / f"{name}.txt").write_text(text)
+    print(f"{name}: exit status {done.returncode}, benchmarks/results/{name}.txt", flush=True)
+    return done.returncode
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or ("no commit is known" if words[0] == "rev-parse" else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(COMMANDS)}; all by default")
+    names = parser.parse_args().names
+    if unknown := [n for n in names if n not in COMMANDS]:
+        parser.error(f"there is no {unknown[0]!r}; there are {', '.join(COMMANDS)}")
+    sys.exit(max(measure(name) for name in names or COMMANDS))
+
+
+if __name__ == "__main__":
+    main()
