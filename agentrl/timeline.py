@@ -11,7 +11,7 @@ from agentrl.critical_path import EPISODES, seconds_by_owner, waited_for
 from agentrl.lanes import IDLE, Interval, Lanes, Piece, coalesce
 
 ALWAYS = ("generate", "tools", "env", "reward", "learn", "sync", "write", IDLE)  # lanes that every row of a step has
-DRAWN = 160  # intervals of a lane, and pieces of the waited-for lane, in a picture
+DRAWN = 120  # intervals of a lane, and pieces of the waited-for lane, in a picture
 TOOLS = 12  # lanes of tools in a picture, those with the most seconds; `tools` has them all
 
 
@@ -72,6 +72,7 @@ class Timeline:
         picture = {
             "begin": round(stretch.begin - self._start, 4),
             "seconds": round(stretch.wall, 4),
+            "busy": {owner: round(seconds, 4) for owner, seconds in stretch.seconds.items()},
             "lanes": {
                 owner: _relative(stretch.intervals[owner], stretch.begin) for owner in _drawn_lanes(stretch.seconds)
             },
@@ -81,8 +82,9 @@ class Timeline:
 
 
 def _drawn_lanes(seconds: dict[str, float]) -> list[str]:
-    tools = sorted((owner for owner in seconds if owner.startswith("tool/")), key=lambda owner: -seconds[owner])
-    return [owner for owner in seconds if not owner.startswith("tool/")] + tools[:TOOLS]
+    shown = [owner for owner in seconds if seconds[owner] > 0]
+    tools = sorted((owner for owner in shown if owner.startswith("tool/")), key=lambda owner: -seconds[owner])
+    return [owner for owner in shown if not owner.startswith("tool/")] + tools[:TOOLS]
 
 
 def _relative(intervals: list[Interval], begin: float) -> list[list[float]]:

@@ -72,7 +72,7 @@ def test_a_bad_call_says_why_and_spoils_no_other(call: str, error: str) -> None:
 
 
 def test_unclosed_calls() -> None:
-    unclosed = "the tool call was not closed with </tool_call>"
+    unclosed = "the tool call was not closed"
     assert found(hermes.parse('<tool_call>{"name": "a", "argu')) == [unclosed]
     assert found(hermes.parse('<tool_call>{"name": "a"}')) == [unclosed]
     assert found(hermes.parse('<tool_call>{"name": "a"} <tool_call>{"name": "b"}</tool_call>')) == [unclosed, ("b", {})]

@@ -87,7 +87,7 @@ def assert_true(measured: Measured) -> None:
     edges = sorted({0.0, measured.wall, *(t for its in picture["lanes"].values() for i in its for t in i)})
     for a, b in pairwise(edges):
         busy = {o for o, its in picture["lanes"].items() if o != IDLE and any(x <= a and b <= y for x, y in its)}
-        idle = any(x <= a and b <= y for x, y in picture["lanes"][IDLE])
+        idle = any(x <= a and b <= y for x, y in picture["lanes"].get(IDLE, []))
         assert idle != bool(busy)
     assert all(a[1] == b[0] for a, b in pairwise(picture["waited"]))
 

@@ -67,12 +67,12 @@ def _call(text: str, start: int) -> tuple[ToolCall, int]:
         call, end = _DECODER.raw_decode(text, start)  # tags inside a string are the string's
         if closed := _CLOSED.match(text, end):
             return _checked(call), closed.end()
-        why = f"more than one JSON object between {OPEN} and {CLOSE}"
+        why = "more than one JSON object in one tool call"
     except (ValueError, RecursionError) as error:
         why = f"invalid JSON in the tool call: {_where(error, start)}"
     close, following = text.find(CLOSE, start), text.find(OPEN, start)
     if close < 0 or 0 <= following < close:
-        why = f"the tool call was not closed with {CLOSE}"
+        why = "the tool call was not closed"
         return _refused(why), following if following >= 0 else len(text)
     return _refused(why), close + len(CLOSE)
 

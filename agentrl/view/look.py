@@ -16,6 +16,7 @@ from agentrl.view.held_out import pair_held_out
 from agentrl.view.refusals import Refusals, conversations, refusals
 from agentrl.view.search import Search
 from agentrl.view.store import Store
+from agentrl.view.timelines import Timelines
 from agentrl.view.tokens import Texts
 from agentrl.view.trend import trend
 from agentrl.view.trouble import trouble
@@ -28,6 +29,7 @@ FILES = 6  # of those looked at, whose refusals are read
 class Look:
     def __init__(self, store: Store) -> None:
         self.store, self.search, self.texts = store, Search(store), Texts(store)
+        self.timelines = Timelines(store.folder / "timeline.jsonl")
         self._rows: OrderedDict[tuple[int, Place], Row] = OrderedDict()
         self._kept: dict[str, tuple[int, Any]] = {}
         self._lock, self._making = threading.Lock(), threading.RLock()

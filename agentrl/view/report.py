@@ -12,11 +12,13 @@ from agentrl.stored import place
 from agentrl.view import episode
 from agentrl.view.explain import group_of, where_from, why_not_trained
 from agentrl.view.findings import Finding, recent_from
+from agentrl.view.lanes_svg import draw_lanes
 from agentrl.view.look import Look
 from agentrl.view.plots import Line, plot
 from agentrl.view.store import Store
 from agentrl.view.telling import chosen
 from agentrl.view.text import cut, visible
+from agentrl.view.timelines import Timelines
 from agentrl.view.trend import trend
 
 GENERATOR = '<meta name="generator" content="agentrl report">'
@@ -58,11 +60,34 @@ def report(store: Store) -> str:
             f"<h1>{_words(store.name)}</h1>{_facts(store)}",
             f"<h2>What stands out</h2><ul class=found>{''.join(_finding(f) for f in found)}</ul>",
             f"<h2>Curves</h2><div class=plots>{''.join(_plots(store))}</div>",
+            *_timelines(store),
             "<h2>Conversations</h2>",
             *(_conversations(store, c.title, c.rows) for c in chosen(store.now.table, first, found)),
             "</body></html>\n",
         ]
     )
+
+
+def _timelines(store: Store) -> list[str]:
+    """Draw who was busy when in a usual step and in the slowest."""
+    timelines = Timelines(store.folder / "timeline.jsonl")
+    timelines.refresh()
+    drawn = set(timelines.steps())
+    steps, seconds = store.curves.series("step_time")
+    known = sorted((s, step) for step, s in zip(steps, seconds, strict=True) if step in drawn)
+    if not known:
+        return []
+    chosen = {"a usual step": known[len(known) // 2][1], "the slowest step": known[-1][1]}
+    figures = [
+        draw_lanes(f"{words}, {step}: {picture['seconds']:.2f} s", picture)
+        for words, step in {step: (words, step) for words, step in chosen.items()}.values()
+        for picture in timelines.pictures(step)
+        if picture["kind"] == "step"
+    ]
+    note = (
+        "<p class=dim>Lanes overlap: tools run while the model writes. At each moment a step waits for one thing.</p>"
+    )
+    return [f"<h2>Where the time goes</h2>{note}<div class=plots>{''.join(figures)}</div>"]
 
 
 def _facts(store: Store) -> str:

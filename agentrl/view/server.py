@@ -55,6 +55,7 @@ def app(stores: Sequence[Store]) -> Starlette:
         "trouble": lambda look, _: look.trouble(),
         "heldout": lambda look, _: look.held_out(),
         "tools": lambda look, _: look.store.tools(),
+        "timeline": _timeline,
         "episodes": _episodes,
         "groups": _groups,
         "episode": _episode,
@@ -169,6 +170,14 @@ def _metrics(look: Look, request: Request) -> dict[str, Any]:
     generation = _number(request, "generation", curves.generation)
     names = ("since", "lines", "generation", "series")
     return dict(zip(names, curves.columns(_number(request, "since", 0), generation), strict=True))
+
+
+def _timeline(look: Look, request: Request) -> dict[str, Any]:
+    """Answer with the pictures of a step, the last by default, and the steps that have some."""
+    look.timelines.refresh()
+    steps = look.timelines.steps()
+    step = _number(request, "step", steps[-1] if steps else 0)
+    return {"step": step, "steps": steps, "pictures": look.timelines.pictures(step)}
 
 
 def _episodes(look: Look, request: Request) -> dict[str, Any]:

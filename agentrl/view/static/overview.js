@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { chart } from "./chart.js";
 import { clear, count, el, visible } from "./dom.js";
 import { address, go, state } from "./state.js";
+import { Timeline } from "./timeline.js";
 
 const PANELS = [
   ["reward", ["reward", "eval/reward", "eval/greedy_reward"]],
@@ -30,16 +31,18 @@ export class Overview {
     this.legend = el("div", { class: "runs" });
     this.found = el("section", { class: "card findings", "aria-label": "what stands out" });
     this.grid = el("div", { class: "charts" });
+    this.timeline = new Timeline();
     this.smooth = el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth, "aria-label": "smoothing", oninput: () => go({ smooth: this.smooth.value }, true) });
     this.picker = el("details", { class: "picker" });
     root.append(el("div", { class: "overview" }, this.legend, this.found,
-      el("div", { class: "bar" }, el("label", {}, "smoothing ", this.smooth), this.picker), this.grid));
+      el("div", { class: "bar" }, el("label", {}, "smoothing ", this.smooth), this.picker), this.grid, this.timeline.node));
   }
 
   async load() {
     const found = this.fetchFindings();
     await this.fetchCurves();
     this.update();
+    await this.timeline.load();
     await found;
   }
 
@@ -73,7 +76,7 @@ export class Overview {
   async live(runs) {
     const before = this.runs;
     this.runs = runs;
-    if (runs.some((r, i) => r.lines !== before[i].lines)) await this.fetchCurves();
+    if (runs.some((r, i) => r.lines !== before[i].lines)) await Promise.all([this.fetchCurves(), this.timeline.load()]);
     this.update();
     const run = Number(state.run); // while the episodes are read, only their end is worth another look
     if (runs[run].version !== before[run].version && runs[run].progress === 1) await this.fetchFindings();
@@ -81,7 +84,7 @@ export class Overview {
 
   async changed(before) {
     this.update();
-    if (before.run !== state.run) await this.fetchFindings();
+    if (before.run !== state.run) await Promise.all([this.fetchFindings(), this.timeline.load()]);
   }
 
   update() {
@@ -109,7 +112,7 @@ export class Overview {
         el("span", { class: "dim" }, [r.env, r.model].filter(Boolean).map(String).join(" · ")),
         el("span", {}, `step ${r.step}${r.steps ? " / " + r.steps : ""}`),
         el("span", { class: "dim" }, `${count(r.episodes)} episodes${r.progress < 1 ? `, reading ${Math.round(100 * r.progress)} %` : ""}`),
-        r.live ? el("span", { class: "live" }, "● live") : el("span", { class: "dim" }, r.ended ? "ended" : "stands still"),
+        r.live ? el("span", { class: "live" }, "● live") : el("span", { class: "dim" }, !r.ended ? "stands still" : r.step && r.step < r.steps ? `stopped at step ${r.step} of ${r.steps}` : "ended"),
         r.problems.map((p) => el("div", { class: "bad" }, visible(p)))));
     });
   }
