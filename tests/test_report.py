@@ -12,7 +12,8 @@ import runs
 
 from agentrl import UserError
 from agentrl.cli import main
-from agentrl.types import CallRecord, Fault, Message
+from agentrl.credit import hold_out
+from agentrl.types import CallRecord, Fault, Group, Message
 from agentrl.view.plots import Line, plot
 from agentrl.view.report import report
 from agentrl.view.store import Store
@@ -49,6 +50,21 @@ def test_a_report_answers_why_reward_stopped(tmp_path: Path) -> None:
     assert "done and not done" in page.text
     assert "What does item" in page.text
     assert {"svg", "path", "article"} <= page.tags
+
+
+def test_a_report_tells_settings_and_what_changed_on_held_out_tasks(tmp_path: Path) -> None:
+    folder = runs.broken(tmp_path / "run", steps=6)
+    for step, played in ((0, runs.wrong), (6, runs.solved)):
+        groups = [Group(t, (played(t), runs.solved(t))) for t in range(50, 60)]
+        runs.Run(folder).write_trajectories(step, hold_out(groups), "test")
+    page = made(folder)
+    assert "Held-out tasks, step 0 and step 6" in page.text
+    assert "0 broke, 10 fixed" in page.text
+    assert "What do 50 hats cost?" in page.text
+    assert "Expected: " in page.text
+    assert "learner.lr" in page.text
+    assert "1e-06" in page.text
+    assert "learner.advantage" not in page.text  # the default
 
 
 def test_a_report_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 
+from agentrl.comparison import compare
 from agentrl.credit import hold_out
 from agentrl.offered_tools import LONGEST, MOST, OfferedTools
 from agentrl.types import Group
@@ -77,6 +78,24 @@ def test_held_out_tasks_are_paired_first_with_last(tmp_path: Path) -> None:
     assert fixed["before"] == {"reward": 0.0, "greedy": 1.0, "id": "test-0:0", "answer": "I do not know."}
     assert pairs["difference"]["mean"] == 0.0
     assert pairs["difference"]["low"] < 0 < pairs["difference"]["high"]
+
+
+def test_the_page_pairs_as_the_command_does(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for at, step in enumerate((0, 5)):
+        groups = []
+        for task in range(20, 40):
+            member = (runs.wrong, runs.solved)[(task >> at) & 1](task)
+            groups.append(Group(task, (member, runs.solved(task))))
+        run.write_trajectories(step, hold_out(groups), "test")
+        run.log({"step": step, "eval/reward": 0.5, "eval/greedy_reward": 1.0})
+    told = compare(str(tmp_path / "run"))
+    pairs = pair_held_out(opened(tmp_path / "run").now.table)
+    assert pairs is not None
+    for kind, own in told.pairs.items():
+        shown = sorted(p["task"] for p in pairs["tasks"] if p["verdict"] == kind.replace("_", " "))
+        assert shown == sorted(pair.task for pair in own)
+    assert pairs["difference"] == {name: getattr(told.difference, name) for name in ("mean", "low", "high")}
 
 
 def test_an_episode_that_was_lost_is_in_no_verdict(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from agentrl.view.findings import Finding, recent_from
 from agentrl.view.lanes_svg import draw_lanes
 from agentrl.view.look import Look
 from agentrl.view.plots import Line, plot
+from agentrl.view.report_tables import format_held_out, format_settings
 from agentrl.view.store import Store
 from agentrl.view.telling import chosen
 from agentrl.view.text import cut, visible
@@ -47,7 +48,8 @@ def report(store: Store) -> str:
     """
     if not store.curves.lines:
         raise UserError(f"{str(store.folder)!r} has no step yet: there is nothing to report")
-    found = Look(store).found()
+    look = Look(store)
+    found = look.found()
     steps, rewards = store.curves.series("reward")
     first = recent_from(steps, trend(steps, rewards))
     return "\n".join(
@@ -60,9 +62,11 @@ def report(store: Store) -> str:
             f"<h1>{_words(store.name)}</h1>{_facts(store)}",
             f"<h2>What stands out</h2><ul class=found>{''.join(_finding(f) for f in found)}</ul>",
             f"<h2>Curves</h2><div class=plots>{''.join(_plots(store))}</div>",
+            format_held_out(look),
             *_timelines(store),
             "<h2>Conversations</h2>",
-            *(_conversations(store, c.title, c.rows) for c in chosen(store.now.table, first, found)),
+            *(_conversations(look, c.title, c.rows) for c in chosen(store.now.table, first, found)),
+            format_settings(store),
             "</body></html>\n",
         ]
     )
@@ -122,17 +126,24 @@ def _plots(store: Store) -> list[str]:
     found = []
     for title, wanted in PLOTS:
         own = [n for w in wanted for n in names if n == w or (w.endswith("/") and n.startswith(w))]
-        lines = [Line(n, *store.curves.series(n), dots=n.startswith("eval/")) for n in own]
+        lines = [Line(_short(n), *store.curves.series(n), dots=n.startswith("eval/")) for n in own]
         found.append(plot(title, lines))
     return found
 
 
-def _conversations(store: Store, title: str, rows: list[int]) -> str:
-    told = "".join(_conversation(store, store.now.table, row) for row in rows)
+def _short(name: str) -> str:
+    """A curve's name within its figure."""
+    known = {"eval/reward": "held out", "eval/greedy_reward": "held out, greedy"}
+    return known.get(name) or name.removeprefix("stops/").removeprefix("faults/").removeprefix("time/")
+
+
+def _conversations(look: Look, title: str, rows: list[int]) -> str:
+    told = "".join(_conversation(look, look.store.now.table, row) for row in rows)
     return f"<section><h3>{_words(title)}</h3><div class=pair>{told}</div></section>"
 
 
-def _conversation(store: Store, table: Any, at: int) -> str:
+def _conversation(look: Look, table: Any, at: int) -> str:
+    store = look.store
     split, step, number = (table[n][at].as_py() for n in ("split", "step", "row"))
     name = f"{split}-{step}:{number}"
     try:
@@ -143,10 +154,12 @@ def _conversation(store: Store, table: Any, at: int) -> str:
     why = why_not_trained(store, row, group) or where_from(store, row, group)
     ended = f"{row['fault']}: {row['fault_message']}" if row["fault"] else row["stop"]
     reward = "none" if row["reward"] is None else f"{row['reward']:.3g}"
-    said = episode.told(row)
+    said = episode.told(row, look.texts)
+    expected = episode.known(row)["expected"]
+    right = f" Expected: <b>{_words(cut(expected, 400))}</b>." if expected else ""
     more = f"<p>{len(said) - MESSAGES} more messages</p>" if len(said) > MESSAGES else ""
     return (
-        f"<article><h4>{_words(name)}: reward {reward}</h4><p class=dim>ended: {_words(cut(str(ended), 400))}. "
+        f"<article><h4>{_words(name)}: reward {reward}</h4><p class=dim>ended: {_words(cut(str(ended), 400))}.{right} "
         f"{_words(why)}</p>{''.join(_message(m) for m in said[:MESSAGES])}{more}</article>"
     )
 
@@ -154,12 +167,19 @@ def _conversation(store: Store, table: Any, at: int) -> str:
 def _message(message: dict[str, Any]) -> str:
     by = {"assistant": "model", "tool": "world"}.get(message["role"], "prompt")
     calls = "".join(
-        f"<div class=call>&rarr; <b>{_words(c['name'] or '(unreadable)')}</b> {_text(c['arguments'])}{_status(c)}</div>"
+        f"<div class=call>&rarr; <b>{_words(c['name'] or '(unreadable)')}</b> {_asked(c)}{_status(c)}</div>"
         for c in message.get("calls", [])
     )
     name = f" {_words(message['name'])}" if message["name"] else ""
     text = f"<div class=text>{_text(message)}</div>" if message["length"] else ""
     return f"<div class='message {by}'><b>{_words(message['role'])}</b>{name}{_status(message)}{text}{calls}</div>"
+
+
+def _asked(call: dict[str, Any]) -> str:
+    """The arguments; of a call that could not be read what the model wrote, and why not."""
+    if "why" not in call:
+        return _text(call["arguments"])
+    return f"<bdi>{_words(call.get('raw', ''))}</bdi> <span class=bad>{_words(call['why'])}</span>"
 
 
 def _status(record: dict[str, Any]) -> str:
