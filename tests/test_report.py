@@ -13,6 +13,7 @@ import runs
 from agentrl import UserError
 from agentrl.cli import main
 from agentrl.credit import hold_out
+from agentrl.run import Run
 from agentrl.types import CallRecord, Fault, Group, Message
 from agentrl.view.plots import Line, plot
 from agentrl.view.report import report
@@ -56,7 +57,7 @@ def test_a_report_tells_settings_and_what_changed_on_held_out_tasks(tmp_path: Pa
     folder = runs.broken(tmp_path / "run", steps=6)
     for step, played in ((0, runs.wrong), (6, runs.solved)):
         groups = [Group(t, (played(t), runs.solved(t))) for t in range(50, 60)]
-        runs.Run(folder).write_trajectories(step, hold_out(groups), "test")
+        Run(folder).write_trajectories(step, hold_out(groups), "test")
     page = made(folder)
     assert "Held-out tasks, step 0 and step 6" in page.text
     assert "0 broke, 10 fixed" in page.text
