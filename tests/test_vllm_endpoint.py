@@ -12,16 +12,10 @@ pytest.importorskip("vllm")
 from agentrl import policy
 from agentrl.cli import main
 from agentrl.engines.serving import Server, Serving
+from agentrl.engines.tool_parsers import tool_parser_of
 from agentrl.evaluation import evaluate
 
 pytestmark = pytest.mark.vllm
-
-
-class Chatting(Serving):
-    """With what the chat API needs to know about a model's tool calls."""
-
-    def flags(self, port: int) -> list[str]:
-        return [*super().flags(port), "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +25,9 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with Server(Chatting(policy.locate("nano"))).wait() as server:
+    """As `agentrl serve` starts it."""
+    parser = tool_parser_of(policy.load_tokenizer("nano").chat_template)
+    with Server(Serving(policy.locate("nano"), tool_parser=parser)).wait() as server:
         yield f"{server.url}/v1"
 
 
@@ -53,3 +49,10 @@ def test_by_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert "sampled" in told
     assert url in told
+
+
+def test_one_without_a_parser_of_calls_is_told_of_tools_in_text(tmp_path: Path) -> None:
+    with Server(Serving(policy.locate("nano"))).wait() as server:
+        found = evaluate("math-tools", endpoint=server.url, tasks=8, out="a", rollout={"max_turn_tokens": 64})
+    assert (found.faults, found.episodes) == (0, 8)
+    assert "takes no tools" in (tmp_path / "a" / "told.jsonl").read_text()
