@@ -22,6 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation import Listener, lasting, playing_of, run_evaluation
 from agentrl.evaluation_folder import EvaluationFolder
 from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds, read_scope
+from agentrl.folder import Unwritable
 from agentrl.layers import Layer, build, dotted, read_toml
 from agentrl.measurement import Evaluation
 from agentrl.policy import configured
@@ -100,7 +101,7 @@ def main(words: Sequence[str]) -> int:
         with bar.progress:
             evaluate = partial(run_evaluation, out=own.resume or own.out, retry_faults=own.retry_faults, listener=bar)
             found, folder = anyio.run(evaluate, config, spec, scope, playing)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Unwritable):
         if bar.folder:
             say(console, f"what has ended is in {bar.folder}; to go on: agentrl eval --resume {bar.folder}")
         raise
