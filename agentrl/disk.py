@@ -60,11 +60,11 @@ def check_room(folder: Path, needs: Needs, save_every: int, fallback: Path | Non
     free = max(free_bytes(folder) + reusable_bytes(folder), free_bytes(fallback) if fallback else 0)
     if free >= needs.model + (needs.checkpoint if save_every else 0):
         return
-    without = f", or --run.save_every 0: without checkpoints it takes {in_words(needs.model)}"
+    fits = bool(save_every) and free >= needs.model
+    without = f", or --run.save_every 0: without checkpoints it takes {in_words(needs.model)}" if fits else ""
     raise UserError(
         f"the run does not fit on the disk of {str(folder)!r}: {in_words(free)} are free, a checkpoint takes about "
-        f"{in_words(needs.checkpoint)}, the model {in_words(needs.model)}; free some, give another --run.dir"
-        + (without if save_every and free >= needs.model else "")
+        f"{in_words(needs.checkpoint)}, the model {in_words(needs.model)}; free some, give another --run.dir{without}"
     )
 
 
