@@ -15,6 +15,7 @@ from agentrl.statistics import (
     estimate_difference,
     estimate_mean,
     estimate_unpaired_difference,
+    is_right,
 )
 
 KINDS = {(False, True): "fixed", (True, False): "broke", (False, False): "still_wrong", (True, True): "still_right"}
@@ -69,7 +70,12 @@ class Comparison:
 
 
 def compare(
-    before: str, after: str | None = None, *, greedy: bool | None = None, split: str | None = None, pass_at: float = 1.0
+    before: str,
+    after: str | None = None,
+    *,
+    greedy: bool | None = None,
+    split: str | None = None,
+    pass_at: float | None = None,
 ) -> Comparison:
     """Compare two evaluations, task by task.
 
@@ -77,7 +83,7 @@ def compare(
         before, after: folders of `agentrl eval`; or training runs, of which the last evaluation is taken, or the one
             that ``RUN@STEP`` names. Of one training run alone: before its first step against its last evaluation.
         greedy: the greedy trials; by default the sampled ones, where both have them.
-        pass_at: the reward from which on a trial passes.
+        pass_at: the reward from which on a trial passes; by default the ``eval.pass_at`` of ``before``.
 
     Raises:
         UserError: they are of other environments, or share no task.
@@ -86,6 +92,8 @@ def compare(
         before, after = _first_and_last(before, split)
     one, other = _read_both(before, after, greedy, split)
     notes = [*_check_same(one, other)]
+    if pass_at is None:
+        pass_at = float(one.settings.get("eval.pass_at", 1.0))
     common = [t for t in one.tasks if t in other.tasks and one.tasks[t].asked == other.tasks[t].asked]
     earlier, later = ([side.tasks[t].rewards for t in common] for side in (one, other))
     means = estimate_mean(earlier), estimate_mean(later)
@@ -176,6 +184,6 @@ def _of_episodes(name: str) -> bool:
 
 def _pair(task: int, one: Outcomes, other: Outcomes, pass_at: float) -> tuple[str, Pair]:
     before, after = one.tasks[task], other.tasks[task]
-    right = before.passed(pass_at), after.passed(pass_at)
+    right = is_right(before.rewards, pass_at), is_right(after.rewards, pass_at)
     episodes = before.episode(pass_at, right[0]), after.episode(pass_at, right[1])
     return KINDS[right], Pair(task, fmean(before.rewards), fmean(after.rewards), *episodes)

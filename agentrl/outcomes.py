@@ -27,10 +27,6 @@ class Outcome(NamedTuple):
     episodes: tuple[str, ...]  # as ``agentrl explain`` takes them
     asked: str
 
-    def passed(self, pass_at: float) -> bool:
-        """Return True if more than half of the trials pass."""
-        return 2 * sum(is_pass(r, pass_at) for r in self.rewards) > len(self.rewards)
-
     def episode(self, pass_at: float, passed: bool) -> str:
         """Name a trial that passed, or one that did not."""
         own = (e for r, e in zip(self.rewards, self.episodes, strict=True) if is_pass(r, pass_at) is passed)

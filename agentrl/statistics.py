@@ -152,6 +152,11 @@ def is_pass(reward: float, pass_at: float = 1.0) -> bool:
     return reward >= pass_at - 1e-9
 
 
+def is_right(rewards: Sequence[float], pass_at: float = 1.0) -> bool:
+    """Return True if more than half of a task's trials pass: what is fixed, or broke, goes by this alone."""
+    return 2 * sum(is_pass(r, pass_at) for r in rewards) > len(rewards)
+
+
 class PassRate(NamedTuple):
     """pass@k and pass^k over the tasks that have ``k`` scored trials."""
 

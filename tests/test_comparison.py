@@ -130,3 +130,14 @@ async def test_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (first["winner"], second["winner"]) == ("b", None)
     assert len(first["pairs"]["fixed"]) == 30
     assert first["difference"]["mean"] == pytest.approx(0.3)
+
+
+def test_a_trial_passes_from_the_reward_on_that_its_evaluation_says() -> None:
+    half = runs.solved(7).with_rewards({"correct": 0.5})
+    for name, member in (("a", runs.wrong(7)), ("b", half)):
+        made = runs.start(Path(name))
+        config = Path(name, "config.toml")
+        config.write_text(config.read_text() + "[eval]\npass_at = 0.5\n")
+        made.write_trajectories(0, hold_out([Group(7, (replace(member, temperature=1.0),))]), "test")
+    assert (compare("a", "b").pass_at, len(compare("a", "b").pairs["fixed"])) == (0.5, 1)
+    assert len(compare("a", "b", pass_at=1.0).pairs["still_wrong"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,21 @@ def test_the_page_pairs_as_the_command_does(tmp_path: Path) -> None:
         shown = sorted(p["task"] for p in pairs["tasks"] if p["verdict"] == kind.replace("_", " "))
         assert shown == sorted(pair.task for pair in own)
     assert pairs["difference"] == {name: getattr(told.difference, name) for name in ("mean", "low", "high")}
+
+
+def test_a_task_is_right_by_most_of_its_trials_for_the_page_and_the_command(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for step, solved in ((0, 1), (5, 2)):
+        sampled = [(runs.solved if n < solved else runs.wrong)(20) for n in range(3)]
+        members = [*(replace(t, temperature=1.0) for t in sampled), replace(runs.wrong(20), temperature=0.0)]
+        run.write_trajectories(step, hold_out([Group(20, tuple(members))]), "test")
+        run.log({"step": step, "eval/reward": 0.5, "eval/greedy_reward": 0.0})
+    told = compare(str(tmp_path / "run"))
+    pairs = pair_held_out(opened(tmp_path / "run").now.table, trials=3)
+    assert pairs is not None
+    assert [p.task for p in told.pairs["fixed"]] == [20]
+    (pair,) = pairs["tasks"]
+    assert (pair["verdict"], pair["before"]["id"], pair["after"]["id"]) == ("fixed", "test-0:1", "test-5:0")
 
 
 def test_an_episode_that_was_lost_is_in_no_verdict(tmp_path: Path) -> None:

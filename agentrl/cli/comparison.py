@@ -30,7 +30,9 @@ The difference has a 95 % interval, paired by task. Where it holds 0 there is no
 class Settings(Section):
     greedy: bool | None = Field(None, description="true: the greedy trials; by default the sampled ones")
     split: str | None = Field(None, description="which episodes; test by default, or those that were evaluated")
-    pass_at: float = Field(1.0, description="the reward from which on a trial passes [1.0]")
+    pass_at: float | None = Field(
+        None, description="the reward from which on a trial passes; by default eval.pass_at of A"
+    )
     show: int = Field(3, ge=0, description="tasks to name of each kind [3]")
 
 

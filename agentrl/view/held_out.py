@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from agentrl.statistics import estimate_difference, is_pass
+from agentrl.statistics import estimate_difference, is_pass, is_right
 from agentrl.view.search import page
 
 MOST = 2_000  # tasks that are listed
@@ -22,7 +22,7 @@ def pair_held_out(table: Any, trials: int = 1, pass_at: float = 1.0, split: str 
 
     Args:
         trials: sampled episodes of a task; one more is the greedy one.
-        pass_at: mean reward of the sampled episodes from which on a task is right.
+        pass_at: the reward from which on an episode passes.
 
     Returns:
         ``before`` and ``after`` are the steps, ``difference`` is the paired one of the sampled rewards with its 95 %
@@ -55,7 +55,7 @@ def _difference(before: Sequence[Sequence[float]], after: Sequence[Sequence[floa
 
 
 def _tasks(whole: Any, step: int, trials: int) -> dict[int, dict[str, Any]]:
-    """By task: the sampled episodes' rewards, one of them to look at, and the greedy one."""
+    """Gather by task: the sampled episodes, their rewards where they were scored, and the greedy one's."""
     rows = page(whole, np.flatnonzero(pc.equal(whole["step"], step).to_numpy(zero_copy_only=False)))
     groups: dict[int, list[Row]] = {}
     for row in rows:
@@ -67,23 +67,29 @@ def _task(members: Sequence[Row], trials: int) -> dict[str, Any]:
     sampled = [m for m in members if m["member"] < trials]
     greedy = next((m for m in members if m["member"] == trials), None)
     rewards = [m["reward"] for m in sampled if m["reward"] is not None]
-    return {"rewards": rewards, "shown": (sampled or members)[0], "greedy": greedy and greedy["reward"]}
+    return {"rewards": rewards, "rows": sampled or members, "greedy": greedy and greedy["reward"]}
 
 
 def _pair(before: Mapping[str, Any], after: Mapping[str, Any], pass_at: float) -> dict[str, Any]:
-    first = before["shown"]
-    found = {name: first[name] for name in ("task", "question", "expected")}
+    found = {name: before["rows"][0][name] for name in ("task", "question", "expected")}
     for name, side in (("before", before), ("after", after)):
         reward = fmean(side["rewards"]) if side["rewards"] else None
-        shown = side["shown"]
+        shown = _find_telling(side, pass_at)
         found[name] = {"reward": reward, "greedy": side["greedy"], "id": shown["id"], "answer": shown["answer"]}
-    return {**found, "verdict": _verdict(found["before"]["reward"], found["after"]["reward"], pass_at)}
+    return {**found, "verdict": _verdict(before["rewards"], after["rewards"], pass_at)}
 
 
-def _verdict(before: float | None, after: float | None, pass_at: float) -> str:
-    if before is None or after is None:
+def _find_telling(side: Mapping[str, Any], pass_at: float) -> Row:
+    """Return an episode that ended as the verdict says; the first where none was scored."""
+    right = is_right(side["rewards"], pass_at)
+    scored = (r for r in side["rows"] if r["reward"] is not None and is_pass(r["reward"], pass_at) is right)
+    return next(scored, side["rows"][0])
+
+
+def _verdict(before: Sequence[float], after: Sequence[float], pass_at: float) -> str:
+    if not before or not after:
         return "not scored"
-    was, now = is_pass(before, pass_at), is_pass(after, pass_at)
+    was, now = is_right(before, pass_at), is_right(after, pass_at)
     if was == now:
         return "still right" if now else "still wrong"
     return "fixed" if now else "broke"
