@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +46,10 @@ class Bars(Watcher):
         self.phases[-1][2] += 1
 
 
-def run(folder: Path, **more: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], Bars]:
+Rows = list[dict[str, Any]]
+
+
+def run(folder: Path, watcher: Watcher | None = None, **more: Any) -> tuple[Rows, Rows, dict[str, Any], Bars]:
     LOG.clear()
     settings: dict[str, Any] = {
         "steps": 3,
@@ -53,7 +58,7 @@ def run(folder: Path, **more: Any) -> tuple[list[dict[str, Any]], list[dict[str,
         "run": {"dir": str(folder), "save_every": 1},
     }
     bars = Bars()
-    summary = train(Logged, watcher=bars, **{**settings, **more})
+    summary = train(Logged, watcher=watcher or bars, **{**settings, **more})
     rows, pictures = (
         [json.loads(line) for line in (folder / name).read_text().splitlines()]
         for name in ("metrics.jsonl", "timeline.jsonl")
@@ -113,3 +118,38 @@ def test_an_evaluation_may_be_a_lane_of_its_own_and_measures_one_policy(tmp_path
 def test_overlapping_evaluations_and_determinism_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"deterministic and eval\.mode overlap"):
         run(tmp_path / "run", eval={"mode": "overlap"}, deterministic=True)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_after_an_interrupt_nothing_is_begun_that_is_not_learned_from(staleness: int, tmp_path: Path) -> None:
+    class Interrupted(Watcher):
+        def episode(self, trajectory: Any) -> None:
+            if LOG.count(("begin", "train")) and not self.sent:
+                self.sent = True
+                os.kill(os.getpid(), signal.SIGINT)
+
+        sent = False
+
+    rows, _, summary, _ = run(
+        tmp_path / "run", Interrupted(), steps=9, eval={"every": 0}, rollout={"max_staleness": staleness}
+    )
+    assert summary["interrupted"]
+    learned = 4 * sum("step_time" in row for row in rows)
+    assert LOG.count(("begin", "train")) <= learned + 4 * staleness  # what was ahead already when it came
+
+
+def test_an_evaluation_beside_that_a_kill_cuts_is_made_when_the_run_goes_on(tmp_path: Path) -> None:
+    class Killed(Watcher):
+        def step(self, step: int, values: Mapping[str, float]) -> None:
+            if step == 2:
+                raise ProcessLookupError("killed")
+
+    with pytest.raises(ProcessLookupError):
+        run(tmp_path / "run", Killed(), eval={"mode": "overlap"})
+    folder = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
+    rows, pictures, _, _ = run(tmp_path / "run", eval={"mode": "overlap"}, run=folder)
+    assert [row["step"] for row in rows if "eval/runtime" in row] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows if "step_time" in row] == [1, 2, 3]
+    elapsed = [row["clock/elapsed"] for row in rows]
+    assert elapsed == sorted(elapsed)  # it counts on
+    assert {(p["kind"], p["step"]) for p in pictures} >= {("evaluation", 1), ("step", 2)}

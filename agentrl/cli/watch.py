@@ -104,7 +104,9 @@ class LiveTable(Display):
         self.progress.tasks[self.current].total = episodes or None
 
     def episode(self, trajectory: Trajectory) -> None:
-        self.progress.advance(self.current)
+        task = self.progress.tasks[self.current]
+        if task.total is not None and task.completed < task.total:  # others may end that are played ahead
+            self.progress.advance(self.current)
 
     def measured(self, step: int, found: Evaluation) -> None:
         self.held_out.append((step, found))
