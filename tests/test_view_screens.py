@@ -126,6 +126,13 @@ def test_nothing_is_wider_than_a_phone(phone: Page, name: str) -> None:
         assert box["x"] + box["width"] <= PHONE["width"]
 
 
+def test_on_a_phone_an_answer_has_the_width_of_the_screen(phone: Page) -> None:
+    p = phone.open("/#/heldout")
+    p.wait_for_selector("[data-task] td.said")
+    for selector in ("[data-task='20'] td.said", "[data-task='20'] td >> nth=3"):
+        assert p.locator(selector).bounding_box()["width"] > PHONE["width"] / 2, selector
+
+
 def test_on_a_phone_the_reward_is_seen_in_every_list(phone: Page) -> None:
     p = phone.open("/#/episodes?q=split%3Dtrain")
     p.wait_for_selector(".row[data-id] .tile")

@@ -23,6 +23,7 @@ from agentrl.view.trend import Trend, trend
 LEAST_COST = 0.03  # of the greatest reward there was: what costs less is not told
 RECENT = (5, 50)  # steps, at least and at most
 TOLD = 8  # kinds of things that the run itself said
+LONGEST = 1_200  # characters of one
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -105,7 +106,7 @@ def of_told(said: Sequence[Said], table: Any) -> Iterator[Finding]:
     for those in latest[:TOLD]:
         step, text = those[-1]
         when = f"step {step}" if len(those) == 1 else f"{len(those)} times, last at step {step}"
-        shown = visible(cut(text, 600), newlines=False)
+        shown = visible(cut(text, LONGEST), newlines=False)
         yield Finding("said", f"the run itself said ({when}): {shown}", f"step={step}" if step in there else "")
     if len(latest) > TOLD:
         yield Finding("said", f"{len(latest) - TOLD} earlier things that the run itself said are in told.jsonl")

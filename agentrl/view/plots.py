@@ -55,8 +55,8 @@ def plot(title: str, lines: Sequence[Line]) -> str:
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     low = 0.0 if 0 <= low < 0.5 * high else low
-    if low == high and low > 0:
-        low = 0.0
+    if low == high and low >= 0:
+        low, high = 0.0, high or 1.0
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     return low, high + (high - low) * 0.04

@@ -44,7 +44,7 @@ function bounds(lines) {
   }
   if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
   if (y0 >= 0 && y0 < 0.5 * y1) y0 = 0;
-  if (y0 === y1 && y0 > 0) y0 = 0;
+  if (y0 === y1 && y0 >= 0) [y0, y1] = [0, y1 || 1];
   if (y0 === y1) { const d = Math.abs(y0) || 1; y0 -= d / 2; y1 += d / 2; }
   return { x0, x1, y0, y1: y1 + (y1 - y0) * 0.04 };
 }

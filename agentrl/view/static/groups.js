@@ -7,7 +7,7 @@ import { about, tiles } from "./tiles.js";
 
 export class Groups extends Browser {
   constructor(root, runs) {
-    const head = el("div", { class: "head group" }, el("span", {}, "step"), el("span", {}, "task"), el("span", {}, "mean"), el("span", {}, "members: reward, advantage"));
+    const head = el("div", { class: "head group" }, el("span", {}, "step"), el("span", { class: "wide" }, "task"), el("span", {}, "mean"), el("span", {}, "members: reward, advantage"));
     super(root, runs, { what: "groups", api: "groups", height: 72, head });
     this.member = 0;
   }
@@ -15,7 +15,7 @@ export class Groups extends Browser {
   draw(r) {
     const known = r.members.map((m) => m.reward).filter((v) => v !== null);
     const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
-    return el("div", { class: "group" }, el("span", { class: "id" }, r.step, r.split === "train" ? null : el("small", {}, ` ${r.split}`)), el("span", {}, r.task),
+    return el("div", { class: "group" }, el("span", { class: "id" }, r.step, r.split === "train" ? null : el("small", {}, ` ${r.split}`)), el("span", { class: "wide" }, r.task),
       el("span", {}, num(mean, 2)), tiles(r.members, state.id), about(r.members[0], { answer: false }));
   }
 
