@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from agentrl.errors import UserError
 from agentrl.evaluation_scope import ACTING, read_scope
-from agentrl.outcomes import Outcomes, evaluated_steps, find_evaluation, read_outcomes
+from agentrl.outcomes import TaskResults, evaluated_steps, find_evaluation, read_outcomes
 from agentrl.statistics import (
     Estimate,
     estimate_difference,
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Made by `compare`."""
+    """Two evaluations, paired by task; made by `compare`."""
 
     before: str  # folders, with @STEP for one of a training run's evaluations
     after: str
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def winner(self) -> str | None:
-        """The better side; None where the interval of the difference holds 0."""
+        """Name the better side; None where the interval of the difference holds 0."""
         if not self.difference.excludes_zero:
             return None
         return self.after if self.difference.mean > 0 else self.before
@@ -127,7 +127,7 @@ def _first_and_last(run: str, split: str | None) -> tuple[str, str]:
     return f"{folder}@{steps[0]}", f"{folder}@{steps[-1]}"
 
 
-def _read_both(before: str, after: str, greedy: bool | None, split: str | None) -> tuple[Outcomes, Outcomes]:
+def _read_both(before: str, after: str, greedy: bool | None, split: str | None) -> tuple[TaskResults, TaskResults]:
     if greedy is not None:
         return read_outcomes(before, greedy=greedy, split=split), read_outcomes(after, greedy=greedy, split=split)
     try:
@@ -139,7 +139,7 @@ def _read_both(before: str, after: str, greedy: bool | None, split: str | None) 
             raise error from None
 
 
-def _check_same(one: Outcomes, other: Outcomes) -> Iterator[str]:
+def _check_same(one: TaskResults, other: TaskResults) -> Iterator[str]:
     """Tell what the sides do not share. Raises UserError where nothing is left to compare."""
     envs = one.settings.get("env.name"), other.settings.get("env.name")
     if envs[0] != envs[1] or one.split != other.split:
@@ -167,11 +167,11 @@ def _check_same(one: Outcomes, other: Outcomes) -> Iterator[str]:
         yield f"they differ in more than the policy: {changed}"
 
 
-def _tasks(side: Outcomes) -> str:
+def _tasks(side: TaskResults) -> str:
     return f"{len(side.tasks)} tasks from {min(side.tasks)} to {max(side.tasks)}" if side.tasks else "none"
 
 
-def _changed(one: Outcomes, other: Outcomes) -> str:
+def _changed(one: TaskResults, other: TaskResults) -> str:
     """Tell which settings of the episodes differ."""
     names = sorted(n for n in one.settings.keys() | other.settings.keys() if _of_episodes(n))
     values = ((n, one.settings.get(n), other.settings.get(n)) for n in names)
@@ -182,7 +182,7 @@ def _of_episodes(name: str) -> bool:
     return (name in ACTING or name.partition(".")[0] in ACTING) and name not in SAMPLED
 
 
-def _pair(task: int, one: Outcomes, other: Outcomes, pass_at: float) -> tuple[str, Pair]:
+def _pair(task: int, one: TaskResults, other: TaskResults, pass_at: float) -> tuple[str, Pair]:
     before, after = one.tasks[task], other.tasks[task]
     right = is_right(before.rewards, pass_at), is_right(after.rewards, pass_at)
     episodes = before.episode(pass_at, right[0]), after.episode(pass_at, right[1])

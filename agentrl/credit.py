@@ -42,7 +42,7 @@ EMPTY = "nothing sampled"
 HELD_OUT = "held out"  # an evaluation's
 OUTCOMES = (TRAINED, ZERO, FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED, EMPTY)
 
-Rule = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[Worth]]]  # groups to groups
+AdvantageRule = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[Worth]]]  # groups to groups
 Reduce = Callable[[Sequence[int]], Sequence[float]]  # trained tokens of each row to the weight of each row's tokens
 
 
@@ -63,7 +63,7 @@ class EpisodeCredit:
 
     @property
     def trained_tokens(self) -> int:
-        """Sampled tokens that count in the denominators: none of a masked episode."""
+        """Count the sampled tokens that are in the denominators: none of a masked episode."""
         return self.trajectory.sampled_tokens if self.outcome in (TRAINED, ZERO) else 0
 
     @property
@@ -108,7 +108,7 @@ class Credit:
 
     @property
     def rows(self) -> list[EpisodeCredit]:
-        """The entries that are rows of the denominators, in order."""
+        """List the entries that are rows of the denominators, in order."""
         return [e for e in self if e.weight is not None]
 
     def samples(self) -> list[Sample]:
@@ -127,7 +127,7 @@ class Credit:
 
 def assign_credit(
     groups: Sequence[Group],
-    rule: Rule,
+    rule: AdvantageRule,
     *,
     reduce: Reduce,
     mask_stops: frozenset[Stop] = frozenset(),

@@ -21,7 +21,7 @@ EPISODES = "episodes"  # the mark of a step that waits for those
 QUEUE = "queue"  # no episode had ended by then: the first were being made, or the event loop was at others
 
 
-def waited_for(stretch: Stretch, marks: Sequence[tuple[float, str]]) -> list[Piece]:
+def find_critical_path(stretch: Stretch, marks: Sequence[tuple[float, str]]) -> list[Piece]:
     """Return what a step waited for in each moment of a stretch, in order and without gaps.
 
     Args:
@@ -58,7 +58,7 @@ def trace_back(tracks: Sequence[Track], begin: float, end: float) -> list[Piece]
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Neighbours of one owner made one."""
+    """Join neighbours of one owner."""
     found: list[Piece] = []
     for begin, end, owner in pieces:
         if found and found[-1][2] == owner:

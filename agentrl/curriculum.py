@@ -11,6 +11,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from agentrl.errors import ContractError
+from agentrl.spread import is_rounding
 from agentrl.tasks import Deal, Outcome, TaskSampler
 
 __all__ = ["Curriculum", "CurriculumSampler", "DifficultySampler", "Outcome"]
@@ -18,7 +19,6 @@ __all__ = ["Curriculum", "CurriculumSampler", "DifficultySampler", "Outcome"]
 MEMORY = 0.5  # weight of what was known of a task before, when it is played again
 RAREST = 0.1  # the chance of a task of which nothing can be learned, where the best has 1
 WINDOW = 1000  # groups that a curriculum looks back on
-EXACT = 1e-9  # spreads below that share of the rewards' size are rounding
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Known:
 
     @property
     def spread(self) -> float:
-        """The standard deviation; 0.0 where it is no more than rounding."""
+        """Return the standard deviation; 0.0 where it is no more than rounding."""
         deviation = sqrt(self.variance)
-        return deviation if deviation > EXACT * abs(self.mean) else 0.0
+        return 0.0 if is_rounding(deviation, abs(self.mean)) else deviation
 
 
 @dataclass

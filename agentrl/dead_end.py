@@ -11,7 +11,6 @@ from agentrl.errors import UserError
 from agentrl.types import CallRecord, Stop, Trajectory
 
 MOST = 0.9  # share of the episodes that makes it the reason
-UNKNOWN = "unknown tool"  # in the answer to a call that names no tool
 
 
 @dataclass
@@ -63,7 +62,7 @@ def describe(reward: float, seen: DeadEnd, *, tools: bool, env: str, model: str,
 
 
 def _reason(seen: DeadEnd, tools: bool, env: str, model: str) -> tuple[str, list[str]]:
-    """What the episodes have in common, and what helps against that."""
+    """Say what the episodes have in common, and list what helps against that."""
     if seen.cut >= MOST * seen.episodes:
         return (
             f"{seen.cut} of {seen.episodes} episodes ran out of tokens before they ended",
@@ -86,7 +85,7 @@ def _reason(seen: DeadEnd, tools: bool, env: str, model: str) -> tuple[str, list
 
 
 def _stranger(env: str, model: str) -> list[str]:
-    """Another model, where this one says which environments it was made for, and this is none of them."""
+    """Suggest another model, where this one says which environments it was made for, and this is none of them."""
     if model not in registry.available("model"):
         return []
     try:

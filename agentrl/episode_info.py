@@ -69,7 +69,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _number(value: float | None) -> Any:
-    """The number, or a text where readers of JSON know none such: nan, infinities, integers of over 64 bits."""
+    """Return the number, or a text where readers of JSON know none such: nan, infinities, integers of over 64 bits."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     if isinstance(value, int) and value.bit_length() > 64:

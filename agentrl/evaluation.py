@@ -14,9 +14,9 @@ from agentrl.aside import together
 from agentrl.config import TrainConfig
 from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
-from agentrl.evaluation_folder import EvaluationFolder, open_folder
+from agentrl.evaluation_folder import EvaluationFolder, open_evaluation
 from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds
-from agentrl.layers import build, dotted
+from agentrl.layers import build, flatten
 from agentrl.measurement import Evaluation, Measurement, Trials
 from agentrl.policy import Policy, checksum, resolved
 from agentrl.renderer.chat import ChatRenderer
@@ -72,7 +72,7 @@ async def play(
 async def measure(
     rollout: Rollout, tasks: Sequence[int], trials: Trials, *, seed: int = 0, watch: Watch | None = None
 ) -> list[Group]:
-    """Play each task's trials; the groups in the order of the tasks."""
+    """Play each task's trials; return the groups in the order of the tasks."""
     groups: dict[int, Group] = {}
 
     async def ended(group: Group) -> None:
@@ -96,49 +96,51 @@ def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) ->
 
 
 @dataclass(frozen=True)
-class Player:
-    """What plays episodes: rollouts by split, by what its policy is known again, and what there is to say of it."""
+class EvaluatedPolicy:
+    """A policy that plays episodes: rollouts by split, by what it is known again, and what there is to say of it."""
 
     rollout: Callable[[str], Rollout]
     identity: str
     notes: Sequence[str] = ()  # may grow as it plays
 
 
-Playing = AbstractAsyncContextManager[Player]
+OpenPolicy = AbstractAsyncContextManager[EvaluatedPolicy]
 
 
 @asynccontextmanager
-async def with_model(config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None) -> AsyncIterator[Player]:
+async def with_model(
+    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None
+) -> AsyncIterator[EvaluatedPolicy]:
     """Play with a model of our own."""
     from agentrl.session import opened  # brings torch
 
     async with opened(config, spec, loaded) as session:
-        yield Player(session.rollout, checksum(session.policy.model))
+        yield EvaluatedPolicy(session.rollout, checksum(session.policy.model))
 
 
 @asynccontextmanager
 async def at_endpoint(
     config: TrainConfig, spec: EnvSpec, url: str, model: str | None = None, key_env: str = "OPENAI_API_KEY"
-) -> AsyncIterator[Player]:
+) -> AsyncIterator[EvaluatedPolicy]:
     """Play with a server's model, by OpenAI's chat completions; ``None``: the only one it has. No torch."""
     from agentrl.engines.endpoint import EndpointEngine
 
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.capacity)
     async with spec.open(), engine:
         rollout_of = partial(Rollout.configured, config.rollout, spec, engine, ChatRenderer())
-        yield Player(rollout_of, str(engine.model), engine.notes)
+        yield EvaluatedPolicy(rollout_of, str(engine.model), engine.notes)
 
 
-def playing_of(
+def choose_policy(
     config: TrainConfig, spec: EnvSpec, scope: Scope, loaded: Policy | None = None, key_env: str = "OPENAI_API_KEY"
-) -> Playing:
-    """Choose what plays: an endpoint's model, or one of our own."""
+) -> OpenPolicy:
+    """Choose the policy that plays: an endpoint's model, or one of our own."""
     if not scope.endpoint:
         return with_model(config, spec, loaded)
     return at_endpoint(config, spec, scope.endpoint, None if config.model == scope.endpoint else config.model, key_env)
 
 
-def lasting(config: TrainConfig, scope: Scope, named: bool) -> TrainConfig:
+def pin_model(config: TrainConfig, scope: Scope, named: bool) -> TrainConfig:
     """Name the model so that it is the same one later: not by ``runs/last``, nor by the default of a training."""
     if scope.endpoint and not named:
         return config.model_copy(update={"model": scope.endpoint})
@@ -149,7 +151,7 @@ def lasting(config: TrainConfig, scope: Scope, named: bool) -> TrainConfig:
 
 
 class Listener:
-    """Told how an evaluation goes, and does nothing: the command line's progress bar is one that does."""
+    """A listener to an evaluation that does nothing; the command line's progress bar is one that does."""
 
     def started(self, folder: EvaluationFolder, episodes: int, missing: int) -> None: ...
     def ended(self, trajectory: Trajectory) -> None: ...
@@ -160,7 +162,7 @@ async def run_evaluation(
     config: TrainConfig,
     spec: EnvSpec,
     scope: Scope,
-    playing: Playing,
+    playing: OpenPolicy,
     *,
     out: str | None = None,
     retry_faults: bool = False,
@@ -169,7 +171,7 @@ async def run_evaluation(
     """Play what the folder does not hold yet, write it there chunk by chunk, and measure what is there then."""
     listener, trials = listener or Listener(), scope.trials
     tasks = held_out(spec, scope.tasks, scope.split, scope.first)
-    folder = open_folder(out, config, scope._replace(tasks=len(tasks)), tasks, partial(heeds, scope))
+    folder = open_evaluation(out, config, scope._replace(tasks=len(tasks)), tasks, partial(heeds, scope))
     try:
         missing = folder.missing(retry_faults=retry_faults)
         listener.started(folder, len(tasks) * trials.each, len(missing) * trials.each)
@@ -223,15 +225,15 @@ def evaluate(
     spec = EnvSpec(env, **settings.pop("env_settings", {}))
     scope = Scope(split, first, tasks, 0 if greedy else trials, greedy, endpoint or "")
     check_split(split)
-    check_heeded([name for name, _ in dotted(settings)], scope)
+    check_heeded(list(flatten(settings)), scope)
     settings["env"] = {"name": spec.name, **spec.settings}
     settings["eval"] = {**settings.get("eval", {}), "trials": trials, "pass_at": pass_at}
     if endpoint is None:
         config, loaded = resolved(settings, model or "nano", tokenizer)
     else:
         config, loaded = build(("arguments", {**settings, **({"model": model} if model else {})})), None
-    config = lasting(config, scope, model is not None)
-    playing = playing_of(config, spec.equipped(config.tools, config.tool), scope, loaded, key_env)
+    config = pin_model(config, scope, model is not None)
+    playing = choose_policy(config, spec.equipped(config.tools, config.tool), scope, loaded, key_env)
 
     async def go() -> Measurement:
         found, folder = await run_evaluation(config, spec, scope, playing, out=out, retry_faults=retry_faults)

@@ -26,9 +26,9 @@ from agentrl.credit import hold_out
 from agentrl.errors import UserError
 from agentrl.evaluation_scope import Scope, read_scope, write_scope
 from agentrl.folder import writing
-from agentrl.layers import dump_toml
+from agentrl.layers import dump_toml, flatten
 from agentrl.measurement import Evaluation, Trials, rewards_of
-from agentrl.run import Run, flat
+from agentrl.run import Run
 from agentrl.statistics import Estimate, estimate_mean
 from agentrl.types import Group, Trajectory
 
@@ -64,7 +64,7 @@ class EvaluationFolder:
         """
         for chunk, tasks in enumerate(self._chunks):
             path = self._file(chunk)
-            groups = list(groups_of(path)) if path.is_file() else []
+            groups = list(_read_groups(path)) if path.is_file() else []
             lost = not self.complete and not any(g.scored for g in groups)
             lost |= retry_faults and any(t.fault for g in groups for t in g)
             if [g.task for g in groups] == tasks and not lost:
@@ -85,7 +85,7 @@ class EvaluationFolder:
         return self.path / "trajectories" / f"{self.scope.split}-{chunk:06d}.parquet"
 
     def check_policy(self, identity: str) -> None:
-        """Raises UserError where the episodes that are there are another policy's."""
+        """Refuse a folder whose episodes are another policy's, by a UserError."""
         if self.scope.policy and self.scope.policy != identity:
             raise UserError(
                 f"the evaluation in {str(self.path)!r} was begun with other weights of {self.config.model!r} (checksum "
@@ -121,7 +121,7 @@ class EvaluationFolder:
             return {}
         if last:
             return self._measured().metrics()
-        sampled, greedy = parted(self._logged, self.scope.trials)
+        sampled, greedy = _part(self._logged, self.scope.trials)
         return _brief("eval/", sampled) | _brief("eval/greedy_", greedy)
 
     def _measured(self) -> Evaluation:
@@ -144,7 +144,7 @@ class EvaluationFolder:
         self.run.close()
 
 
-def parted(groups: Iterable[Group], trials: Trials) -> tuple[list[Sequence[Trajectory]], list[Sequence[Trajectory]]]:
+def _part(groups: Iterable[Group], trials: Trials) -> tuple[list[Sequence[Trajectory]], list[Sequence[Trajectory]]]:
     """Part groups into their sampled members and the greedy one."""
     members = [g.trajectories for g in groups]
     return [m[: trials.sampled] for m in members], [m[trials.sampled :] for m in members]
@@ -158,7 +158,7 @@ def _brief(prefix: str, tasks: Sequence[Sequence[Trajectory]]) -> dict[str, floa
     return {f"{prefix}{name}": v for name, v in (numbers | {"episodes": float(sum(map(len, rewards)))}).items()}
 
 
-def groups_of(path: Path) -> Iterable[Group]:
+def _read_groups(path: Path) -> Iterable[Group]:
     """Read the groups of a file, without tokens and messages."""
     members: list[Trajectory] = []
     for row in stored.outlines(path):
@@ -170,7 +170,7 @@ def groups_of(path: Path) -> Iterable[Group]:
         yield Group(members[0].task, tuple(members))
 
 
-def open_folder(
+def open_evaluation(
     out: str | None, config: TrainConfig, scope: Scope, tasks: Sequence[int], heeded: Callable[[str], bool]
 ) -> EvaluationFolder:
     """Make the folder, ``evals/DATE-TIME-ENV`` by default, or go on with the evaluation that it holds.
@@ -199,8 +199,8 @@ def open_folder(
 
 
 def _check_same(path: Path, config_toml: str, before: Scope, now: Scope, heeded: Callable[[str], bool]) -> None:
-    """Raises UserError where an evaluation is of something else, or with other settings."""
-    then, given = flat(run.settings_of(path)), flat(tomllib.loads(config_toml))
+    """Refuse a folder whose evaluation is of something else, or with other settings, by a UserError."""
+    then, given = run.read_settings(path), flatten(tomllib.loads(config_toml))
     changes = {n: (then.get(n), given.get(n)) for n in sorted(then.keys() | given.keys()) if heeded(n)}
     changes |= {n: (getattr(before, n), getattr(now, n)) for n in Scope._fields if n != "policy"}
     other = [f"{n} {a!r} -> {b!r}" for n, (a, b) in changes.items() if a != b]

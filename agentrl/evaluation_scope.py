@@ -76,7 +76,7 @@ def heeds(scope: Scope, name: str) -> bool:
 
 
 def check_heeded(names: Sequence[str], scope: Scope, option: Callable[[str], str] = str) -> None:
-    """Raises ConfigError where a setting would do nothing; ``option`` writes a name as the user does."""
+    """Refuse a setting that would do nothing, by a ConfigError; ``option`` writes a name as the user does."""
     for name in names:
         if heeds(scope, name) or name not in known_settings():
             continue
@@ -87,6 +87,6 @@ def check_heeded(names: Sequence[str], scope: Scope, option: Callable[[str], str
 
 
 def check_split(split: Any, option: str = "split") -> None:
-    """Raises ConfigError for one that there is not."""
+    """Refuse a split that there is not, by a ConfigError."""
     if split not in SPLITS:
         raise ConfigError(f"{option} is train or test, not {split!r}{nearest(str(split), SPLITS)}")

@@ -29,6 +29,7 @@ LIMITS: Mapping[str, float] = MappingProxyType(
         "lost_groups": 0.2,  # share of the groups that faults took
         "lost_episodes": 0.02,  # share of the episodes, on the page
         "held_out_gap": 0.1,  # of the training reward, by which the held-out reward is lower
+        "held_out_gap_least": 0.05,  # by which it is lower at least
     }
 )
 Values = Mapping[str, float]

@@ -171,7 +171,7 @@ class Track:
         self.owner = ""
 
     def call(self, tool: str) -> None:
-        """A tool begins: while one runs the environment does not."""
+        """Note that a tool begins: while one runs the environment does not."""
         now, lane = self.lanes.clock(), f"tool/{tool}"
         self.lanes.begin("tools", now)
         self.lanes.begin(lane, now)
@@ -183,7 +183,7 @@ class Track:
         self.calls += 1
 
     def returned(self, tool: str) -> None:
-        """A tool returned. Of tools that run together the episode waits for the last."""
+        """Note that a tool returned. Of tools that run together the episode waits for the last."""
         now, lane = self.lanes.clock(), f"tool/{tool}"
         self.calls -= 1
         if not self.calls:
@@ -195,7 +195,7 @@ class Track:
         self.lanes.end("tools", now)
 
     def __deepcopy__(self, _: object) -> Track:
-        """An environment that is copied takes no lanes with it."""
+        """Return this track itself: an environment that is copied takes no lanes with it."""
         return self
 
     def fork(self) -> Track:

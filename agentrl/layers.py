@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,7 +28,7 @@ def build(*layers: Layer) -> TrainConfig:
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for source, layer in layers:
-        leaves = dict(dotted(_with_names(layer)))
+        leaves = flatten(_with_names(layer))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
             del merged["env"]  # another environment: the first one's settings are not its own
         for path, value in leaves.items():
@@ -134,13 +134,12 @@ def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**layer, **short}
 
 
-def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List settings by their dotted names."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return tables in tables as one dict, by dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        leaves |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return leaves
 
 
 def known_settings() -> dict[str, pydantic.fields.FieldInfo]:

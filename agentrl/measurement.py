@@ -144,7 +144,7 @@ class Evaluation:
 
     @property
     def first(self) -> Measurement:
-        """The sampled measurement; the greedy one where nothing was sampled."""
+        """Return the sampled measurement; the greedy one where nothing was sampled."""
         return self.parts[0][1]
 
     def metrics(self) -> dict[str, float]:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from agentrl import stored
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation_scope import read_scope
-from agentrl.run import flat
+from agentrl.layers import flatten
 from agentrl.statistics import Estimate, estimate_mean, is_pass
 from agentrl.stored import Place, Row
 
 COLUMNS = ("task", "member", "reward", "fault", "messages", "temperature")
 
 
-class Outcome(NamedTuple):
+class TaskResult(NamedTuple):
     """A task's trials: the rewards of those that were scored, their names, and a digest of what was asked."""
 
     rewards: tuple[float, ...]
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class TaskResults:
     """The tasks of one evaluation, sampled or greedy."""
 
     label: str  # the folder, with @STEP where it has several evaluations
@@ -42,7 +42,7 @@ class Outcomes:
     split: str
     greedy: bool
     settings: Mapping[str, Any]  # by dotted names
-    tasks: Mapping[int, Outcome]  # that have a scored trial
+    tasks: Mapping[int, TaskResult]  # that have a scored trial
     lost: int  # tasks that have none
 
     @property
@@ -54,7 +54,7 @@ class Outcomes:
         return max((len(o.rewards) for o in self.tasks.values()), default=0)
 
 
-def read_outcomes(name: str, *, greedy: bool = False, split: str | None = None) -> Outcomes:
+def read_outcomes(name: str, *, greedy: bool = False, split: str | None = None) -> TaskResults:
     """Read an evaluation's folder; of a training run's evaluations the last, or the one that ``RUN@STEP`` names.
 
     Raises:
@@ -89,7 +89,7 @@ def evaluated_steps(folder: Path, split: str = "test") -> list[int]:
     return [step for _, step, _ in stored.files(folder, [split])]
 
 
-def _gather(label: str, folder: Path, split: str, greedy: bool, files: Sequence[tuple[str, int, Path]]) -> Outcomes:
+def _gather(label: str, folder: Path, split: str, greedy: bool, files: Sequence[tuple[str, int, Path]]) -> TaskResults:
     rewards: dict[int, list[float]] = {}
     episodes: dict[int, list[str]] = {}
     asked: dict[int, str] = {}
@@ -103,9 +103,9 @@ def _gather(label: str, folder: Path, split: str, greedy: bool, files: Sequence[
                 episodes.setdefault(task, []).append(str(place))
     if not rewards:
         raise UserError(f"{label} has no {'greedy' if greedy else 'sampled'} trials of split {split}")
-    tasks = {t: Outcome(tuple(r), tuple(episodes[t]), asked[t]) for t, r in rewards.items() if r}
-    settings = flat(tomllib.loads((folder / "config.toml").read_text("utf-8")))
-    return Outcomes(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks))
+    tasks = {t: TaskResult(tuple(r), tuple(episodes[t]), asked[t]) for t, r in rewards.items() if r}
+    settings = flatten(tomllib.loads((folder / "config.toml").read_text("utf-8")))
+    return TaskResults(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks))
 
 
 def _rows(files: Sequence[tuple[str, int, Path]]) -> Iterator[tuple[Place, Row]]:

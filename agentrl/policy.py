@@ -32,7 +32,7 @@ class Policy:
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """The ids that the model's own configs name as ends of a turn."""
+        """Return the ids that the model's own configs name as ends of a turn."""
         config = self.model.config
         places = (getattr(self.model, "generation_config", None), config, config.get_text_config())
         return _integers(getattr(place, "eos_token_id", None) for place in places)

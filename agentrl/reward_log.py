@@ -41,7 +41,7 @@ class RewardLog:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of each metric."""
+        """Return the mean of each metric."""
         return {name: fmean(values) for name, values in self._metrics.items()}
 
     def extras_of(self, number: int) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _arguments(name: str, function: Reward, columns: Mapping[str, Any], log: RewardLog) -> dict[str, Any]:
-    """The columns, and of what TRL's trainer gives besides, all that the function takes."""
+    """Gather the columns, and of what TRL's trainer gives besides, all that the function takes."""
     offered = {"trainer_state": trainer_state(), "log_metric": log.log_metric, "log_extra": log.log_extra}
     try:
         signature = inspect.signature(function)
@@ -138,7 +138,7 @@ def _arguments(name: str, function: Reward, columns: Mapping[str, Any], log: Rew
 
 
 def _name_of(function: Any) -> str:
-    """Its ``__name__``; for a ``partial`` without one that of the function in it."""
+    """Return its ``__name__``; for a ``partial`` without one that of the function in it."""
     own = getattr(function, "__name__", None)
     if own is None and isinstance(function, partial):
         return _name_of(function.func)
@@ -146,7 +146,7 @@ def _name_of(function: Any) -> str:
 
 
 def _place_of(function: Any) -> str:
-    """Where a person finds it: module, name and line."""
+    """Say where a person finds it: module, name and line."""
     if isinstance(function, partial):
         return f"a partial of {_place_of(function.func)}"
     named = function if hasattr(function, "__qualname__") else type(function)

@@ -34,6 +34,7 @@ from agentrl.disk import ELSEWHERE, is_full, link
 from agentrl.episode_info import expected_answer, last_answer, one_line, plain_info, question_of
 from agentrl.errors import UserError
 from agentrl.folder import Lock, Unwritable, put, reason, writing
+from agentrl.layers import flatten
 from agentrl.offered_tools import OfferedTools
 from agentrl.types import Trajectory, utf8
 
@@ -120,7 +121,7 @@ class Run:
             lines.clear()
 
     def _add(self, name: str, *lines: Mapping[str, Any]) -> None:
-        """Append lines, or nothing."""
+        """Append lines; where the disk has no room, append nothing."""
         path = self.folder / name
         with writing(self.folder):
             size = path.stat().st_size if path.exists() else 0
@@ -305,7 +306,7 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
             f"run folder {str(path)!r} holds a run already; give another --run.dir, or let it go on: "
             f"agentrl train --resume {path}"
         )
-    before, now = settings_of(path), flat(tomllib.loads(config_toml))
+    before, now = read_settings(path), flatten(tomllib.loads(config_toml))
     names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in FREE)
     other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
     if other:
@@ -315,22 +316,14 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
         )
 
 
-def settings_of(path: Path) -> dict[str, Any]:
-    """Raises UserError: its config.toml is not there, or no TOML."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a run's settings, by dotted names. Raises UserError: its config.toml is not there, or no TOML."""
     try:
-        return flat(tomllib.loads((path / "config.toml").read_text("utf-8")))
+        return flatten(tomllib.loads((path / "config.toml").read_text("utf-8")))
     except (FileNotFoundError, ValueError):
         raise UserError(
             f"the run in {str(path)!r} cannot go on: its config.toml is missing or damaged; give another --run.dir"
         ) from None
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables in tables, by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
 
 
 def _unused(path: Path) -> Path:

@@ -91,7 +91,7 @@ def _effective_tasks(at: float, variance: float, count: int) -> tuple[float, flo
 
 
 def _wilson(at: float, count: float, quantile: float) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a proportion ``at`` among ``count``."""
+    """Compute Wilson's score interval (1927) of a proportion ``at`` among ``count``."""
     if count <= 0.0:
         return 0.0, 1.0
     more = quantile**2 / count

@@ -118,7 +118,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def trajectory(row: Row) -> Trajectory:
-    """The episode as it was; ``info`` as far as it was kept, which is as JSON, cut where it was long."""
+    """Make the episode as it was; ``info`` as far as it was kept, which is as JSON, cut where it was long."""
     return Trajectory(
         task=row["task"],
         segments=tuple(_segment(s) for s in row["segments"]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from agentrl.critical_path import EPISODES, seconds_by_owner, waited_for
+from agentrl.critical_path import EPISODES, find_critical_path, seconds_by_owner
 from agentrl.lanes import IDLE, Interval, Lanes, Piece, coalesce
 
 ALWAYS = ("generate", "tools", "env", "reward", "learn", "sync", "write", IDLE)  # lanes that every row of a step has
@@ -47,11 +47,11 @@ class Timeline:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run's start, without those between a kill and a resume."""
+        """Return the seconds since the run's start, without those between a kill and a resume."""
         return self.clock() - self._start
 
     def at(self, owner: str) -> None:
-        """From now on the run does this; or it waits for `EPISODES`, or for nothing (`IDLE`)."""
+        """Note that from now on the run does this; or it waits for `EPISODES`, or for nothing (`IDLE`)."""
         now = self.clock()
         if self._own:
             self.lanes.end(self._own, now)
@@ -63,7 +63,7 @@ class Timeline:
     def cut(self) -> Measured:
         """Return the stretch since the last cut. What is open goes on in the next."""
         stretch, cpu, cpu_before = self.lanes.cut(), self.cpu_clock(), self._cpu
-        waited = waited_for(stretch, self._marks)
+        waited = find_critical_path(stretch, self._marks)
         self._cpu, self._marks = cpu, [(stretch.end, self._marks[-1][1])]
         values = {f"time/{owner}": stretch.seconds.get(owner, 0.0) for owner in ALWAYS}
         values |= {f"time/{owner}": seconds for owner, seconds in stretch.seconds.items()}

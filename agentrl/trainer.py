@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from agentrl import checkpoint, metrics
 from agentrl.alarms import Alarms
 from agentrl.config import LearnerConfig, TrainConfig
-from agentrl.credit import Credit, Rule, assign_credit, hold_out
+from agentrl.credit import AdvantageRule, Credit, assign_credit, hold_out
 from agentrl.critical_path import EPISODES
 from agentrl.curriculum import Curriculum, CurriculumSampler, DifficultySampler
 from agentrl.diagnosis import Diagnosis
@@ -161,7 +161,7 @@ class Trainer:
 
     @property
     def may_save_again(self) -> bool:
-        """Whether a checkpoint could not be written, and there is room for it now."""
+        """Return True if a checkpoint could not be written, and there is room for it now."""
         return self.missed is not None and free_bytes(self.run.folder) > self.needs.checkpoint
 
     async def write_model(self) -> None:
@@ -292,7 +292,7 @@ class Trainer:
             await self.beside.done.wait()
 
     async def measure(self, step: int, wanted: int) -> Evaluation:
-        """Sampled and greedy reward on held-out tasks: the same tasks each time. Its time is in no step."""
+        """Measure sampled and greedy reward on the same held-out tasks each time. Its time is in no step."""
         self._save_time(step)
         self.at = step
         compared = await self._measure(step, wanted, Timeline(self.time.elapsed))
@@ -463,7 +463,7 @@ def made_learner(config: TrainConfig, spec: EnvSpec, policy: Policy, ranks: Rank
     return Learner(model, optimizers, loss, ranks)
 
 
-def advantage_of(c: LearnerConfig) -> Rule:
+def advantage_of(c: LearnerConfig) -> AdvantageRule:
     """The function that the settings name, with what they say of it."""
     if c.advantage in ADVANTAGES:
         return ADVANTAGES[c.advantage]
@@ -483,7 +483,7 @@ def _lr_share(step: int, config: TrainConfig) -> float:
 
 
 def _bare(ahead: Ahead) -> Ahead:
-    """What resets told in ``info`` may be anything: as the JSON that a checkpoint can hold."""
+    """Reduce what resets told in ``info``, which may be anything, to JSON that a checkpoint can hold."""
     others = [Group(g.task, tuple(replace(t, info=plain_info(t.info)) for t in g)) for g in ahead.others]
     return ahead._replace(others=others)
 

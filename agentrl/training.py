@@ -22,11 +22,11 @@ from agentrl.env import Env, EnvSpec
 from agentrl.errors import UserError
 from agentrl.extras import check_extras
 from agentrl.interruption import Interruption
-from agentrl.layers import dump_toml
+from agentrl.layers import dump_toml, flatten
 from agentrl.learner.ranks import Ranks, joined
 from agentrl.measurement import Evaluation
 from agentrl.policy import Policy, resolved
-from agentrl.run import Run, create, flat
+from agentrl.run import Run, create
 from agentrl.session import check_processes, made_policy, opened
 from agentrl.stream import Ahead
 from agentrl.trainer import Trainer, made_learner
@@ -88,7 +88,7 @@ def run_config(
 
 
 def _follow(config: TrainConfig, spec: EnvSpec, loaded: Policy | None, ranks: Ranks) -> dict[str, Any]:
-    """Be one of the learner's further processes: it only learns, once the first one has come as far as its learner."""
+    """Run one of the learner's further processes: it only learns, once the first one has come as far as its learner."""
     policy = made_policy(config, loaded)
     if ranks.heard() is not None:
         made_learner(config, spec, policy, ranks).follow()
@@ -119,7 +119,7 @@ async def _train(
         watched.callback(run.close)
         begun, state = _found(run, config)
         watcher.started(session, run)
-        named = {name: str(value) for name, value in flat(tomllib.loads(written)).items()}
+        named = {name: str(value) for name, value in flatten(tomllib.loads(written)).items()}
         trackers = watched.enter_context(
             tracking.tracking(config.run.trackers, config.run.project, run.folder, named, watcher.said, begun)
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl import Env, EnvSpec, Reply, Step, WorldFault
 from agentrl.config import TrainConfig
-from agentrl.evaluation import Player, run_evaluation
+from agentrl.evaluation import EvaluatedPolicy, run_evaluation
 from agentrl.evaluation_folder import EvaluationFolder
 from agentrl.evaluation_scope import Scope
 from agentrl.layers import build
@@ -80,9 +80,9 @@ def settings(**env: Any) -> TrainConfig:
 
 
 @asynccontextmanager
-async def playing(spec: EnvSpec, engine: Any, identity: str) -> AsyncIterator[Player]:
+async def playing(spec: EnvSpec, engine: Any, identity: str) -> AsyncIterator[EvaluatedPolicy]:
     async with spec.open():
-        yield Player(lambda split: Rollout(spec, engine, ByteRenderer(), split=split), identity)
+        yield EvaluatedPolicy(lambda split: Rollout(spec, engine, ByteRenderer(), split=split), identity)
 
 
 async def evaluated(

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.critical_path import EPISODES, QUEUE, seconds_by_owner, trace_back, waited_for
+from agentrl.critical_path import EPISODES, QUEUE, find_critical_path, seconds_by_owner, trace_back
 from agentrl.lanes import IDLE, Lanes, Stretch, Track
 
 NOBODY = Lanes()
@@ -35,7 +35,7 @@ def test_its_own_work_is_waited_for_as_it_is_done() -> None:
     own = track((1.0, "env"), end=4.0)
     stretch = Stretch(0.0, 10.0, {}, {}, [own])
     marks = [(0.0, EPISODES), (4.0, "learn"), (7.0, "sync"), (8.0, IDLE)]
-    assert waited_for(stretch, marks) == [
+    assert find_critical_path(stretch, marks) == [
         (0.0, 1.0, QUEUE),
         (1.0, 4.0, "env"),
         (4.0, 7.0, "learn"),
@@ -66,7 +66,7 @@ def test_whatever_is_played_it_is_the_wall_clock_without_overlap(
         if now <= end:  # it ended in the stretch
             tracks.append(track(*path, end=now))
     known = sorted((float(min(at, end)), owner) for at, owner in marks)
-    pieces = waited_for(Stretch(float(begin), float(end), {}, {}, tracks), known)
+    pieces = find_critical_path(Stretch(float(begin), float(end), {}, {}, tracks), known)
     assert all(a[1] == b[0] and a[2] != b[2] for a, b in pairwise(pieces))
     assert all(a < b for a, b, _ in pieces)
     if lasts:

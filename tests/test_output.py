@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.output import silenced_when_closed
+from agentrl.cli.output import silence_when_closed
 
 AGENTRL = [sys.executable, "-m", "agentrl"]
 
@@ -50,7 +50,7 @@ def test_a_training_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
 
 def test_the_streams_of_tests_and_notebooks_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
-    with silenced_when_closed():
+    with silence_when_closed():
         assert sys.stdout is before
         print("heard")
     assert capsys.readouterr().out == "heard\n"

@@ -66,9 +66,9 @@ def test_a_process_is_known_by_what_it_was_started_with() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
     try:
         deadline = time.monotonic() + 60
-        while reaper.marked("abc") != [child.pid] and time.monotonic() < deadline:
+        while reaper.find_marked("abc") != [child.pid] and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert reaper.marked("abc") == [child.pid]
-        assert reaper.marked("ab") == []
+        assert reaper.find_marked("abc") == [child.pid]
+        assert reaper.find_marked("ab") == []
     finally:
         child.communicate(b"\n")

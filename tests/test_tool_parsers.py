@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agentrl import policy
-from agentrl.engines.tool_parsers import tool_parser_of
+from agentrl.engines.tool_parsers import find_tool_parser
 
 
 def test_nano_s_calls_are_read_by_hermes() -> None:
-    assert tool_parser_of(policy.load_tokenizer("nano").chat_template) == "hermes"
+    assert find_tool_parser(policy.load_tokenizer("nano").chat_template) == "hermes"
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_nano_s_calls_are_read_by_hermes() -> None:
     ],
 )
 def test_a_template_s_own_marks_name_the_parser(template: str | dict[str, str] | None, parser: str | None) -> None:
-    assert tool_parser_of(template) == parser
+    assert find_tool_parser(template) == parser

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from agentrl import policy
 from agentrl.cli import main
 from agentrl.engines.serving import Server, Serving
-from agentrl.engines.tool_parsers import tool_parser_of
+from agentrl.engines.tool_parsers import find_tool_parser
 from agentrl.evaluation import evaluate
 
 pytestmark = pytest.mark.vllm
@@ -26,7 +26,7 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """As `agentrl serve` starts it."""
-    parser = tool_parser_of(policy.load_tokenizer("nano").chat_template)
+    parser = find_tool_parser(policy.load_tokenizer("nano").chat_template)
     with Server(Serving(policy.locate("nano"), tool_parser=parser)).wait() as server:
         yield f"{server.url}/v1"
 

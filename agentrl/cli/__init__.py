@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 
 from agentrl import registry
-from agentrl.cli.output import silenced_when_closed
+from agentrl.cli.output import silence_when_closed
 from agentrl.errors import Interrupted, UserError, nearest
 from agentrl.interruption import as_ctrl_c
 from agentrl.view.text import visible
@@ -38,7 +38,7 @@ FOOTER = "\n\nagentrl VERB --help tells more. Begin with: agentrl train --env ma
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, 2 for a user's mistake, 128 + n after signal n (Ctrl-C 130, SIGTERM 143)."""
-    with silenced_when_closed(), as_ctrl_c() as came:
+    with silence_when_closed(), as_ctrl_c() as came:
         try:
             return _run(list(sys.argv[1:] if arguments is None else arguments))
         except UserError as error:

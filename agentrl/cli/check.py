@@ -86,7 +86,7 @@ def _config(env: str, words: Sequence[str]) -> tuple[TrainConfig, Asked]:
 
 
 def _read_own(name: str, value: Any) -> Any:
-    """One of the command's own words, checked."""
+    """Read one of the command's own words, checked."""
     if name == "allow-writes":
         return value if isinstance(value, list) else str(value).split(",")
     kind = int if name == "tasks" else (int, float)

@@ -16,14 +16,14 @@ from rich.table import Table
 from agentrl.cli import settings
 from agentrl.cli.figures import describe_lost, format_mean, format_share
 from agentrl.cli.settings import loading
-from agentrl.cli.words import checked, flags_told
+from agentrl.cli.words import check_settings, flags_told
 from agentrl.config import Section, TrainConfig
 from agentrl.errors import ConfigError
-from agentrl.evaluation import Listener, lasting, playing_of, run_evaluation
+from agentrl.evaluation import Listener, choose_policy, pin_model, run_evaluation
 from agentrl.evaluation_folder import EvaluationFolder
 from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds, read_scope
 from agentrl.folder import Unwritable
-from agentrl.layers import Layer, build, dotted, read_toml
+from agentrl.layers import Layer, build, flatten, read_toml
 from agentrl.measurement import Evaluation
 from agentrl.policy import configured
 from agentrl.types import Trajectory
@@ -52,7 +52,7 @@ class Own(Section):
     greedy: bool = Field(True, description="whether each task is played greedily too [true]")
     out: str | None = Field(None, description="the folder [evals/DATE-TIME-ENV]")
     resume: str | None = Field(None, description="the folder of an evaluation that goes on, with its own settings")
-    retry_faults: bool = Field(False, description="true: play tasks with an infrastructure fault again [false]")
+    retry_faults: bool = Field(False, description="whether tasks with an infrastructure fault are played again [false]")
     endpoint: str | None = Field(None, description="URL of a server that speaks OpenAI's chat completions")
     key_env: str = Field("OPENAI_API_KEY", description="the variable that holds the endpoint's key [OPENAI_API_KEY]")
 
@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     own, scope, layers = _read(words)
     config = build(*layers) if scope.endpoint else configured(*layers)
-    config = lasting(config, scope, any("model" in given for _, given in layers))
+    config = pin_model(config, scope, any("model" in given for _, given in layers))
     if not own.resume:
         scope = scope._replace(sampled=config.eval.trials)
     spec, console = settings.spec_of(config), Console()
@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> int:
         with loading(console):
             import agentrl.session  # noqa: F401  brings torch
     bar = Bar(console, config)
-    playing = playing_of(config, spec, scope, key_env=own.key_env)
+    playing = choose_policy(config, spec, scope, key_env=own.key_env)
     try:
         with bar.progress:
             evaluate = partial(run_evaluation, out=own.resume or own.out, retry_faults=own.retry_faults, listener=bar)
@@ -112,20 +112,20 @@ def main(words: Sequence[str]) -> int:
 def _read(words: Sequence[str]) -> tuple[Own, Scope, list[Layer]]:
     """Part the words into the verb's own, what is evaluated, and the settings."""
     *files, (source, given) = settings.layers(words)
-    own = checked({n: v for n, v in given.items() if n in Own.model_fields}, Own)
+    own = check_settings({n: v for n, v in given.items() if n in Own.model_fields}, Own)
     check_split(own.split, "--split")
     rest = _written_out({n: v for n, v in given.items() if n not in Own.model_fields})
     before = _resumed(own)
     changes = {n: v for n, v in given.items() if n in Scope._fields}
     scope = (before or Scope(tasks=own.tasks))._replace(**changes)
-    check_heeded([name for name, _ in dotted(rest)], scope, _option)
+    check_heeded(list(flatten(rest)), scope, _option)
     if own.resume:
         files.append(read_toml(Path(own.resume) / "config.toml"))
     return own, scope, [*files, (source, rest)]
 
 
 def _written_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``--trials 4`` is short for ``--eval.trials 4``."""
+    """Write short names out: ``--trials 4`` is ``--eval.trials 4``."""
     short = {SHORT[name].partition(".")[2]: value for name, value in given.items() if name in SHORT}
     rest = {name: value for name, value in given.items() if name not in SHORT}
     return rest | {"eval": {**rest.get("eval", {}), **short}} if short else rest
@@ -136,7 +136,7 @@ def _option(name: str) -> str:
 
 
 def _resumed(own: Own) -> Scope | None:
-    """What the evaluation to go on with evaluates. Raises ConfigError where there is none."""
+    """Read what the evaluation to go on with evaluates. Raises ConfigError where there is none."""
     if own.resume is None:
         return None
     if own.out is not None:
@@ -167,7 +167,7 @@ def _show(console: Console, folder: EvaluationFolder, found: Evaluation) -> None
 
 
 def _passes(found: Evaluation, config: TrainConfig) -> Table:
-    """One row a number of trials."""
+    """Make a table with a row for each number of trials."""
     rates = found.sampled.passes if found.sampled else ()
     table = Table("k", "pass@k (one passes)", "pass^k (all pass)", "tasks", box=None, header_style="bold")
     table.title = f"\na trial passes from reward {config.eval.pass_at:g} on"

@@ -20,7 +20,7 @@ class SilentFile(io.FileIO):
 
 
 @contextmanager
-def silenced_when_closed() -> Iterator[None]:
+def silence_when_closed() -> Iterator[None]:
     """Replace ``sys.stdout`` and ``sys.stderr`` until the block ends, if they are files."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = after = tuple(map(_silent, before))

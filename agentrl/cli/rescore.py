@@ -97,7 +97,7 @@ def _functions(config: TrainConfig, rewards: str | None) -> tuple[TrainConfig, M
 
 
 def _groups(files: Sequence[tuple[str, int, Path]]) -> Iterator[list[tuple[Place, Trajectory]]]:
-    """The episodes of a training's group together, in which members count up; those of an evaluation one by one."""
+    """Yield the episodes of a training's group together, as members count up; those of an evaluation one by one."""
     for split, step, path in files:
         group: list[tuple[Place, Trajectory]] = []
         before = -1

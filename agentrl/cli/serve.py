@@ -13,7 +13,7 @@ from pydantic import Field
 
 from agentrl.cli.words import flags
 from agentrl.config import Section
-from agentrl.engines.tool_parsers import tool_parser_of
+from agentrl.engines.tool_parsers import find_tool_parser
 from agentrl.errors import ConfigError
 
 HELP = """usage: agentrl serve --model MODEL [--port PORT] [--SETTING VALUE ...]
@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
         capacity=settings.capacity,
         threads=settings.threads,
         lora_rank=settings.lora_rank or rank,
-        tool_parser=settings.tool_parser or tool_parser_of(policy.load_tokenizer(settings.model).chat_template),
+        tool_parser=settings.tool_parser or find_tool_parser(policy.load_tokenizer(settings.model).chat_template),
         backend=settings.backend or ("nccl" if torch.cuda.is_available() else "memory"),
     )
     signal.signal(signal.SIGTERM, _end)

@@ -37,7 +37,7 @@ def spec_of(config: TrainConfig) -> EnvSpec:
 
 
 def help_text(listed: Callable[[str], bool] = lambda name: True) -> str:
-    """Every setting with its default and what it is; only those whose names are ``listed``."""
+    """List every setting with its default and what it is; only those whose names are ``listed``."""
     lines = []
     for name, field in known_settings().items():
         if not listed(name):

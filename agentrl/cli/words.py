@@ -34,10 +34,10 @@ def flags(words: Sequence[str], settings: type[S]) -> S:
     for name in given:
         if name not in settings.model_fields:
             raise ConfigError(f"{name}: unknown setting{nearest(name, settings.model_fields)} [{source}]")
-    return checked(given, settings)
+    return check_settings(given, settings)
 
 
-def checked(given: Mapping[str, Any], settings: type[S]) -> S:
+def check_settings(given: Mapping[str, Any], settings: type[S]) -> S:
     """Check settings. Raises ConfigError: one is missing or wrong."""
     try:
         return settings.model_validate(given)

@@ -12,7 +12,7 @@ WRITTEN = (  # the first that a template has
 )
 
 
-def tool_parser_of(template: str | Mapping[str, str] | None) -> str | None:
+def find_tool_parser(template: str | Mapping[str, str] | None) -> str | None:
     """Name the parser for a chat template; None where the template has no form of its own for calls."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
     return next((parser for mark, parser in WRITTEN if mark in text), None)

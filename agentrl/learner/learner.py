@@ -71,7 +71,7 @@ class Learner:
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
-        """The parameters that are trained, by name."""
+        """List the parameters that are trained, by name."""
         return {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
 
     def set_lr(self, share: float) -> None:
@@ -316,7 +316,7 @@ def checkpointed(policy: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def _in_place(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the parameters have other values."""
+    """Give the parameters other values until the block ends."""
     own = {name: p.data for name, p in parameters.items()}
     try:
         for name, p in parameters.items():

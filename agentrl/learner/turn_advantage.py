@@ -29,7 +29,7 @@ class Played(Scored, Protocol):
     def step_rewards(self) -> Sequence[float]: ...
     @property
     def observed(self) -> Sequence[Hashable]:
-        """What each turn answered."""
+        """List what each turn answered."""
         ...
 
 
@@ -38,7 +38,10 @@ TurnAdvantage = Callable[..., list[list[TurnCredit]]]
 
 
 def rebn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[TurnCredit]]:
-    """(G - mean) / std over all turns of the group (return batch normalisation, as Turn-PPO and RAGEN have it)."""
+    """Normalise each turn's return G over all turns of the group: (G - mean) / std.
+
+    This is return batch normalisation, as Turn-PPO and RAGEN have it.
+    """
     found = []
     for group, returns in zip(groups, _returns(groups, gamma), strict=True):
         pool = [g for own in returns for g in own]
@@ -47,8 +50,10 @@ def rebn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[Tu
 
 
 def first_turn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[TurnCredit]]:
-    """(G - mean) / std, both of the group's returns at the first turn: with gamma = 1 and the outcome as the only
-    reward this is GRPO."""
+    """Normalise each turn's return G by the mean and std of the group's returns at the first turn.
+
+    With gamma = 1 and the outcome as the only reward this is GRPO.
+    """
     return [
         _against(returns, [own[0] for own in returns if own], _magnitudes(group))
         for group, returns in zip(groups, _returns(groups, gamma), strict=True)
@@ -56,8 +61,10 @@ def first_turn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[l
 
 
 def gigpo(groups: Sequence[Sequence[Played]], gamma: float = 1.0, step_weight: float = 1.0) -> list[list[TurnCredit]]:
-    """GRPO's advantage of the episode, and beside it that of the turn among all turns of the group that answered the
-    same observation (GiGPO, arXiv 2505.10978)."""
+    """Add to GRPO's advantage of the episode that of the turn among those that answered the same observation.
+
+    Compared are all turns of the group (GiGPO, arXiv 2505.10978).
+    """
     found = []
     for group, whole, returns in zip(groups, grpo(groups), _returns(groups, gamma), strict=True):
         met: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
@@ -75,7 +82,7 @@ def gigpo(groups: Sequence[Sequence[Played]], gamma: float = 1.0, step_weight: f
 
 
 def turn_rewards(member: Played) -> list[float]:
-    """One a turn; a turn that was cut short has no step, and earns what the score has beyond the steps."""
+    """List a reward for each turn. One that was cut short has no step; it earns what the score has beyond the steps."""
     if member.reward is None or not member.turns:
         return []
     rewards = [*member.step_rewards, *[0.0] * (member.turns - len(member.step_rewards))]
@@ -84,7 +91,7 @@ def turn_rewards(member: Played) -> list[float]:
 
 
 def _returns(groups: Sequence[Sequence[Played]], gamma: float) -> list[list[list[float]]]:
-    """Of each turn of each member; none for whoever is not scored."""
+    """Compute the return of each turn of each member; none for whoever is not scored."""
     found = []
     for group in groups:
         members = []

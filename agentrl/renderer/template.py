@@ -187,7 +187,7 @@ class TemplateRenderer:
 
     @cached_property
     def _opens_thought(self) -> str:
-        """The thought that the template itself opens in a first prompt: ``<think>`` and the space behind it, or none.
+        """Return the thought that the template opens in a first prompt: ``<think>`` and the space behind it, or none.
 
         Behind a tool's answer it may be otherwise (DeepSeek's opens none there), so a turn is read by its own prompt.
         """

@@ -43,7 +43,7 @@ def messages(row: Row) -> list[dict[str, Any]]:
 
 
 def info(row: Row) -> dict[str, Any]:
-    """What reset and steps told, as it was kept; empty where it cannot be read."""
+    """Read what reset and steps told, as it was kept; empty where it cannot be read."""
     try:
         found = json.loads(row.get("info") or "{}")
     except ValueError:
@@ -52,7 +52,7 @@ def info(row: Row) -> dict[str, Any]:
 
 
 def known(row: Row) -> dict[str, Any]:
-    """What a person wants to know beside the conversation: the expected answer, and what else ``info`` told."""
+    """Gather what a person wants to know beside the conversation: the expected answer, and what else ``info`` told."""
     told_info = info(row)
     right = expected_answer(told_info)
     more = {k: v for k, v in told_info.items() if k not in EXPECTED}
@@ -118,12 +118,12 @@ def _calls(
 
 
 def _unread(name: str, arguments: Any) -> bool:
-    """Without a name or arguments: they may be what could not be read."""
+    """Return a call without name or arguments, which may be what could not be read."""
     return not name or not arguments
 
 
 def _raw(row: Row, turn: int, count: int, texts: Texts | None) -> list[str]:
-    """What the model wrote for each call of a turn; empty where that is not known."""
+    """Return what the model wrote for each call of a turn; empty where that is not known."""
     own = [s["token_ids"] for s in row["segments"] if s["author"] == "model"]
     if texts is None or not 0 <= turn < len(own):
         return []

@@ -55,7 +55,7 @@ def findings(curves: Curves, table: Any, refused: Mapping[str, Refusals], said: 
 
 
 def _not_among(said: Sequence[Said], signs: Sequence[Finding]) -> list[Said]:
-    """What the run said of itself, but for the signs that still hold: those are told with their present numbers."""
+    """Select what the run said of itself, but for signs that still hold: those are told with present numbers."""
     now = {_NUMBER.sub("#", sign.text) for sign in signs}
     return [one_said for one_said in said if _NUMBER.sub("#", one_said.text) not in now]
 
@@ -191,7 +191,7 @@ def of_tasks(lately: Any, where: str) -> Iterator[Finding]:
 
 
 def of_curves(curves: Curves) -> Iterator[Finding]:
-    """Signs of trouble that hold now: what the run itself looks for."""
+    """Yield the signs of trouble that hold now: what the run itself looks for."""
     steps = [{name: float(v) for name, v in line.items() if v is not None} for line in curves.lines if "reward" in line]
     signs = find_signs(History(steps, len(steps)))
     yield from (Finding("bad", text) for name, text in signs.items() if name not in _TOLD_ABOVE)
@@ -208,7 +208,7 @@ def _held_out(curves: Curves) -> Iterator[Finding]:
     if len(held) < 2 or len(train) < 5:
         return
     now = float(np.mean(train[-5:]))
-    if now - held[-1] > max(LIMITS["held_out_gap"] * abs(now), 0.05):
+    if now - held[-1] > max(LIMITS["held_out_gap"] * abs(now), LIMITS["held_out_gap_least"]):
         yield Finding(
             "bad",
             f"held-out reward is {held[-1]:.2f} at step {steps[-1]}, training reward {now:.2f}",

@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from agentrl.layers import known_settings
-from agentrl.run import flat
+from agentrl.layers import flatten, known_settings
 from agentrl.view.store import Store
 
 LONGEST = 2_000  # characters of a value
@@ -30,7 +29,7 @@ class Setting(NamedTuple):
 def compare_settings(stores: Sequence[Store]) -> list[Setting]:
     """Return every setting of the runs' config.toml, in the order of ``agentrl train --help``, then the others."""
     defaults = {name: _text(_default(field)) for name, field in known_settings().items()}
-    runs = [{name: _text(value) for name, value in flat(store.config).items()} for store in stores]
+    runs = [{name: _text(value) for name, value in flatten(store.config).items()} for store in stores]
     named = dict.fromkeys(name for values in runs for name in values)
     order = [*(n for n in named if n.startswith(("env.", "tool."))), *(n for n in defaults if n in named)]
     order += [n for n in named if n not in order]
@@ -53,7 +52,7 @@ def _default(field: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A value as JSON, cut where it is long."""
+    """Write a value as JSON, cut where it is long."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

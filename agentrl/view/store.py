@@ -66,7 +66,7 @@ class Store:
         return default if found is None else found
 
     def tools(self) -> list[list[dict[str, Any]]]:
-        """The lists of tools that were offered, as schemas; none where an older run does not tell."""
+        """Read the lists of tools that were offered, as schemas; none where an older run does not tell."""
         try:
             found = json.loads((self.folder / "tools.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -47,7 +47,7 @@ def _word(rng: random.Random) -> str:
 
 
 def _brackets(rng: random.Random) -> str:
-    """Balanced half of the time, of any depth; else with one bracket too few, or another in its place."""
+    """Draw brackets, balanced half of the time, of any depth; else with one too few, or another in its place."""
     text = _nested(rng, rng.randint(1, 8))
     if rng.random() < 0.5:
         return text

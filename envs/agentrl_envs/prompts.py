@@ -104,7 +104,7 @@ class Prompts(Env):
             return {"train": train, "test": await to_thread.run_sync(_rows, settings["test_data"], "test", column)}
         if len(train) < 2:
             raise UserError(f"env.data has {len(train)} row; two are the least, one of which is held out")
-        return await to_thread.run_sync(held_out, train, column)
+        return await to_thread.run_sync(hold_out_rows, train, column)
 
     def count(self, split: str) -> int | None:
         return len(self.shared[split])
@@ -161,7 +161,7 @@ class Prompts(Env):
         return dict(parts) if self.gate is None else gated(parts, self.gate, self.gate_at_least)
 
     def _with_settings(self, function: Reward) -> Reward:
-        """With the environment's own settings that one of the shipped rewards takes."""
+        """Add the environment's own settings that one of the shipped rewards takes."""
         if function is soft_overlong_punishment:
             return partial(function, **self.lengths)
         return partial(function, thought_marks=self.thought_marks) if _reads_thoughts(function) else function
@@ -185,7 +185,7 @@ class _Some(Sequence[dataset.Row]):
         return self._rows[self._places[index]]
 
 
-def held_out(rows: Sequence[dataset.Row], column: str) -> dict[str, Sequence[dataset.Row]]:
+def hold_out_rows(rows: Sequence[dataset.Row], column: str) -> dict[str, Sequence[dataset.Row]]:
     """Split rows: hold out the last tenth, 256 at most, with all copies of a prompt on one side.
 
     Going backwards, a prompt is held out where all its rows still fit. Where none does, it is the rarest one. Where all
@@ -211,7 +211,7 @@ def held_out(rows: Sequence[dataset.Row], column: str) -> dict[str, Sequence[dat
 
 
 def _question(prompt: Any) -> bytes:
-    """A digest of what a prompt says, whatever its white space."""
+    """Compute a digest of what a prompt says, whatever its white space."""
     said = [prompt] if isinstance(prompt, str) else [f"{m['role']}: {m['content']}" for m in prompt]
     return blake2b(
         "\n".join(" ".join(text.split()) for text in said).encode("utf-8", "replace"), digest_size=12

@@ -29,7 +29,7 @@ def mark() -> dict[str, str]:
     return {VARIABLE: _marks[os.getpid()]}
 
 
-def marked(word: str) -> list[int]:
+def find_marked(word: str) -> list[int]:
     """Return the processes of this user that have the mark; none where there is no /proc."""
     entry = f"{VARIABLE}={word}".encode()
     found = []
@@ -62,13 +62,13 @@ def wait_for_parent() -> None:
 def reap(word: str) -> None:
     """End the marked processes: politely, then not."""
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
-        for pid in marked(word):
+        for pid in find_marked(word):
             try:
                 os.kill(pid, number)
             except OSError:
                 continue
         deadline = time.monotonic() + patience_s
-        while marked(word) and time.monotonic() < deadline:
+        while find_marked(word) and time.monotonic() < deadline:
             time.sleep(0.1)
 
 

@@ -41,7 +41,7 @@ def _number(text: str) -> Decimal | None:
 def accuracy(
     completions: Sequence[Completion], solution: Sequence[Any], thought_marks: Marks = THOUGHT_MARKS, **_: Any
 ) -> list[float | None]:
-    r"""1.0 where the last ``\boxed{}`` means the same as the column ``solution``: a number, several, or words.
+    r"""Pay 1.0 where the last ``\boxed{}`` means the same as the column ``solution``: a number, several, or words.
 
     A solution may be a bare answer, or one as GSM8K, MATH or DeepMath write it. ``None`` where it cannot be read, or is
     an expression such as ``x^2+1``, which takes the reward ``math``.

@@ -13,7 +13,7 @@ from agentrl_envs.rewards.answers import Completion, Marks, text_of
 
 @per_episode
 def think_format(completions: Sequence[Completion], thought_marks: Marks = THOUGHT_MARKS, **_: Any) -> list[float]:
-    """1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each mark once."""
+    """Pay 1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each mark once."""
     return [float(_thinks(text_of(c), *thought_marks)) for c in completions]
 
 
