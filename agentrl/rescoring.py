@@ -99,7 +99,7 @@ class _Scoring:
         return [_found(where, before, t) for (where, before), t in zip(group, after, strict=True)]
 
     async def _of_episode(self, where: Place, before: Trajectory) -> tuple[Env | None, Trajectory]:
-        """Score an episode; return its environment, closed, and the episode with new rewards, or the fault there was."""
+        """Score an episode; return its environment, closed, and the episode with new rewards, or its fault."""
         env = self.spec.make()
         bare = replace(before, rewards={}, metrics={}, weights=env.reward_weights if self.functions is None else {})
         try:
