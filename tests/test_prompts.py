@@ -70,7 +70,7 @@ async def test_the_last_tenth_is_held_out() -> None:
 @settings(max_examples=60, deadline=None)
 def test_all_copies_of_a_prompt_are_on_one_side(asked: list[int]) -> None:
     rows = [{"prompt": f"What is{'  ' * (place % 2)} {n}?"} for place, n in enumerate(asked)]
-    sides = prompts.held_out(rows, "prompt")
+    sides = prompts.hold_out_rows(rows, "prompt")
     train, test = ([" ".join(row["prompt"].split()) for row in sides[split]] for split in ("train", "test"))
     assert Counter(train + test) == Counter(f"What is {n}?" for n in asked)
     assert train
