@@ -18,7 +18,7 @@ from agentrl.learner.loss import LOSSES, Tokens, on_policy_rows
 from agentrl.learner.objective import Objective, objective
 from agentrl.learner.ratio import LEVELS
 from agentrl.view import explain
-from agentrl.view.gradient import LossSettings, bound, is_off_policy, ratios, slopes
+from agentrl.view.gradient import GradientSettings, bound, is_off_policy, ratios, slopes
 from agentrl.view.store import Store
 
 NATS = st.floats(-3, 3).map(lambda x: round(x, 2) + 0.001)  # no ratio stands exactly at a bound
@@ -41,14 +41,14 @@ def tokens(rows: list[list[tuple[float, float]]]) -> Tokens:
 def test_corrected_ratios(name: str, rows: list[list[tuple[float, float]]], bounds: Any) -> None:
     t = tokens(rows)
     wanted = CORRECTIONS[name](t.old, t.sampled, t.rows, t.count, bounds).tolist()
-    rule = LossSettings(correction=name, correction_min=bounds[0], correction_max=bounds[1])
+    rule = GradientSettings(correction=name, correction_min=bounds[0], correction_max=bounds[1])
     found = [bound(rule, r) for row in rows for r in ratios(name, [d for d, _ in row])]
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
 
 @given(rows=st.lists(ROW, min_size=1, max_size=3), threshold=st.floats(-1, 1).map(lambda x: round(x, 2)))
 def test_rows_that_the_policy_has_left(rows: list[list[tuple[float, float]]], threshold: float) -> None:
-    rule = LossSettings(off_policy_threshold=threshold)
+    rule = GradientSettings(off_policy_threshold=threshold)
     wanted = on_policy_rows(tokens(rows), threshold).tolist()
     found = [not is_off_policy(rule, [d for d, _ in row], a) for row in rows for _, a in row]
     assert found == [bool(w) for w in wanted]
@@ -80,12 +80,12 @@ def test_the_slope_of_the_loss(
     each, _ = objective(Objective(**shared), t)
     torch.autograd.backward(each.sum())
     assert t.logp.grad is not None
-    found = slopes(LossSettings(**shared), [d for d, _ in row], [a for _, a in row])
+    found = slopes(GradientSettings(**shared), [d for d, _ in row], [a for _, a in row])
     assert found == pytest.approx(t.logp.grad.tolist(), rel=1e-6, abs=1e-6)
 
 
 def test_the_rule_names_what_the_learner_has() -> None:
-    assert set(LossSettings.__dataclass_fields__) < set(Objective.__dataclass_fields__)
+    assert set(GradientSettings.__dataclass_fields__) < set(Objective.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("name", sorted(explain.FORMULAS))
@@ -111,4 +111,4 @@ def test_an_older_runs_settings_may_not_tell(tmp_path: Path) -> None:
     runs.start(tmp_path / "run")
     store = Store(tmp_path / "run")
     store.refresh()
-    assert LossSettings.of(store) is None
+    assert GradientSettings.of(store) is None

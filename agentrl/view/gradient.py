@@ -20,7 +20,7 @@ LEAST, MOST = log(1e-8), 20.0  # where vespo's logarithms end
 
 
 @dataclass(frozen=True)
-class LossSettings:
+class GradientSettings:
     """The learner's settings that say what becomes of a token; the names are theirs."""
 
     loss: str = "dapo"
@@ -32,7 +32,7 @@ class LossSettings:
     off_policy_threshold: float | None = None
 
     @classmethod
-    def of(cls, store: Store) -> LossSettings | None:
+    def of(cls, store: Store) -> GradientSettings | None:
         """Read a run's; None where its config does not tell."""
         if store.setting("learner.correction") is None:
             return None
@@ -58,7 +58,7 @@ def ratios(correction: str, differences: Sequence[float]) -> list[float]:
     return [bounded_exp(whole)] * len(differences)
 
 
-def bound(rule: LossSettings, ratio: float) -> float:
+def bound(rule: GradientSettings, ratio: float) -> float:
     """Cut a ratio to the correction's bounds; 0.0 where it is masked."""
     low, high = rule.correction_min, rule.correction_max
     if rule.correction.endswith("_mask"):
@@ -67,13 +67,13 @@ def bound(rule: LossSettings, ratio: float) -> float:
     return ratio if high is None else min(ratio, high)
 
 
-def is_off_policy(rule: LossSettings, differences: Sequence[float], advantage: float) -> bool:
+def is_off_policy(rule: GradientSettings, differences: Sequence[float], advantage: float) -> bool:
     """Return True for a token to be punished in an episode that the policy has left."""
     threshold = rule.off_policy_threshold
     return threshold is not None and advantage < 0 and -fmean(differences) > threshold
 
 
-def slopes(rule: LossSettings, differences: Sequence[float], advantages: Sequence[float]) -> list[float]:
+def slopes(rule: GradientSettings, differences: Sequence[float], advantages: Sequence[float]) -> list[float]:
     """Compute d loss / d logprob of each trained token before its weight, without a KL term or an entropy bonus.
 
     Args:

@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentrl.view.gradient import LossSettings, bound, bounded_exp, is_off_policy, ratios, slopes
+from agentrl.view.gradient import GradientSettings, bound, bounded_exp, is_off_policy, ratios, slopes
 from agentrl.view.store import Store
 
 Row = Mapping[str, Any]
@@ -49,7 +49,7 @@ def of_token(store: Store, row: Row, segment: Row, at: int, advantage: float) ->
         return Weighed(["ratio unknown: a logprob of the token is not finite"])
     logprob = segment["learner_logprobs"][at]
     said = f"ratio {bounded_exp(own):.4g}: the learner gave it a logprob of {logprob:.4g} before the update"
-    rule = LossSettings.of(store)
+    rule = GradientSettings.of(store)
     if rule is None:
         return Weighed([said])
     if is_off_policy(rule, differences(row), advantage):
@@ -60,7 +60,7 @@ def of_token(store: Store, row: Row, segment: Row, at: int, advantage: float) ->
     return Weighed([said, *corrected.said, *clipped], corrected.trained)
 
 
-def _corrected(rule: LossSettings, row: Row, own: float) -> Weighed:
+def _corrected(rule: GradientSettings, row: Row, own: float) -> Weighed:
     """Explain what ``learner.correction`` made of a token, whose logarithm of the ratio is ``own``."""
     name, low, high = rule.correction, rule.correction_min, rule.correction_max
     (value, *_) = ratios(name, [own] if name.startswith("token") else differences(row))
@@ -82,7 +82,7 @@ def slope_of(store: Store, row: Row, turns: Sequence[Row], number: int) -> list[
         turns: the model's segments: their ``start``, ``length`` and ``advantage``.
         number: the token's place in the episode.
     """
-    rule, own = LossSettings.of(store), differences(row)
+    rule, own = GradientSettings.of(store), differences(row)
     numbers = [i for t in turns for i in range(t["start"], t["start"] + t["length"])]
     told = rule is not None and store.setting("learner.loss") is not None and row.get("weight") is not None
     if rule is None or not told or len(own) != len(numbers):
