@@ -157,12 +157,14 @@ def one_part_rules(h: History) -> str | None:
 
 
 def faulting(h: History) -> str | None:
-    played = h.values[-1].get("groups/kept", 0.0) + h.values[-1].get("groups/dropped", 0.0)
-    lost = h.late("groups/dropped", 5)
-    if lost is None or not played or lost / played < LIMITS["lost_groups"]:
+    last = h.values[-5:]
+    lost = sum(v.get("groups/dropped", 0.0) for v in last)
+    played = sum(v.get("groups/played", v.get("groups/kept", 0.0) + v.get("groups/dropped", 0.0)) for v in last)
+    if h.steps < 5 or not played or lost / played < LIMITS["lost_groups"]:
         return None
     return (
-        f"{lost / played:.0%} of the groups were lost to faults: agentrl view shows which; see also --rollout.min_group"
+        f"{lost / played:.0%} of the groups were lost: too few of their episodes could be scored, for faults or for "
+        "want of a reward; agentrl view shows which; see also --rollout.min_group"
     )
 
 

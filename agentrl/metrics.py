@@ -28,6 +28,7 @@ def of_groups(groups: Sequence[Group], min_group: int = 1) -> Metrics:
         **_rewards(fair),
         "reward_std": fmean(spreads) if spreads else 0.0,
         "frac_reward_zero_std": flat / len(kept) if kept else 0.0,
+        "groups/played": float(len(groups)),
         "groups/kept": float(len(kept)),
         "groups/dropped": float(len(groups) - len(kept)),
         "groups/zero_variance": float(flat),

@@ -169,12 +169,24 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         return metrics.stat().st_size if metrics.exists() else 0
 
-    def rewind(self, step: int, mark: int) -> None:
-        """Forget what came after a step: a run that goes on from there says it again."""
+    def marks_beside(self) -> dict[str, int]:
+        """Measure how far the files beside the metrics have come, in bytes."""
+        paths = [self.folder / name for name in BESIDE]
+        return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+    def rewind(self, step: int, mark: int, beside: Mapping[str, int] | None = None) -> None:
+        """Forget what came after a step: a run that goes on from there says it again.
+
+        Args:
+            beside: how far the files beside the metrics had come, as `marks_beside` has it: an evaluation of this very
+                step may have ended after the checkpoint, and is made again. By default its lines stay.
+        """
         with writing(self.folder):
             _cut(self.folder / "metrics.jsonl", mark)
-            for told in (self.folder / "told.jsonl", self.folder / "timeline.jsonl"):
+            for told in (self.folder / name for name in BESIDE):
                 if told.exists():
+                    if beside is not None:
+                        _cut(told, beside.get(told.name, 0))
                     kept = [line for line in _whole(told) if line["step"] <= step]
                     with put(told) as aside:
                         aside.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
@@ -294,6 +306,7 @@ def open_folder(path: Path, config_toml: str, check: Callable[[], object], optio
     return Run(path, lock)
 
 
+BESIDE = ("told.jsonl", "timeline.jsonl")  # lines with a step, beside the metrics
 FREE = ("steps", "run", "eval")  # what may be other when a run goes on
 
 

@@ -137,6 +137,7 @@ class Trainer:
             "overlap": self.overlap,
             "before": before,
             "mark": self.run.mark(),
+            "beside": self.run.marks_beside(),
             "rng": torch.get_rng_state(),
         }
         folder = self.run.folder / "checkpoints"

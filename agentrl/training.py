@@ -133,7 +133,7 @@ async def _train(
             run.rewind(-1, 0)
             before = await training.measure(0, config.eval.final_tasks)
         else:
-            run.rewind(begun, state["mark"])
+            run.rewind(begun, state["mark"], state["beside"])
             checkpoint.tidy(run.folder / "checkpoints", begun)
             before = state["before"]
             training.at = training.done = training.saved = begun

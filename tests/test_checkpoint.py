@@ -199,6 +199,20 @@ def test_metrics_that_a_power_cut_has_shortened_end_with_a_line(tmp_path: Path) 
     assert (tmp_path / "told.jsonl").read_text() == '{"step": 1, "text": "a"}\n'
 
 
+def test_what_an_evaluation_beside_wrote_after_the_checkpoint_of_its_step_is_taken_back(tmp_path: Path) -> None:
+    run = create(str(tmp_path), "shop", "")
+    run.tell(2, "said before")
+    run.draw(2, "step", {"begin": 0.0})
+    marks = run.marks_beside()
+    run.tell(2, "said by the evaluation")
+    run.draw(2, "evaluation", {"begin": 1.0})
+    run.rewind(2, run.mark(), marks)
+    assert [json.loads(line)["text"] for line in (tmp_path / "told.jsonl").read_text().splitlines()] == ["said before"]
+    assert [json.loads(line)["kind"] for line in (tmp_path / "timeline.jsonl").read_text().splitlines()] == ["step"]
+    run.rewind(2, run.mark(), {})  # neither was there yet
+    assert not (tmp_path / "told.jsonl").read_bytes() + (tmp_path / "timeline.jsonl").read_bytes()
+
+
 def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(tmp_path: Path) -> None:
     run = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
     train("math-tools", run=run, **EXACT | {"steps": 2})

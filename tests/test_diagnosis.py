@@ -49,7 +49,7 @@ def test_a_run_that_goes_well_is_left_alone() -> None:
         ({"completions/clipped_ratio": 0.4}, "25% of the episodes ran out of tokens: try a higher --rollout.max_turn_"),
         ({"stops/max_turns": 0.5}, "% of the episodes ran out of turns"),
         ({"rewards/correct/std": 0.0}, "100% of the reward's spread is its part 'format': 'correct' teach nothing"),
-        ({"groups/kept": 8.0, "groups/dropped": 8.0}, "20% of the groups were lost to faults"),
+        ({"groups/kept": 8.0, "groups/dropped": 8.0}, "20% of the groups were lost: too few of their episodes"),
     ],
 )
 def test_each_sign_is_told_once(late: dict[str, float], sign: str) -> None:
@@ -98,3 +98,10 @@ def test_a_reward_that_could_not_judge_is_told_once_with_its_count() -> None:
     assert len(sentences) == 1
     assert "a reward was None, so is in no mean ('accuracy' in 12 episodes of this step)" in sentences[0]
     assert told({"rewards/accuracy/unscorable": 0.0}) == []
+
+
+def test_lost_groups_are_a_share_of_all_that_were_played_in_the_same_steps() -> None:
+    lost = {"groups/kept": 4.0, "groups/dropped": 4.0, "groups/played": 40.0}
+    assert told(*rising(30), *[lost] * 10) == []  # 10 %: the others were flat, and resampled
+    few = {"groups/kept": 14.0, "groups/dropped": 2.0, "groups/played": 16.0}
+    assert told(*rising(30), *[few] * 4, {"groups/kept": 1.0, "groups/played": 1.0}) == []  # 8 of 65

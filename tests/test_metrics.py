@@ -69,6 +69,7 @@ def test_nothing_but_faults_makes_no_reward_up() -> None:
     assert found == {
         "reward_std": 0.0,
         "frac_reward_zero_std": 0.0,
+        "groups/played": 1.0,
         "groups/kept": 0.0,
         "groups/dropped": 1.0,
         "groups/zero_variance": 0.0,
