@@ -92,13 +92,15 @@ class Lanes:
         lane = self._lanes.get(owner)
         if lane is None:
             lane = self._lanes[owner] = _Lane()
-        if not lane.inside:
-            lane.since = now
-        lane.inside += 1
-        if not self._busy:
-            self._idle.inside = 0
+        if lane.inside:
+            lane.inside += 1
+        else:
+            lane.inside, lane.since = 1, now
+        if self._busy:
+            self._busy += 1
+        else:
+            self._busy, self._idle.inside = 1, 0
             self._idle.close(now)
-        self._busy += 1
 
     def end(self, owner: str, now: float) -> None:
         """Leave a lane that was entered."""
