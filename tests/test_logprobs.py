@@ -77,7 +77,7 @@ def test_a_head_that_does_something_else_is_refused() -> None:
             out.logits = out.logits * 2
             return out
 
-    with pytest.raises(UserError, match="Sharpened does more to its logits than"):
+    with pytest.raises(UserError, match=r"cannot train Sharpened, .*it does more to its logits than"):
         output_head(model(Sharpened))
 
 

@@ -235,6 +235,8 @@ def attend(
     expected = (plan.cache.kv_heads, plan.cache.dim)
     if any((t.shape[1], t.shape[3]) != expected for t in (key, value)):
         raise NotImplementedError("its layers hold keys and values of different shapes")
+    if module.layer_idx >= len(plan.cache.keys_values):
+        raise NotImplementedError("it attends more often than it has layers")
     plan.write(module.layer_idx, torch.cat((key[0], value[0])).transpose(0, 1))
     out = plan.attend(module.layer_idx, query[0].transpose(0, 1), scaling, sliding_window)
     return out[None], None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from agentrl.engines.fused import FusedForward, can_fuse
 from agentrl.engines.kv import ATTENTION, Plan, SlotCache, attend, following
 from agentrl.errors import UserError
 from agentrl.learner.logprobs import output_head
+from agentrl.models.capabilities import Capabilities, NotProven, inner_model
 
 AttentionInterface.register(ATTENTION, attend)
 
@@ -24,7 +27,7 @@ class View:
         model: its parameters are shared, unless it is to be a ``snapshot``.
 
     Raises:
-        UserError: the engine would not compute what the model computes; found by comparing on a few tokens.
+        UserError: the engine does not compute what the model computes (`agentrl.models.capabilities`).
     """
 
     def __init__(self, model: Any, *, snapshot: bool) -> None:
@@ -43,18 +46,13 @@ class View:
         return getattr(self.config, "max_position_embeddings", None) or 1 << 20
 
     def new_cache(self) -> SlotCache:
-        first = next(self.model.parameters())
-        return SlotCache(self.config, first.dtype, first.device)
+        return new_cache(self.model)
 
     def __call__(self, plan: Plan) -> Tensor:
         """(tokens, width)"""
         if self.fused is not None:
             return self.fused(plan)
-        with following(plan):
-            states: Tensor = self.model.base_model(
-                input_ids=plan.ids[None], position_ids=plan.positions[None], use_cache=False
-            ).last_hidden_state
-        return states[0]
+        return follow(self.model, plan)
 
     def update(self, model: Any) -> bool:
         """Read the weights again. Whether it is another model now, or its parameters were replaced by others."""
@@ -75,30 +73,66 @@ class View:
         tensors = {} if self.snapshot else {id(t): t for t in [*model.parameters(), *model.buffers()]}
         self.model = copy.deepcopy(model, memo=tensors).eval()
         self.head = output_head(self.model)
-        vocabulary = int(model.get_input_embeddings().num_embeddings)
-        ids = torch.randint(vocabulary, (2, 12), generator=torch.Generator().manual_seed(0))
-        with torch.inference_mode():
-            expected = self.model(input_ids=ids.to(model.device), use_cache=False).logits[[0, 1], [7, 11]]
-            self.model.set_attn_implementation(ATTENTION)
-            if self.config._attn_implementation != ATTENTION:
-                raise UserError(
-                    f"{type(model).__name__} does not use transformers' attention interface, "
-                    "which the embedded engine needs"
-                )
-            self.fused = FusedForward(self.model, self.max_context) if can_fuse(self.model) else None
-            if self.fused is not None and not self._agrees(ids.tolist(), expected):
-                self.fused = None
-            if self.fused is None and not self._agrees(ids.tolist(), expected):
-                raise UserError(f"{type(model).__name__} computes something else in the embedded engine")
-
-    def _agrees(self, ids: list[list[int]], expected: Tensor) -> bool:
-        """Two rows in three passes, so that prompts, single tokens and continuations all occur."""
-        (a, b), cache = ids, self.new_cache()
+        known = Capabilities(self.model)
         try:
-            self(Plan(cache, [a[:5], b[:4]], [0, 0]))
-            self(Plan(cache, [a[5:6], b[4:10]], [5, 4]))
-            found = self.head(self(Plan(cache, [a[6:8], b[10:12]], [6, 10]))[[1, 3]])
-        except NotImplementedError as error:
-            raise UserError(f"the embedded engine cannot run {type(self.model).__name__}: {error}") from None
-        share = 1e-3 if expected.dtype == torch.float32 else 0.1
-        return bool((found - expected).float().square().mean().sqrt() <= share * expected.float().std())
+            known.refuse_kind(through_slots)
+            self.fused = FusedForward(self.model, self.max_context) if can_fuse(self.model) else None
+            if self.fused is not None and not known.agrees(self._through_fused):
+                self.fused = None
+            if self.fused is None:
+                known.refuse_itself(through_slots)
+        except NotProven as why:
+            raise UserError(
+                f"the embedded engine cannot run {known.name}: {why}. vLLM may: --engine vllm (docs/models.md)"
+            ) from None
+        self.model.set_attn_implementation(ATTENTION)
+
+    def _through_fused(self, model: Any, rows: list[list[int]]) -> list[Tensor]:
+        return _in_passes(self, self.new_cache(), rows)
+
+
+def new_cache(model: Any) -> SlotCache:
+    """Make an empty cache of the shape that a model's attention fills."""
+    first = next(model.parameters())
+    return SlotCache(model.config.get_text_config(), first.dtype, first.device)
+
+
+def follow(model: Any, plan: Plan) -> Tensor:
+    """Run one pass of a model whose attention is the engine's; the states, (tokens, width)."""
+    given = {"input_ids": plan.ids[None], "position_ids": plan.positions[None], "use_cache": False}
+    with following(plan):
+        states: Tensor = inner_model(model)(**given).last_hidden_state
+    return states[0]
+
+
+def through_slots(model: Any, rows: list[list[int]]) -> list[Tensor]:
+    """Run rows through a model as the engine does, in ragged passes; the states of each, (length, width)."""
+    with _attending(model):
+        return _in_passes(lambda plan: follow(model, plan), new_cache(model), rows)
+
+
+@contextmanager
+def _attending(model: Any) -> Iterator[None]:
+    """Inside, the model's attention is the engine's. Raises NotProven where it cannot be."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    try:
+        model.set_attn_implementation(ATTENTION)
+        if config._attn_implementation != ATTENTION:
+            raise NotProven("it does not use transformers' attention interface")
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _in_passes(call: Callable[[Plan], Tensor], cache: SlotCache, rows: list[list[int]]) -> list[Tensor]:
+    """Run prompts, then continuations of any length, then single tokens; the states of each row, (length, width)."""
+    cached, found = [0] * len(rows), [list[Tensor]() for _ in rows]
+    for step in range(3):
+        ends = [(len(row) // (n + 2), len(row) - 1, len(row))[step] for n, row in enumerate(rows)]
+        new = [row[a:b] for row, a, b in zip(rows, cached, ends, strict=True)]
+        parts = torch.split(call(Plan(cache, new, cached)), [len(tokens) for tokens in new])
+        for states, part in zip(found, parts, strict=True):
+            states.append(part)
+        cached = ends
+    return [torch.cat(states) for states in found]

@@ -20,10 +20,9 @@ from agentrl.learner.objective import Measures, Objective, combine, objective
 from agentrl.learner.packing import MicroBatch
 from agentrl.learner.ranks import Ranks
 from agentrl.learner.reduction import REDUCTIONS
-from agentrl.learner.states import PADDED, PREFIX, Packing, difference
+from agentrl.learner.states import PADDED, PREFIX, Packing, check_trainable, refuse_sharing
+from agentrl.models.capabilities import NotProven
 from agentrl.types import Sample
-
-CHECKED = 4  # rows by which a model shows that prefixes can be shared
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ class Learner:
         self._optimizers = list(optimizers)
         self.old: list[Tensor | None] = []
         self._head = output_head(policy)
+        check_trainable(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
         self._reference = {n: p.detach().clone() for n, p in self._trained.items()} if settings.beta else None
         self._layers = checkpointed(policy) if settings.gradient_checkpointing else []
@@ -225,12 +225,13 @@ class Learner:
         return norm
 
     def _chosen(self, rows: Sequence[Sample]) -> Packing:
-        """Prefixes are shared, once a few rows have shown that this model gives the same numbers then."""
+        """Prefixes are shared where it is proven that this model gives the same numbers then."""
         if self._packing is None and len(rows) > 1:
-            alike = sorted(rows, key=lambda r: r.token_ids)[:CHECKED]
-            why = difference(self.policy, self._head, MicroBatch(alike, [1.0] * len(alike)))
-            self._packing = PADDED if why else PREFIX
-            if why:
+            try:
+                refuse_sharing(self.policy)
+                self._packing = PREFIX
+            except NotProven as why:
+                self._packing = PADDED
                 warnings.warn(
                     f"{type(self.policy).__name__}: the prefixes that rows share are computed for each of them "
                     f'(learner.packing = "padded"): {why}',

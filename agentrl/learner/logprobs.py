@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.errors import UserError
+from agentrl.models.capabilities import NotProven, inner_model
 
 CHUNK = 4096  # trained positions whose logits exist at once
 
@@ -23,9 +24,11 @@ def output_head(model: Any) -> Callable[[Tensor], Tensor]:
     """Hidden states to logits, as the model's own forward pass does it, its scaling and soft-capping included.
 
     Raises:
-        UserError: the model does something else to its logits (found by comparing on a few tokens).
+        UserError: the model does something else to its logits (found by comparing on a few tokens), or has no such
+            head.
     """
     model = causal_lm(model)
+    name = type(model).__name__
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -34,27 +37,31 @@ def output_head(model: Any) -> Callable[[Tensor], Tensor]:
         out: Tensor = head(hidden) * scale if scale != 1.0 else head(hidden)
         return out if cap is None else cap * torch.tanh(out / cap)
 
-    _compare(model, logits)
+    try:
+        if head is None or not _agrees(model, logits):
+            raise NotProven("it does more to its logits than its output layer, a scale and a soft cap")
+    except Exception as error:  # a model's own code, which may want more than tokens
+        why = str(error) if isinstance(error, NotProven) else f"its own code raises {type(error).__name__}: {error}"
+        raise UserError(
+            f"agentrl cannot train {name}, nor sample from it: {why.splitlines()[0]}; "
+            "docs/models.md lists the models that can"
+        ) from None
     return logits
 
 
 @torch.no_grad()
-def _compare(model: Any, logits: Callable[[Tensor], Tensor]) -> None:
+def _agrees(model: Any, logits: Callable[[Tensor], Tensor]) -> bool:
     """One pass over four tokens: the hidden states are caught on their way, so that dropout does not matter."""
     states: list[Tensor] = []
     device = next(model.parameters()).device
-    hook = model.base_model.register_forward_hook(lambda *call: states.append(call[2][0]))
+    hook = inner_model(model).register_forward_hook(lambda *call: states.append(call[2].last_hidden_state))
     try:
         ids = torch.arange(4, device=device)[None] % model.config.get_text_config().vocab_size
         expected = model(input_ids=ids, use_cache=False).logits.float()
     finally:
         hook.remove()
     found = logits(states[0]).float()
-    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
-        raise UserError(
-            f"{type(model).__name__} does more to its logits than its output layer, a scale and a soft cap; "
-            "agentrl cannot compute the logprobs of single tokens for it"
-        )
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def token_logprobs(

@@ -1,7 +1,7 @@
 """The hidden states that predict the trained tokens of a micro-batch: two ways to the same numbers.
 
 ``padded_states`` is the plain way: rows side by side, padded on the right. ``forest_states`` passes what rows share
-through the model once, and pads nothing; which models it is right for is found by comparing.
+through the model once, and pads nothing; which models it is right for is proven (`agentrl.models.capabilities`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from agentrl.errors import UserError
 from agentrl.learner.attention import attending, layout
+from agentrl.learner.forest import Forest, grow
 from agentrl.learner.logprobs import causal_lm
 from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix
+from agentrl.models.capabilities import Capabilities, NotProven, Untried, inner_model
 
 States = Callable[[Any, MicroBatch], Tensor]  # (model, batch) to (trained, width)
 
@@ -25,7 +28,7 @@ def padded_states(model: Any, batch: MicroBatch) -> Tensor:
     """Padding stands on the right, behind everything a real token attends to, so that no mask is needed."""
     device = next(model.parameters()).device
     ids = pad_sequence([torch.tensor(row.token_ids) for row in batch.rows], batch_first=True).to(device)
-    hidden = causal_lm(model).base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden = inner_model(causal_lm(model))(input_ids=ids, use_cache=False).last_hidden_state
     rows, positions = torch.tensor(batch.trained, dtype=torch.int64, device=device).view(-1, 2).T
     picked: Tensor = hidden[rows, positions - 1]  # the state before a token predicts it
     return picked
@@ -33,14 +36,18 @@ def padded_states(model: Any, batch: MicroBatch) -> Tensor:
 
 def forest_states(model: Any, batch: MicroBatch) -> Tensor:
     """Raises NotImplementedError for a model whose attention cannot be replaced."""
-    forest, device, model = batch.forest, next(model.parameters()).device, causal_lm(model)
-    laid = layout(forest, device)
+    hidden, places = _hidden(causal_lm(model), batch.forest), batch.forest.places
+    before = [places[row][position - 1] for row, position in batch.trained]
+    return hidden.index_select(0, torch.tensor(before, dtype=torch.int64, device=hidden.device))
+
+
+def _hidden(model: Any, forest: Forest) -> Tensor:
+    """(tokens, width)"""
+    laid, inner = layout(forest, next(model.parameters()).device), inner_model(model)
     given = {"input_ids": laid.token_ids, "position_ids": laid.positions, "use_cache": False}
     with attending(model):
-        hidden = model.base_model(**given, forest=laid).last_hidden_state
-    before = [forest.places[row][position - 1] for row, position in batch.trained]
-    picked: Tensor = hidden[0].index_select(0, torch.tensor(before, dtype=torch.int64, device=device))
-    return picked
+        hidden: Tensor = inner(**given, forest=laid).last_hidden_state
+    return hidden[0]
 
 
 class Packing(NamedTuple):
@@ -55,32 +62,31 @@ PADDED = Packing(by_length, padded_states, nullcontext)
 PREFIX = Packing(by_prefix, forest_states, attending)
 
 
-def difference(model: Any, head: Callable[[Tensor], Tensor], batch: MicroBatch) -> str | None:
-    """Why the forest's states of a batch, or a gradient through them, are not the padded ones; None where they are."""
-    training = model.training
-    model.eval()  # dropout would differ
+def check_trainable(model: Any) -> None:
+    """Raises UserError: the model's rows cannot be trained side by side; the sentence says why."""
+    model = causal_lm(model)
     try:
-        found, gradient = _probed(forest_states, model, head, batch)
-    except Exception as error:  # whatever it is, the plain way goes on without it
-        return f"{type(error).__name__}: {error}".splitlines()[0].removeprefix("NotImplementedError: ")
-    finally:
-        model.train(training)
-    wanted, other = _probed(padded_states, model, head, batch)
-    allowed = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
-    for what, off in (("logits are", _off(found, wanted)), ("gradient is", _off(gradient, other) / 10)):
-        if not off <= allowed:
-            return f"its {what} off by {off:.2g} of their standard deviation"
-    return None
+        Capabilities(model).refuse_untrainable()
+    except Untried:
+        return  # its rows go through the model as they are
+    except NotProven as why:
+        raise UserError(
+            f"agentrl cannot train {type(model).__name__}: {why}; docs/models.md lists the models that can"
+        ) from None
 
 
-def _probed(states: States, model: Any, head: Callable[[Tensor], Tensor], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """The logits, and the gradient of the first parameter that is trained: through all layers."""
-    with torch.enable_grad():
-        logits = head(states(model, batch)).float()
-        first = next(p for p in model.parameters() if p.requires_grad)
-        (gradient,) = torch.autograd.grad(logits.square().mean(), first)
-    return logits.detach(), gradient.float()
+def refuse_sharing(model: Any) -> None:
+    """Show that a model's rows may share their prefixes: its states, and a gradient through them, are the plain way's.
+
+    Raises:
+        NotProven: why not.
+    """
+    known = Capabilities(causal_lm(model))
+    known.refuse_kind(_over_a_forest, gradient=True)
+    known.refuse_itself(_over_a_forest, gradient=True)
 
 
-def _off(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).square().mean().sqrt() / wanted.std().clamp_min(1e-12))
+def _over_a_forest(model: Any, rows: list[list[int]]) -> list[Tensor]:
+    forest = grow(sorted(rows))
+    hidden, places = _hidden(model, forest), {tuple(r): p for r, p in zip(sorted(rows), forest.places, strict=True)}
+    return [hidden[places[tuple(row)]] for row in rows]

@@ -1,0 +1,1 @@
+"""Models: what they are, and what may be done with them."""

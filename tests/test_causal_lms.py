@@ -1,0 +1,60 @@
+"""Every causal LM of transformers is right, or refused in a sentence; docs/models.md has the table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from causal_lms import (
+    ELSEWHERE,
+    FAMILIES,
+    LISTED,
+    OPTIONAL_WINDOWS,
+    UNMADE,
+    has_optional_windows,
+    names,
+    subject,
+    table_row,
+    verdicts,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+SENTENCE = re.compile(r"(agentrl cannot train|the embedded engine cannot run) (\w+)[^\n]*(\)|can)")
+
+
+def rows() -> dict[str, str]:
+    """The table's rows by family."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    return {line.split("|")[1].strip(): line for line in lines if re.match(r"\| [a-z0-9]", line)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore")  # transformers' own, of families that it no longer tends
+@pytest.mark.parametrize("name", [name for name in names() if name not in UNMADE])
+def test_a_causal_lm_is_right_or_refused_in_a_sentence(name: str) -> None:
+    model = subject(name)
+    found = verdicts(model)
+    for way, verdict in found.items():
+        assert verdict.right, f"{way}: off by {verdict.off}"
+    for way in ("train", "engine"):
+        if (told := found[way].refused) is not None:
+            assert SENTENCE.fullmatch(told), told
+            assert type(model).__name__ in told
+            assert told.endswith((LISTED, ELSEWHERE))
+    assert table_row(name, found) == rows()[name]
+
+
+def test_the_table_has_every_family_and_no_other() -> None:
+    found = rows()
+    assert [name for name in found if name in FAMILIES] == FAMILIES
+    assert list(found) == names()
+    for name, why in UNMADE.items():
+        assert why in found[name]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_families_whose_windows_are_off_by_default_are_tried_with_them() -> None:
+    assert [n for n in FAMILIES if n not in UNMADE and has_optional_windows(n)] == list(OPTIONAL_WINDOWS)
