@@ -94,7 +94,7 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("make", [qwen3, llama, sliding])
 @settings(max_examples=12, deadline=None)
 @given(rows=trees())
