@@ -30,6 +30,7 @@ from agentrl.learner import learner as learner_module
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.ranks import Ranks
+from agentrl.models.capabilities import NotProven
 from agentrl.types import Sample
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -295,11 +296,12 @@ def test_the_first_process_decides_how_rows_are_packed(shared: bool, monkeypatch
     """Whether prefixes can be shared is found by comparing floats, which may come out otherwise beside it."""
     asked: list[int] = []
 
-    def difference(model: Any, *about: Any, **more: Any) -> str | None:
+    def refuse_sharing(model: Any) -> None:
         asked.append(1)
-        return None if shared else "it differs, here"
+        if not shared:
+            raise NotProven("it differs, here")
 
-    monkeypatch.setattr(learner_module, "difference", difference)
+    monkeypatch.setattr(learner_module, "refuse_sharing", refuse_sharing)
     monkeypatch.setattr("warnings.warn", lambda *said, **more: None)
     counts: list[list[int]] = [[], []]
     tiny_policy()
