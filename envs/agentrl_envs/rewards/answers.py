@@ -12,7 +12,7 @@ from agentrl import ContractError
 from agentrl.rewards import per_episode
 from agentrl.types import THOUGHT_MARKS, Message, final_text, without_thoughts
 from agentrl_envs.rewards.notation import boxed, said_answer
-from agentrl_envs.rewards.values import equal, read, read_gold, takes_algebra
+from agentrl_envs.rewards.values import equal, read_answer, read_gold, takes_algebra
 
 Completion = str | Sequence[Message]
 Marks = tuple[str, str]  # what opens a thought, and what ends it
@@ -58,7 +58,7 @@ def judge_plainly(text: str, solution: Any) -> float | None:
     if gold is None or takes_algebra(gold.value):
         return None
     said = said_answer(text)
-    answer = None if said is None else read(said)
+    answer = None if said is None else read_answer(said)
     return float(answer is not None and equal(answer, gold.value) is True)
 
 

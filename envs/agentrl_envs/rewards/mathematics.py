@@ -16,7 +16,7 @@ from agentrl.rewards import per_episode
 from agentrl.types import THOUGHT_MARKS, without_thoughts
 from agentrl_envs.rewards.answers import Completion, Marks, text_of
 from agentrl_envs.rewards.notation import said_answer
-from agentrl_envs.rewards.values import Expression, equal, read, read_gold, to_latex
+from agentrl_envs.rewards.values import Expression, equal, read_answer, read_gold, to_latex
 
 CPU_S = 5.0
 WALL_S = 120.0  # of a call that waits for a processor
@@ -46,7 +46,7 @@ async def judge(text: str, solution: Any) -> float | None:
     if gold is None or (isinstance(gold.value, Expression) and not await _is_readable(gold.latex)):
         return None
     said = said_answer(text)
-    answer = None if said is None else read(said)
+    answer = None if said is None else read_answer(said)
     if said is None or answer is None:
         return 0.0
     same = equal(answer, gold.value)

@@ -103,7 +103,7 @@ def _inside(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
 
 
-def tidy(text: str) -> str:
+def tidy_answer(text: str) -> str:
     r"""Return an answer without what only the eye needs: spacing, ``\left``, ``\text``, a full stop, dollar signs."""
     text, _ = _unwrapped(text.strip())
     for old, new in _REPLACED.items():

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from agentrl_envs.rewards import arithmetic
-from agentrl_envs.rewards.notation import gold_answer, tidy, without_words
+from agentrl_envs.rewards.notation import gold_answer, tidy_answer, without_words
 
 PLACEHOLDERS = frozenset(
     {"-", "na", "none", "null", "unknown", "proof", "notfound", "not found", "tbd", "answer", "solution"}
@@ -83,13 +83,13 @@ _RELATION = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z])|\\lt(?![a-z])|\\gt(?![
 _AND = re.compile(r"\\words\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|;")
 
 
-def read(text: str, *, marked: bool = True) -> Value | None:
+def read_answer(text: str, *, marked: bool = True) -> Value | None:
     """Return what an answer means; ``None`` where it is none.
 
     Args:
         marked: it is known to be an answer, as in a box; else several words are none.
     """
-    tidied = tidy(text)
+    tidied = tidy_answer(text)
     plain = without_words(tidied)
     marked = marked or "\\words" in tidied
     if plain.casefold() in NOTHING or _is_too_much(tidied) or (not marked and plain.casefold() in PLACEHOLDERS):
@@ -114,13 +114,15 @@ def read_gold(solution: Any) -> Gold | None:
 @lru_cache(maxsize=4096)
 def _read_gold(solution: str) -> Gold | None:
     text, marked = gold_answer(solution)
-    value = read(text, marked=marked)
+    value = read_answer(text, marked=marked)
     return None if value is None else Gold(value, to_latex(text))
 
 
 def to_latex(text: str) -> str:
     """Return an answer as LaTeX that a parser takes, without dollar signs and units."""
-    return _AND.sub(",", _without_unit(tidy(text))).replace("\\currency", "").replace("\\words", "\\text").strip()
+    return (
+        _AND.sub(",", _without_unit(tidy_answer(text))).replace("\\currency", "").replace("\\words", "\\text").strip()
+    )
 
 
 def _words(plain: str, several: bool) -> Value | None:
@@ -161,7 +163,7 @@ def _number(text: str) -> Number | None:
     if match := re.fullmatch(r"([-+]?)(\d+) (\d+)/(\d+)", text):
         text = f"{match[1]}{match[2]}\\frac{{{match[3]}}}{{{match[4]}}}"
     text = re.sub(rf"^({_NUMBER})[eE]([-+]?\d{{1,3}})$", r"\1*10^{\2}", text)
-    value = arithmetic.evaluate(text)
+    value = arithmetic.compute_value(text)
     return None if value is None else Number(value, decimal="." in text and "overline" not in text, percent=percent)
 
 
