@@ -1,4 +1,4 @@
-"""What a model is: which of its modules mix positions, under which masks, and whether another way gives its numbers.
+"""Proofs of what a model is: what mixes its positions, under which masks, and whether another way gives its numbers.
 
 The learner's shared prefixes and the embedded engine's cache replace a model's attention. That is right only where
 nothing else mixes positions and where attention is told all that its masks say. It is proven on the model's miniature
@@ -104,7 +104,7 @@ class Untried(NotProven):
 
 
 class Kind:
-    """What a model's class and settings decide, found out on its miniature when it is first asked for.
+    """Facts that a model's class and settings decide, found out on its miniature when they are first asked for.
 
     Where its class makes no miniature, on the model itself, if it has no windows.
     """
@@ -210,7 +210,7 @@ def kind_of(model: Any) -> Kind:
 
 
 class Capabilities:
-    """What is proven of a model: of its kind, and of itself."""
+    """Proofs about one model: about its kind, and about itself."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.name = model, type(model).__name__
@@ -279,7 +279,7 @@ def _refuse_gradient(model: Any, way: Way, rows: list[list[int]], allowed: float
 
 
 def _gradient(model: Any, way: Way, rows: list[list[int]]) -> Tensor:
-    """The gradients of the first parameters that are trained: through all layers."""
+    """Compute the gradients of the first parameters that are trained: through all layers."""
     trained = ([p for p in part.parameters() if p.requires_grad] for part in inner_model(model).children())
     first = [parameters[0] for parameters in trained if parameters]
     with torch.enable_grad():
@@ -290,7 +290,7 @@ def _gradient(model: Any, way: Way, rows: list[list[int]]) -> Tensor:
 
 
 def _off(found: Tensor, wanted: Tensor, *, typical: bool = False) -> float:
-    """How far one is off the other, at most of a number (or typically), in standard deviations of the other."""
+    """Measure how far one is off the other, at most (or typically), in standard deviations of the other."""
     if found.shape != wanted.shape:
         return float("inf")
     apart = (found - wanted).float()
@@ -313,7 +313,7 @@ def _ids(model: Any, rows: list[list[int]]) -> Tensor:
 
 
 def _words(model: Any) -> int:
-    """How many token ids a probe may use."""
+    """Count the token ids that a probe may use."""
     return min(WORDS, int(model.get_input_embeddings().num_embeddings))
 
 
@@ -322,7 +322,7 @@ def _changed(tokens: list[int], words: int) -> list[int]:
 
 
 def _padded(model: Any, rows: list[list[int]]) -> Tensor:
-    """The states of rows side by side, (rows, longest, width)."""
+    """Run rows side by side, padded on the right; their states, (rows, longest, width)."""
     longest = max(map(len, rows))
     ids = _ids(model, [[*row, *[0] * (longest - len(row))] for row in rows])
     states: Tensor = inner_model(model)(input_ids=ids, use_cache=False).last_hidden_state
