@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+from pydantic import FiniteFloat
 
 from agentrl.errors import UserError
 from agentrl.evaluation_scope import ACTING, read_scope
 from agentrl.outcomes import TaskResults, evaluated_steps, find_evaluation, read_outcomes
+from agentrl.signature import checked_argument
 from agentrl.statistics import (
     Estimate,
     estimate_difference,
@@ -70,8 +74,8 @@ class Comparison:
 
 
 def compare(
-    before: str,
-    after: str | None = None,
+    before: str | Path,
+    after: str | Path | None = None,
     *,
     greedy: bool | None = None,
     split: str | None = None,
@@ -88,6 +92,10 @@ def compare(
     Raises:
         UserError: they are of other environments, or share no task.
     """
+    before = str(checked_argument("before", before, str | Path))
+    after = None if after is None else str(checked_argument("after", after, str | Path))
+    greedy, split = checked_argument("greedy", greedy, bool | None), checked_argument("split", split, str | None)
+    pass_at = checked_argument("pass_at", pass_at, FiniteFloat | None)
     if after is None:
         before, after = _first_and_last(before, split)
     one, other = _read_both(before, after, greedy, split)

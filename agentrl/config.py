@@ -19,7 +19,7 @@ Words = Annotated[tuple[str, ...], _listed]  # on the command line with commas b
 
 
 class Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EngineConfig(Section):

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentrl import aside
 from agentrl.aside import together
 from agentrl.config import TrainConfig
 from agentrl.env import Env, EnvSpec
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation_folder import EvaluationFolder, open_evaluation
-from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds
+from agentrl.evaluation_scope import Scope, check_heeded, check_split, checked_scope, heeds
 from agentrl.layers import build, flatten
 from agentrl.measurement import Evaluation, Measurement, Trials
 from agentrl.policy import Policy, checksum, resolved
 from agentrl.renderer.chat import ChatRenderer
 from agentrl.rollout import Rollout, Watch
+from agentrl.signature import checked_argument
 from agentrl.tasks import task_integer
 from agentrl.types import Group, Trajectory
 
+KEY_ENV = "OPENAI_API_KEY"
 Ended = Callable[[Group], Awaitable[None]]
+Name = Annotated[str, Field(min_length=1)] | None
 
 
 async def play(
@@ -91,6 +96,7 @@ def held_out(spec: EnvSpec, wanted: int, split: str = "test", first: int = 0) ->
     if count is not None and first >= count:
         raise UserError(f"split {split!r} of env {spec.name!r} has {count} tasks; there is none from {first} on")
     if count is None:
+        task_integer(split, first + wanted - 1)  # refuses more than there are before they are listed
         return [task_integer(split, index) for index in range(first, first + wanted)]
     return list(range(first, min(first + wanted, count)))
 
@@ -120,7 +126,7 @@ async def with_model(
 
 @asynccontextmanager
 async def at_endpoint(
-    config: TrainConfig, spec: EnvSpec, url: str, model: str | None = None, key_env: str = "OPENAI_API_KEY"
+    config: TrainConfig, spec: EnvSpec, url: str, model: str | None = None, key_env: str = KEY_ENV
 ) -> AsyncIterator[EvaluatedPolicy]:
     """Play with a server's model, by OpenAI's chat completions; ``None``: the only one it has. No torch."""
     from agentrl.engines.endpoint import EndpointEngine
@@ -132,7 +138,7 @@ async def at_endpoint(
 
 
 def choose_policy(
-    config: TrainConfig, spec: EnvSpec, scope: Scope, loaded: Policy | None = None, key_env: str = "OPENAI_API_KEY"
+    config: TrainConfig, spec: EnvSpec, scope: Scope, loaded: Policy | None = None, key_env: str = KEY_ENV
 ) -> OpenPolicy:
     """Choose the policy that plays: an endpoint's model, or one of our own."""
     if not scope.endpoint:
@@ -201,8 +207,8 @@ def evaluate(
     greedy: bool = False,
     pass_at: float = 1.0,
     endpoint: str | None = None,
-    key_env: str = "OPENAI_API_KEY",
-    out: str | None = None,
+    key_env: str = KEY_ENV,
+    out: str | Path | None = None,
     retry_faults: bool = False,
     **settings: Any,
 ) -> Measurement:
@@ -222,12 +228,26 @@ def evaluate(
         retry_faults: tasks with an episode that ended in a fault are played again, with those beside them.
         settings: sections and keys as in a config file: ``rollout={"max_turn_tokens": 64}``, ``env_settings={...}``.
     """
-    spec = EnvSpec(env, **settings.pop("env_settings", {}))
-    scope = Scope(split, first, tasks, 0 if greedy else trials, greedy, endpoint or "")
+    spec = EnvSpec(env, **checked_argument("env_settings", settings.pop("env_settings", {}), dict[str, Any]))
+    greedy, retry_faults = (
+        checked_argument(name, value, bool) for name, value in (("greedy", greedy), ("retry_faults", retry_faults))
+    )
+    trials = checked_argument("trials", trials, int)
+    folder = checked_argument("out", str(out) if isinstance(out, Path) else out, Name)
+    endpoint = checked_argument("endpoint", endpoint, Name)
     check_split(split)
+    _check_used(settings, greedy, trials, endpoint, key_env)
+    scope = checked_scope(
+        split=split,
+        first=first,
+        tasks=tasks,
+        sampled=0 if greedy else max(trials, 0),
+        greedy=greedy,
+        endpoint=endpoint or "",
+    )
     check_heeded(list(flatten(settings)), scope)
     settings["env"] = {"name": spec.name, **spec.settings}
-    settings["eval"] = {**settings.get("eval", {}), "trials": trials, "pass_at": pass_at}
+    settings["eval"] = {"trials": trials, "pass_at": pass_at}
     if endpoint is None:
         config, loaded = resolved(settings, model or "nano", tokenizer)
     else:
@@ -236,7 +256,22 @@ def evaluate(
     playing = choose_policy(config, spec.equipped(config.tools, config.tool), scope, loaded, key_env)
 
     async def go() -> Measurement:
-        found, folder = await run_evaluation(config, spec, scope, playing, out=out, retry_faults=retry_faults)
-        return replace(found.first, folder=str(folder.path))
+        found, kept = await run_evaluation(config, spec, scope, playing, out=folder, retry_faults=retry_faults)
+        return replace(found.first, folder=str(kept.path))
 
     return aside.run(go)
+
+
+def _check_used(settings: Mapping[str, Any], greedy: bool, trials: int, endpoint: str | None, key_env: str) -> None:
+    """Raises ConfigError where an argument would do nothing, or is given twice."""
+    if "eval" in settings:
+        raise ConfigError("eval: an evaluation takes trials and pass_at as arguments of their own")
+    if greedy and trials != 1:
+        raise ConfigError(f"trials {trials} does nothing with greedy: each task is played once, the same each time")
+    check_key(key_env, endpoint)
+
+
+def check_key(key_env: str, endpoint: str | None, option: str = "key_env") -> None:
+    """Raises ConfigError where a key is named and no endpoint."""
+    if key_env != KEY_ENV and not endpoint:
+        raise ConfigError(f"{option} does nothing without an endpoint: it names the variable that holds its key")

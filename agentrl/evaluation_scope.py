@@ -5,14 +5,16 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import pydantic
 import tomli_w
 
 from agentrl.errors import ConfigError, UserError, nearest
 from agentrl.folder import put
 from agentrl.layers import known_settings
 from agentrl.measurement import Trials
+from agentrl.signature import problems
 
 FILE = "evaluation.toml"
 SPLITS = ("test", "train")
@@ -40,9 +42,9 @@ class Scope(NamedTuple):
     """What is evaluated: ``tasks`` tasks of a split, ``sampled`` trials of each, and a greedy one."""
 
     split: str = "test"
-    first: int = 0
-    tasks: int = 256
-    sampled: int = 1
+    first: Annotated[int, pydantic.Field(ge=0)] = 0
+    tasks: Annotated[int, pydantic.Field(ge=1)] = 256
+    sampled: Annotated[int, pydantic.Field(ge=0)] = 1
     greedy: bool = True
     endpoint: str = ""  # a server's URL, where one is asked
     policy: str = ""  # by what it is known again, once it is loaded
@@ -52,14 +54,25 @@ class Scope(NamedTuple):
         return Trials(self.sampled, self.greedy)
 
 
+def checked_scope(**given: Any) -> Scope:
+    """Make a scope of values of any type. Raises ConfigError: one is wrong."""
+    try:
+        return pydantic.TypeAdapter(Scope).validate_python(given)
+    except pydantic.ValidationError as error:
+        name, what = problems(error)[0]
+        raise ConfigError(f"{name}: {what}, not {given.get(name)!r:.80}") from None
+
+
 def read_scope(path: Path) -> Scope | None:
     """Read what a folder evaluates; None where it holds no evaluation. Raises UserError: it cannot be read."""
     try:
         found = tomllib.loads((path / FILE).read_text("utf-8"))
-        return Scope(**{name: value for name, value in found.items() if name in Scope._fields})
+        if odd := sorted(found.keys() ^ set(Scope._fields)):
+            raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in found else 'missing'}: another version wrote it")
+        return checked_scope(**found)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ConfigError) as error:
         raise UserError(f"{path / FILE} cannot be read: {error}") from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from agentrl import stored
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation_scope import read_scope
-from agentrl.layers import flatten
+from agentrl.layers import flatten, read_toml
 from agentrl.statistics import Estimate, estimate_mean, is_pass
 from agentrl.stored import Place, Row
 
@@ -104,7 +103,7 @@ def _gather(label: str, folder: Path, split: str, greedy: bool, files: Sequence[
     if not rewards:
         raise UserError(f"{label} has no {'greedy' if greedy else 'sampled'} trials of split {split}")
     tasks = {t: TaskResult(tuple(r), tuple(episodes[t]), asked[t]) for t, r in rewards.items() if r}
-    settings = flatten(tomllib.loads((folder / "config.toml").read_text("utf-8")))
+    settings = flatten(read_toml(folder / "config.toml")[1])
     return TaskResults(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks))
 
 

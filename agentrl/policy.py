@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from agentrl import registry
 from agentrl.config import TrainConfig
 from agentrl.errors import ConfigError, UserError, nearest
 from agentrl.hub import loading
-from agentrl.layers import Layer, build
+from agentrl.layers import Layer, build, read_toml
 
 RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 
@@ -87,7 +86,7 @@ def _holds_model(folder: Path) -> bool:
 def recommended(source: str) -> dict[str, Any]:
     """The settings a model's folder recommends; none for most."""
     path = Path(source) / RECOMMENDED
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return dict(read_toml(path)[1]) if path.is_file() else {}
 
 
 def configured(*layers: Layer) -> TrainConfig:
@@ -100,6 +99,8 @@ def configured(*layers: Layer) -> TrainConfig:
 def resolved(settings: Mapping[str, Any], model: Any, tokenizer: Any = None) -> tuple[TrainConfig, Policy | None]:
     """The config of settings given in Python; and the policy, where ``model`` is one and not its name."""
     if isinstance(model, str):
+        if tokenizer is not None:
+            raise ConfigError(f"tokenizer is for a loaded model; {model!r} is a name, and has its own")
         return configured(("arguments", {**settings, "model": model})), None
     loaded = given(model, tokenizer)
     return build(("arguments", {**settings, "model": loaded.source})), loaded
@@ -198,6 +199,8 @@ def read_template(path: str | None) -> str | None:
         return Path(path).read_text(encoding="utf-8") if path else None
     except OSError as error:
         raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"chat_template: {path!r} is no text in UTF-8") from None
 
 
 def _loading(name: str) -> AbstractContextManager[None]:

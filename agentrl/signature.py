@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import docstring_parser
 import pydantic
 
-from agentrl.errors import ContractError, nearest
+from agentrl.errors import ConfigError, ContractError, nearest
 
 
 def arguments_model(function: Callable[..., Any], what: str, *, described: bool = False) -> type[pydantic.BaseModel]:
@@ -52,6 +52,14 @@ def checked(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> di
     """The arguments converted to their types, by name. Raises pydantic.ValidationError."""
     values = model.model_validate(dict(arguments))
     return {field.alias or name: getattr(values, name) for name, field in model.model_fields.items()}
+
+
+def checked_argument(name: str, value: Any, kind: Any) -> Any:
+    """Convert a value to a type. Raises ConfigError where it is no such value; ``name`` is how the user gave it."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{name}: {problems(error)[0][1]}, not {value!r:.80}") from None
 
 
 def problems(error: pydantic.ValidationError) -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ def _read_own(name: str, value: Any) -> Any:
     if name == "allow-writes":
         return value if isinstance(value, list) else str(value).split(",")
     kind = int if name == "tasks" else (int, float)
-    if not isinstance(value, kind) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, kind) or isinstance(value, bool) or not value >= 1:
         whole = "a whole number" if name == "tasks" else "a number of seconds"
         raise ConfigError(f"--{name} is {whole} from 1 on, not {value!r}")
     return value

@@ -19,7 +19,7 @@ from agentrl.cli.settings import loading
 from agentrl.cli.words import check_settings, flags_told
 from agentrl.config import Section, TrainConfig
 from agentrl.errors import ConfigError
-from agentrl.evaluation import Listener, choose_policy, pin_model, run_evaluation
+from agentrl.evaluation import Listener, check_key, choose_policy, pin_model, run_evaluation
 from agentrl.evaluation_folder import EvaluationFolder
 from agentrl.evaluation_scope import Scope, check_heeded, check_split, heeds, read_scope
 from agentrl.folder import Unwritable
@@ -116,8 +116,9 @@ def _read(words: Sequence[str]) -> tuple[Own, Scope, list[Layer]]:
     check_split(own.split, "--split")
     rest = _written_out({n: v for n, v in given.items() if n not in Own.model_fields})
     before = _resumed(own)
-    changes = {n: v for n, v in given.items() if n in Scope._fields}
+    changes = {n: v for n, v in own.model_dump(exclude_unset=True).items() if n in Scope._fields}
     scope = (before or Scope(tasks=own.tasks))._replace(**changes)
+    check_key(own.key_env, scope.endpoint, "--key_env")
     check_heeded(list(flatten(rest)), scope, _option)
     if own.resume:
         files.append(read_toml(Path(own.resume) / "config.toml"))
@@ -126,6 +127,9 @@ def _read(words: Sequence[str]) -> tuple[Own, Scope, list[Layer]]:
 
 def _written_out(given: Mapping[str, Any]) -> dict[str, Any]:
     """Write short names out: ``--trials 4`` is ``--eval.trials 4``."""
+    for name, full in SHORT.items():
+        if name in given and full.partition(".")[2] in given.get("eval", {}):
+            raise ConfigError(f"--{name} and --{full} are the same setting; give one of them")
     short = {SHORT[name].partition(".")[2]: value for name, value in given.items() if name in SHORT}
     rest = {name: value for name, value in given.items() if name not in SHORT}
     return rest | {"eval": {**rest.get("eval", {}), **short}} if short else rest

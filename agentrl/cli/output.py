@@ -27,7 +27,7 @@ def silence_when_closed() -> Iterator[None]:
     try:
         yield
     finally:
-        for stream in after:
+        for stream in filter(None, after):  # a closed descriptor is None
             stream.flush()
         sys.stdout, sys.stderr = before
 
