@@ -35,7 +35,7 @@ def show(console: Console, summary: dict[str, Any]) -> None:
     table.add_row("valid calls", *(format_share(measured["sampled"]["valid_calls"]) for measured in (before, after)))
     console.print()
     console.print(table)
-    console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=True)
+    console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=not console.is_terminal)
     console.print(
         f"\n{summary['steps']} steps, {summary['train_seconds']:.0f} s of training, "
         f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['sampled_tokens']:,} tokens sampled",

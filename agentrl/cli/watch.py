@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -23,6 +24,7 @@ from agentrl.watching import Watcher
 
 BARS = "▁▂▃▄▅▆▇█"
 ROWS = 12  # steps shown at once
+WIDE = 90  # characters, from which the table has room between its columns
 
 
 class Display(Watcher):
@@ -125,25 +127,21 @@ class LiveTable(Display):
     def waiting(self, text: str) -> None:
         self.waits = text
 
-    def __rich__(self) -> RenderableType:
-        table = Table(*COLUMNS, box=None, header_style="bold cyan")
-        for column in table.columns:
-            column.justify = "right"
-        for row in self.rows[-ROWS:]:
-            table.add_row(*row)
-        parts: list[RenderableType] = [self.title, self.verdict, table]
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts: list[RenderableType] = [self.title, self.verdict, _table(self.rows[-ROWS:], options.max_width)]
         if self.rewards:
             parts.append(Text(f"training reward {spark(self.rewards)} {self.rewards[-1]:.3f}", style="green"))
         if self.held_out:
-            shown = "   ".join(_held(*m) for m in self.held_out[-6:])
-            parts.append(Text(f"held-out reward, sampled/greedy:  {shown}"))
+            shown = Table.grid(padding=(0, 2))
+            shown.add_row("held-out reward, sampled/greedy:", Columns([_held(*m) for m in self.held_out[-6:]], (0, 3)))
+            parts.append(shown)
         parts.append(self.progress)
         if self.waits:
             parts.append(Text(visible(self.waits), style="dim"))
         parts += [Text(visible(text), style="yellow") for text in self.told[-4:]]
         if self.note:
             parts.append(Text(self.note, style="yellow"))
-        return Group(*parts)
+        yield from parts
 
 
 class PlainLines(Display):
@@ -173,6 +171,16 @@ class PlainLines(Display):
 
     def interrupted(self, by: str) -> None:
         self._say(stopping(by))
+
+
+def _table(rows: list[list[str]], width: int) -> Table:
+    """Return the steps as a table, narrow where two spaces between its columns would cut their names."""
+    table = Table(*COLUMNS, box=None, header_style="bold cyan", collapse_padding=width < WIDE)
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def stopping(by: str) -> str:
