@@ -6,6 +6,7 @@ encoded again.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -184,6 +185,13 @@ class Episode:
             except TimeoutError:
                 if not scope.cancel_called:
                     raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised TimeoutError") from None
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised CancelledError") from None
+            except SystemExit as error:
+                raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised {error!r}") from None
         raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s")
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,6 +82,15 @@ async def test_an_environment_that_raises_ends_its_episode_only(method: str, err
     assert f"Failing.{method} of task 3" in t.fault.message
     assert type(error).__name__ in t.fault.message
     assert (env.made, env.closed) == (1, 1 if method != "close" else 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "score"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
+async def test_an_environment_that_cancels_itself_or_exits_is_a_fault_and_is_counted(
+    method: str, error: BaseException
+) -> None:
+    group = await rollout(raising(method, error)).group(3, 2)
+    assert [t.fault.kind for t in group if t.fault] == [f"env_{method}"] * 2
 
 
 @pytest.mark.parametrize("method", ["reset", "step", "score", "close"])
