@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import runs
+from evaluations import evaluated
 
 from agentrl.comparison import compare
 from agentrl.credit import hold_out
 from agentrl.offered_tools import LONGEST, MOST, OfferedTools
 from agentrl.types import Group
 from agentrl.view.held_out import pair_held_out
+from agentrl.view.look import Look
 from agentrl.view.raw_calls import split_calls
 from agentrl.view.settings_table import compare_settings
 from agentrl.view.store import Store
@@ -158,3 +160,17 @@ def test_a_turns_calls_are_told_apart() -> None:
     assert split_calls(turn, 2) == [f"<tool_call>{good}</tool_call>", "<tool_call>{bad<|im_end|>"]
     assert split_calls("<tool_call>{a <tool_call>{b}</tool_call>", 2) == ["<tool_call>{a", "<tool_call>{b}</tool_call>"]
     assert split_calls("[TOOL_CALLS] what", 1) == ["[TOOL_CALLS] what"]
+
+
+async def test_an_evaluation_is_called_one_and_tells_its_means(tmp_path: Path) -> None:
+    found, _ = await evaluated(tmp_path / "a")
+    look = Look(Store(tmp_path / "a"))
+    look.store.refresh()
+    assert look.summary()["evaluates"] == "evaluation of 40 tasks"
+    sampled, greedy = (f["text"] for f in look.findings())
+    assert found.sampled is not None
+    assert sampled.startswith(f"reward, sampled: {found.sampled.reward:.3f} (95 % interval ")
+    assert sampled.endswith(" over 40 tasks, 120 episodes")
+    assert greedy.endswith(" over 40 tasks, 40 episodes")
+    training = runs.broken(tmp_path / "b")
+    assert Look(Store(training)).summary()["evaluates"] == ""

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from agentrl.stored import Place, Row
 from agentrl.view import episode
+from agentrl.view.evaluated import describe_scope, found_means
 from agentrl.view.findings import Finding, findings, recent_from
 from agentrl.view.held_out import pair_held_out
 from agentrl.view.refusals import Refusals, conversations, refusals
@@ -50,6 +51,7 @@ class Look:
             "model": store.setting("model"),
             "live": store.live,
             "ended": store.ended,
+            "evaluates": describe_scope(store.folder),
             "lines": len(store.curves.lines),
             "problems": [f"{name}: {why}" for name, why in sorted(store.problems.items())[:5]],
         }
@@ -68,6 +70,8 @@ class Look:
         return [f._asdict() for f in self._once("findings", self.found)]
 
     def found(self) -> list[Finding]:
+        if describe_scope(self.store.folder):
+            return found_means(self.store.folder)
         return findings(self.store.curves, self.store.now.table, self._refusals(), self.store.told.said)
 
     def trouble(self) -> dict[str, Any]:

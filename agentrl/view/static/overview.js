@@ -51,6 +51,7 @@ export class Overview {
       const had = this.curves[i];
       const got = await ask("metrics", { run: i, since: had.lines, generation: had.generation });
       if (got.since === 0) had.series = {};
+      if (run.evaluates) return; // its lines are chunks of tasks, and no steps
       for (const [name, [xs, ys]] of Object.entries(got.series)) {
         const line = (had.series[name] ||= [[], []]);
         line[0].push(...xs);
@@ -110,9 +111,9 @@ export class Overview {
         el("span", { class: `swatch c${i % 8}` }),
         el("a", { href: address({ run: i }), title: r.folder }, el("bdi", {}, visible(r.name))),
         el("span", { class: "dim" }, [r.env, r.model].filter(Boolean).map(String).join(" · ")),
-        el("span", {}, `step ${r.step}${r.steps ? " / " + r.steps : ""}`),
+        el("span", {}, r.evaluates || `step ${r.step}${r.steps ? " / " + r.steps : ""}`),
         el("span", { class: "dim" }, `${count(r.episodes)} episodes${r.progress < 1 ? `, reading ${Math.round(100 * r.progress)} %` : ""}`),
-        r.live ? el("span", { class: "live" }, "● live") : el("span", { class: "dim" }, !r.ended ? "stands still" : r.step && r.step < r.steps ? `stopped at step ${r.step} of ${r.steps}` : "ended"),
+        r.live ? el("span", { class: "live" }, "● live") : el("span", { class: "dim" }, !r.ended ? "stands still" : !r.evaluates && r.step && r.step < r.steps ? `stopped at step ${r.step} of ${r.steps}` : "ended"),
         r.problems.map((p) => el("div", { class: "bad" }, visible(p)))));
     });
   }
@@ -132,7 +133,7 @@ export class Overview {
     const hidden = this.hidden(), many = this.runs.length > 1, lines = [], keys = [];
     const present = names.filter((n) => this.curves.some((c, i) => !hidden.has(i) && c.series[n]?.[0].length));
     this.runs.forEach((run, i) => {
-      if (hidden.has(i)) return;
+      if (hidden.has(i) || run.evaluates) return;
       if (many) keys.push({ label: run.name, color: i, dash: 0 });
       present.forEach((name, j) => {
         const [xs, ys] = this.series(i, name);
