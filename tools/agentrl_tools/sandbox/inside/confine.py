@@ -20,9 +20,10 @@ _FILES_BY_ABI = (0, 13, 14, 15, 15, 16)  # how many kinds of access to files eac
 
 
 def alone() -> None:
-    """Nobody may look into this process, nor does it gain rights by what it starts."""
+    """Nobody may look into this process, nor does it gain rights by what it starts; it keeps no capability."""
     _check(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
+    _check(_LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)), "capset")
 
 
 def drop_to(user: int) -> None:
@@ -31,14 +32,12 @@ def drop_to(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def drop_capabilities() -> None:
-    """Give up every capability for good, the user staying who it is; needed only by root (capabilities(7))."""
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+def drop_bounding_set() -> None:
+    """Give up every capability that a program could gain, as far as root may; `alone` and seccomp refuse programs too."""
     number = 0
     while _LIBC.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:
-        _check(_LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "PR_CAPBSET_DROP")
+        _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # a container may have taken CAP_SETPCAP from root
         number += 1
-    _check(_LIBC.capset(header, bytes(24)), "capset")
 
 
 def limits(**wanted: int) -> list[tuple[int, tuple[int, int]]]:

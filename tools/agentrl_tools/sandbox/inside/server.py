@@ -307,12 +307,12 @@ def confined(settings: dict[str, Any]) -> None:
     os.environ.update(PATH="/usr/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", encoding="utf-8", errors="replace", closefd=False) for fd in (1, 2))
+    if settings["drop_capabilities"]:
+        confine.drop_bounding_set()
     confine.alone()
     version = confine.landlock_version()
     if settings["landlock"] and not version:
         sys.exit("this kernel has no landlock")
-    if settings["drop_capabilities"]:
-        confine.drop_capabilities()
     confine.only_files(settings["readable"], [settings["root"], "/dev/null"], version)
     limits = {"FSIZE": 16 * MEGABYTE, "STACK": 16 * MEGABYTE, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "SIGPENDING": 64}
     confine.limit(confine.limits(**limits))
