@@ -33,7 +33,7 @@ def drop_to(user: int) -> None:
 
 
 def drop_bounding_set() -> None:
-    """Give up every capability that a program could gain, as far as root may; `alone` and seccomp refuse programs too."""
+    """Give up the capabilities that a program could gain, as far as root may; seccomp refuses programs too."""
     number = 0
     while _LIBC.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:
         _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # a container may have taken CAP_SETPCAP from root
