@@ -185,7 +185,7 @@ def test_what_was_said_at_the_end_never_passes_the_models_limit() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32, "n_positions": 16}
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32, "n_positions": 64}
     policy = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
     long = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("world", (5,)), SECOND, TAIL) for r in (1.0, 0.0)]
     short = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("world", (5,)), SECOND) for r in (1.0, 0.0)]

@@ -100,7 +100,7 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
         ("steps = 0", "steps: input should be greater than or equal to 1, not 0"),
         ("steps = 1.5", "steps: .*, not 1.5"),
         ("model = 3", "model: input should be a valid string, not 3"),
-        ("learner.lr = nan", "learner.lr: input should be greater than 0, not nan"),
+        ("learner.lr = nan", "learner.lr: input should be a finite number, not nan"),
         (
             "learner.loss = 'ppo'",
             "learner.loss: input should be 'dapo', 'grpo', 'bnpo', ",
