@@ -54,7 +54,9 @@ def _plain(value: Any, depth: int, room: list[int]) -> Any:
     if isinstance(value, list | tuple) and depth:
         plain = [_plain(v, depth - 1, room) for v in _while_room(value, room)]
         return [*plain, CUT] if len(plain) < len(value) else plain
-    return f"<{type(value).__name__}>"
+    name = f"<{type(value).__name__}>"
+    room[0] -= len(name) + 2
+    return name
 
 
 def _while_room(items: Iterable[Any], room: list[int]) -> Iterator[Any]:
