@@ -148,7 +148,7 @@ def _package(frame: FrameType) -> str:
 
 
 class _Queued:
-    """How long a thread waited for a processor, where the system tells (Linux)."""
+    """Read how long a thread waited for a processor, where the system tells (Linux)."""
 
     def __init__(self, thread: int) -> None:
         self.file = Path(f"/proc/self/task/{thread}/schedstat")

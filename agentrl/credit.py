@@ -48,7 +48,7 @@ Reduce = Callable[[Sequence[int]], Sequence[float]]  # trained tokens of each ro
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCredit:
-    """What one episode is worth.
+    """The worth of one episode.
 
     Args:
         outcome: TRAINED, or why it was not trained: one of ``OUTCOMES`` or HELD_OUT.

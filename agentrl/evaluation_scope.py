@@ -1,4 +1,4 @@
-"""What an evaluation covers, and which settings it heeds."""
+"""The scope of an evaluation: its tasks and trials, and the settings that it heeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INSTEAD = {
 
 
 class Scope(NamedTuple):
-    """What is evaluated: ``tasks`` tasks of a split, ``sampled`` trials of each, and a greedy one."""
+    """The scope of an evaluation: ``tasks`` tasks of a split, ``sampled`` trials of each, and a greedy one."""
 
     split: str = "test"
     first: Annotated[int, pydantic.Field(ge=0)] = 0

@@ -1,4 +1,4 @@
-"""What a policy earned on tasks: mean rewards with their intervals, pass@k and pass^k, faults apart from failures."""
+"""The rewards of a policy on tasks: means with intervals, pass@k and pass^k, faults apart from failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.types import Group, Message, Trajectory
 
 
 class Trials(NamedTuple):
-    """How often a task is played: ``sampled`` times as in training, and once greedily."""
+    """The trials of a task: ``sampled`` times as in training, and once greedily."""
 
     sampled: int = 1
     greedy: bool = True

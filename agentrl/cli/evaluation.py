@@ -44,7 +44,7 @@ SHORT = {"trials": "eval.trials", "pass_at": "eval.pass_at"}
 
 
 class Own(Section):
-    """What is evaluated, and where it is kept."""
+    """An evaluation's subject, and where it is kept."""
 
     tasks: int = Field(256, ge=1, description="how many tasks [256]")
     first: int = Field(0, ge=0, description="the first task [0]")

@@ -1,4 +1,4 @@
-"""Which tools an inspection may call: those that change nothing outside of an episode, and those that were named."""
+"""The tools that an inspection may call: those that change nothing outside of an episode, and those named."""
 
 from __future__ import annotations
 
