@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 train: $(VENV)/.installed
 	$(BIN)/agentrl train --env math-tools $(ARGS)
 
-# The quick suite. ARGS="tests/test_tool.py -x" narrows it.
+# The quick suite. ARGS="tests/tools -x" narrows it.
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not vllm and not browser" $(ARGS)
 
@@ -21,7 +21,7 @@ slow: $(VENV)/.installed-bench
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once.
 vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m vllm $$(grep -l "mark.vllm" tests/*.py) $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m vllm $$(grep -rl --include="*.py" "mark.vllm" tests) $(ARGS)
 
 # The page of `agentrl view`, in the system's Chromium, which is installed where it is missing.
 browser: $(VENV)/.installed-test

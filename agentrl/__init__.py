@@ -5,25 +5,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentrl.env import Env, EnvSpec, ToolEnv
-from agentrl.errors import ContractError, ToolError, UserError, WorldFault
-from agentrl.reward_model import RewardModel
-from agentrl.tool import Tool, tool
-from agentrl.toolset import Toolset
+from agentrl.environments.env import Env, ToolEnv
+from agentrl.environments.spec import EnvSpec
+from agentrl.errors import ContractError, InfraError, ToolError, UserError
+from agentrl.rewards.reward_model import RewardModel
+from agentrl.tools.tool import Tool, tool
+from agentrl.tools.toolset import Toolset
+from agentrl.training.callbacks import Callback
 from agentrl.types import Message, Reply, Step, Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.comparison import compare
-    from agentrl.evaluation import evaluate
-    from agentrl.gym.bridge import as_gymnasium, register_gymnasium
-    from agentrl.gym.world import from_gymnasium
-    from agentrl.training import train
+    from agentrl.environments.gymnasium.from_gymnasium import from_gymnasium
+    from agentrl.environments.gymnasium.to_gymnasium import as_gymnasium, register_gymnasium
+    from agentrl.evaluation.comparison import compare
+    from agentrl.evaluation.evaluate import evaluate
+    from agentrl.training.train import train
 
 __version__ = "0.1.0"
 __all__ = [
+    "Callback",
     "ContractError",
     "Env",
     "EnvSpec",
+    "InfraError",
     "Message",
     "Reply",
     "RewardModel",
@@ -34,7 +38,6 @@ __all__ = [
     "Toolset",
     "Trajectory",
     "UserError",
-    "WorldFault",
     "as_gymnasium",
     "compare",
     "evaluate",
@@ -46,17 +49,17 @@ __all__ = [
 
 
 _LAZY = {  # they bring torch with them, or gymnasium
-    "train": "agentrl.training",
-    "evaluate": "agentrl.evaluation",
-    "compare": "agentrl.comparison",
-    "as_gymnasium": "agentrl.gym.bridge",
-    "register_gymnasium": "agentrl.gym.bridge",
-    "from_gymnasium": "agentrl.gym.world",
+    "train": "agentrl.training.train",
+    "evaluate": "agentrl.evaluation.evaluate",
+    "compare": "agentrl.evaluation.comparison",
+    "as_gymnasium": "agentrl.environments.gymnasium.to_gymnasium",
+    "register_gymnasium": "agentrl.environments.gymnasium.to_gymnasium",
+    "from_gymnasium": "agentrl.environments.gymnasium.from_gymnasium",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """What comes when it is asked for."""
+    """Import a name that brings torch or gymnasium with it when it is asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
     try:

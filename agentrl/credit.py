@@ -1,21 +1,21 @@
-"""The ledger of a step: what each episode that was rolled out is worth to the learner, and why it was not trained.
+"""Credit, the ledger of a step: the advantage of each episode that was rolled out, or why it was not trained.
 
-`assign_credit` makes it once. The learner's rows and denominators, the trajectory files, the metrics, ``explain`` and
-the page read it; none of them computes an advantage again.
+`assign_credit` computes it once. The learner's rows and denominators, the trajectory files, the metrics, ``explain``
+and the page read it; none of them computes an advantage again.
 
     episodes of a step =  TRAINED                       an advantage other than 0, in a group learned from
                        +  ZERO        "zero advantage"  scored, and as good as its group
-                       +  FAULT       "fault"           the world failed, in whatever group
+                       +  FAULT       "fault"           an infrastructure error ended it, in whatever group
                        +  RESAMPLED   "resampled"       its group was rolled out again, with another task
                        +  UNSCORED    "no reward"       no reward applied
-                       +  TOO_FEW     "too few scored"  its group has fewer scored members than ``min_group``
-                       +  MASKED      "masked: REASON"  it stopped for a reason that ``mask_stops`` names
+                       +  TOO_FEW     "too few scored"  its group has fewer scored members than ``min_group_size``
+                       +  MASKED      "masked: REASON"  it stopped for a reason that ``mask_stop_reasons`` names
                        +  EMPTY       "nothing sampled" the model has sampled no token
 
 Each episode has exactly one of them: the first that holds, in the order FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED,
 EMPTY, ZERO, TRAINED. Held-out episodes have HELD_OUT, and belong to no step. So, over a run, episodes begun are the sum
 of these counts, of the episodes still in flight, and of those that a group cancelled because it was full
-(``rollout.spare``), which are no trajectories.
+(``rollout.oversample``), which are no trajectories.
 
 Scored episodes of groups that are learned from are the rows of the denominators, as in TRL: those of zero advantage
 with their tokens; masked and empty ones as rows without a token.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
-from agentrl.types import Group, Sample, Stop, Trajectory, Worth
+from agentrl.types import AdvantageValue, Group, Sample, Stop, Trajectory
 
 TRAINED = "trained"
 ZERO = "zero advantage"
@@ -42,13 +42,13 @@ EMPTY = "nothing sampled"
 HELD_OUT = "held out"  # an evaluation's
 OUTCOMES = (TRAINED, ZERO, FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED, EMPTY)
 
-AdvantageRule = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[Worth]]]  # groups to groups
+AdvantageRule = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[AdvantageValue]]]  # groups to groups
 Reduce = Callable[[Sequence[int]], Sequence[float]]  # trained tokens of each row to the weight of each row's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCredit:
-    """The worth of one episode.
+    """The credit of one episode.
 
     Args:
         outcome: TRAINED, or why it was not trained: one of ``OUTCOMES`` or HELD_OUT.
@@ -58,7 +58,7 @@ class EpisodeCredit:
 
     trajectory: Trajectory
     outcome: str
-    advantage: Worth | None = None
+    advantage: AdvantageValue | None = None
     weight: float | None = None
 
     @property
@@ -73,21 +73,21 @@ class EpisodeCredit:
             return fmean(self.advantage) if self.advantage else None
         return self.advantage
 
-    def by_turn(self) -> list[float | None]:
+    def turn_advantages(self) -> list[float | None]:
         """List the advantage of each turn."""
         return list(self.advantage) if isinstance(self.advantage, tuple) else [self.advantage] * self.trajectory.turns
 
     def sample(self) -> Sample:
-        """Make the learner's row: it ends with the last trained token. One without a token to train is empty."""
+        """Make the learner's row. It ends with the last trained token; without a token to train it is empty."""
         t = self.trajectory
         if not self.trained_tokens or self.advantage is None:
             return Sample([], [], [], [])
         mask = t.loss_mask
         end = len(mask) - mask[::-1].index(1)
-        turns = iter(self.by_turn())
-        each = [(next(turns) if s.author == "model" else None, len(s.token_ids)) for s in t.segments]
-        spread = [advantage or 0.0 for advantage, length in each for _ in range(length)]
-        return Sample(t.token_ids[:end], mask[:end], t.logprobs[:end], spread[:end])
+        advantages = iter(self.turn_advantages())
+        spans = [(next(advantages) if s.author == "model" else None, len(s.token_ids)) for s in t.segments]
+        by_token = [advantage or 0.0 for advantage, length in spans for _ in range(length)]
+        return Sample(t.token_ids[:end], mask[:end], t.logprobs[:end], by_token[:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Credit:
 
     def counts(self) -> dict[str, int]:
         """Count the episodes by outcome; masked ones together. The counts sum to all episodes."""
-        found = Counter(e.outcome.partition(":")[0] for e in self)
-        return {outcome: found[outcome] for outcome in OUTCOMES}
+        counts = Counter(e.outcome.partition(":")[0] for e in self)
+        return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
 def assign_credit(
@@ -130,38 +130,40 @@ def assign_credit(
     rule: AdvantageRule,
     *,
     reduce: Reduce,
-    mask_stops: frozenset[Stop] = frozenset(),
-    min_group: int = 2,
+    mask_stop_reasons: frozenset[Stop] = frozenset(),
+    min_group_size: int = 2,
     resampled: Sequence[Group] = (),
 ) -> Credit:
-    """Make the ledger of a step.
+    """Compute the credit of a step's episodes.
 
     Args:
-        groups: what the step learns from; those with fewer scored members than ``min_group`` are left out.
+        groups: what the step learns from; those with fewer scored members than ``min_group_size`` are left out.
         rule: of the members without a fault of all groups learned from, to advantages.
         reduce: of trained tokens a row, 0 for a masked one, to weights of tokens: the loss's reduction.
-        mask_stops: episodes that stopped for one of these reasons count in the statistics, but are not trained.
+        mask_stop_reasons: episodes that stopped for one of these reasons count in the statistics, but are not trained.
         resampled: groups that were rolled out for this step and replaced.
     """
-    learned = tuple(g for g in groups if len(g.scored) >= min_group)
+    learned = tuple(g for g in groups if len(g.scored) >= min_group_size)
     advantages = iter(rule([[t for t in g if t.fault is None] for g in learned]))
     drafts = []
     for group in groups:
-        own = iter(next(advantages) if len(group.scored) >= min_group else ())
-        drafts.append([_judge(t, None if t.fault else next(own, None), mask_stops) for t in group])
+        own = iter(next(advantages) if len(group.scored) >= min_group_size else ())
+        drafts.append([_assign_outcome(t, None if t.fault else next(own, None), mask_stop_reasons) for t in group])
     weights = iter(reduce([e.trained_tokens for own in drafts for e in own if e.advantage is not None]))
     entries = [tuple(replace(e, weight=None if e.advantage is None else next(weights)) for e in own) for own in drafts]
     entries += [tuple(EpisodeCredit(t, FAULT if t.fault else RESAMPLED) for t in g) for g in resampled]
     return Credit((*groups, *resampled), tuple(entries), learned)
 
 
-def _judge(t: Trajectory, advantage: Worth | None, mask_stops: frozenset[Stop]) -> EpisodeCredit:
-    """Say what becomes of an episode whose group was not resampled: the first outcome that holds."""
+def _assign_outcome(
+    t: Trajectory, advantage: AdvantageValue | None, mask_stop_reasons: frozenset[Stop]
+) -> EpisodeCredit:
+    """Name the outcome of an episode whose group was not resampled: the first that holds."""
     if t.fault is not None:
         return EpisodeCredit(t, FAULT)
     if t.reward is None or advantage is None:
         return EpisodeCredit(t, UNSCORED if t.reward is None else TOO_FEW)
-    if t.stop in mask_stops:
+    if t.stop in mask_stop_reasons:
         return EpisodeCredit(t, f"{MASKED}: {t.stop.value}", advantage)
     if not t.sampled_tokens:
         return EpisodeCredit(t, EMPTY, advantage)
@@ -169,7 +171,7 @@ def _judge(t: Trajectory, advantage: Worth | None, mask_stops: frozenset[Stop]) 
     return EpisodeCredit(t, TRAINED if teaches else ZERO, advantage)
 
 
-def hold_out(groups: Iterable[Group]) -> Credit:
+def record_held_out(groups: Iterable[Group]) -> Credit:
     """Make the record of an evaluation: nothing in it is learned from."""
-    found = tuple(groups)
-    return Credit(found, tuple(tuple(EpisodeCredit(t, HELD_OUT) for t in g) for g in found))
+    evaluated = tuple(groups)
+    return Credit(evaluated, tuple(tuple(EpisodeCredit(t, HELD_OUT) for t in g) for g in evaluated))

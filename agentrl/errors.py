@@ -1,14 +1,22 @@
-"""Words for what goes wrong: one class for each of the three kinds of mistake, and one for the user's."""
+"""The exceptions: one class for each of the three kinds of mistake, and one for the user's."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import signal
-from collections.abc import Iterable
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},)
+_LIBRARIES += (str(Path(__file__).parent),)
 
 
 class UserError(Exception):
-    """A user's mistake, told in a sentence: what is wrong, the value, the way out. The CLI prints it and exits 2."""
+    """A user's mistake, as a sentence: the mistake, the value, the way out. The CLI prints it and exits 2."""
 
 
 class ConfigError(UserError):
@@ -24,11 +32,18 @@ class TemplateError(UserError):
 
 
 class ToolError(Exception):
-    """Raised by a tool to say no: the message goes to the model, which may read it and learn from it."""
+    """A tool's refusal: the message goes to the model, which may read it and learn from it.
+
+    ``kind`` is counted: one of `agentrl.types.TOOL_ERRORS`, ``tool`` where a tool raises it.
+    """
+
+    def __init__(self, message: str = "", kind: str = "tool") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
-class WorldFault(Exception):
-    """The world failed (a time-out, a dead server, an environment that raised): ends the episode, teaches nothing.
+class InfraError(Exception):
+    """The infrastructure failed: a time-out, a dead server, an environment that raised. The episode ends, untrained.
 
     ``kind`` is a short stable word, such as ``tool_timeout``: faults are counted by it.
     """
@@ -37,22 +52,57 @@ class WorldFault(Exception):
         super().__init__(message)
         self.kind = kind
 
-    def __reduce__(self) -> tuple[type[WorldFault], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[InfraError], tuple[str, str]]:
         return type(self), (self.kind, str(self))  # a worker process may raise it
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised where a signal ends a run at once; ``signal`` is which."""
+    """The end of a run by a signal, at once; ``signal`` is which."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
         self.signal = number
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that names the closest known word: ``; did you mean 'math-tools'?``, or all known ones."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that names the closest known word, ``; did you mean 'shop'?``, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def describe_raised(error: BaseException) -> str:
+    """Describe an exception of somebody else's code: ``KeyError: 'rows' (city.py, line 12)``, the innermost own line.
+
+    A failed import has no line of its own; of frames within libraries the last one outside of them is named.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((*_LIBRARIES, "<"))]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}" if str(error) else f"{type(error).__name__}{where}"
+
+
+@contextmanager
+def author_errors(what: str) -> Iterator[None]:
+    """Raise ContractError for an exception of the block, which is code of an environment's or a plugin's author.
+
+    Args:
+        what: how a sentence calls that code, such as ``CityQuiz.count('test')``.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except InfraError as fault:
+        raise ContractError(str(fault)) from fault
+    except Exception as error:
+        raise ContractError(f"{what} raised {describe_raised(error)}") from error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return True if an exception from an environment's code is a failure of that code: neither Ctrl-C nor an end."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is None
+    return not isinstance(error, KeyboardInterrupt | asyncio.CancelledError)

@@ -1,4 +1,4 @@
-"""Fakes that ship: an engine that says what it is told, and a renderer whose tokens are bytes. No torch."""
+"""Fakes for tests: an engine that says a script, and a renderer whose tokens are bytes. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import anyio
 
-from agentrl.renderer import hermes
+from agentrl.renderer.call_formats import hermes
 from agentrl.types import Completion, JsonSchema, Message, Reply, SamplingParams
 
 STOP = 256  # ends a turn
@@ -22,7 +22,7 @@ class ByteRenderer:
     """A renderer whose tokens are UTF-8 bytes; structure has ids above 255, which no text can spell."""
 
     def __init__(self) -> None:
-        self.forged: Counter[str] = Counter()
+        self.injection_attempts: Counter[str] = Counter()
 
     def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
         turns = [i for m in messages for i in (ROLES[m["role"]], *m["content"].encode(), STOP)]
@@ -40,14 +40,14 @@ class ByteRenderer:
         return [*prompt_ids, *completion_ids, *closing, *self.render_ids(messages)]
 
     def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
-        return hermes.parse(text_of(token_ids))
+        return hermes.parse(decode_text(token_ids))
 
     def get_stop_token_ids(self) -> list[int]:
         return [STOP]
 
 
 class ScriptedEngine:
-    """Says ``script[turn]``, or ``script(session, turn)``; past its end it repeats the last.
+    """An engine that says ``script[turn]``, or ``script(session, turn)``; past its end it repeats the last.
 
     Args:
         latency_s: how long each turn takes.
@@ -61,7 +61,7 @@ class ScriptedEngine:
         self.version = 0
         self.turns: Counter[str] = Counter()
         self.ended: list[str] = []
-        self.contexts: list[list[int]] = []  # what it was given, call by call
+        self.contexts: list[list[int]] = []  # of each call of `generate`
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         turn = self.turns[session]
@@ -87,11 +87,11 @@ class ScriptedEngine:
     async def __aexit__(self, *exception: object) -> None: ...
 
 
-def text_of(token_ids: Sequence[int]) -> str:
-    """The text of byte tokens, structure left out."""
+def decode_text(token_ids: Sequence[int]) -> str:
+    """Decode byte tokens to text, structure left out."""
     return bytes(i for i in token_ids if i < 256).decode(errors="replace")
 
 
 def call(name: str, /, **arguments: Any) -> str:
-    """A tool call as the model writes it."""
+    """Write a tool call as the model does."""
     return f"{hermes.OPEN}{json.dumps({'name': name, 'arguments': arguments})}{hermes.CLOSE}"

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
-Author = Literal["prompt", "model", "world"]
+Author = Literal["prompt", "model", "env"]
 JsonSchema = dict[str, Any]
 
 
-class FunctionCall(TypedDict):
+class _FunctionCall(TypedDict):
     name: str
     arguments: dict[str, Any]
 
 
-class MessageToolCall(TypedDict):
+class _MessageToolCall(TypedDict):
     """A tool call inside a message, in the shape of the OpenAI chat API."""
 
     id: str
     type: Literal["function"]
-    function: FunctionCall
+    function: _FunctionCall
 
 
 class Message(TypedDict):
@@ -29,10 +29,10 @@ class Message(TypedDict):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
-    tool_calls: NotRequired[list[MessageToolCall]]
+    tool_calls: NotRequired[list[_MessageToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
-    refused: NotRequired[bool]  # of a tool's answer: true where it says why a call was refused; no model is told
+    is_error: NotRequired[bool]  # of a tool's answer: true where it says why a call failed; no model is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,14 @@ class Reply:
 
 
 Observation = str | Sequence[Message]
-REFUSAL = "error: "  # how a refusal begins, as the model reads it
+ERROR_PREFIX = "error: "  # how the answer to a failed call begins, as the model reads it
+TOOL_ERRORS = ("parse", "unknown_tool", "arguments", "tool")  # what may be wrong with a call
 THOUGHT_MARKS = ("<think>", "</think>")
-Worth = float | tuple[float, ...]  # the advantage of an episode, or of each of its turns
+AdvantageValue = float | tuple[float, ...]  # the advantage of an episode, or of each of its turns
 
 
 class Step(NamedTuple):
-    """What ``Env.step`` returns: Gymnasium's five."""
+    """The result of ``Env.step``: Gymnasium's five."""
 
     observation: Observation
     reward: float
@@ -79,19 +80,19 @@ class Step(NamedTuple):
 
 
 class Stop(StrEnum):
-    """Why an episode ended."""
+    """The reason for the end of an episode."""
 
     TERMINATED = "terminated"  # the environment said so
     TRUNCATED = "truncated"  # the environment cut it short
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # a turn, or the context, ran out of tokens
     TIMEOUT = "timeout"  # the episode's deadline passed
-    FAULT = "fault"  # the world failed
+    FAULT = "fault"  # an infrastructure error
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one turn is sampled. ``temperature = 0`` is greedy; ``seed`` makes the turn's randomness its own."""
+    """The sampling of one turn. ``temperature = 0`` is greedy; ``seed`` makes the turn's randomness its own."""
 
     temperature: float = 1.0
     max_tokens: int = 512
@@ -103,7 +104,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled. Stop tokens are included; the three tuples have one entry a token."""
+    """The tokens that an engine sampled, stop tokens included; the three tuples have one entry a token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # of the distribution that was sampled from
@@ -130,7 +131,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The world's failure: ``kind`` is counted, ``message`` is read by a person."""
+    """An infrastructure error: ``kind`` is counted, ``message`` is read by a person."""
 
     kind: str
     message: str
@@ -138,12 +139,22 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A tool call as it went. ``status`` is ``ok``, ``refused`` (the model's mistake) or a fault's kind."""
+    """A tool call as it went.
+
+    ``status`` is ``ok``, a fault's kind, or one of `TOOL_ERRORS`, which are the model's mistakes: the call could not be
+    parsed (``parse``), there is no such tool (``unknown_tool``), its arguments are wrong (``arguments``), or the tool
+    raised `ToolError` (``tool``).
+    """
 
     turn: int
     name: str
     status: str
     seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Return True if the call failed by a mistake of the model's, so that it was told why."""
+        return self.status in TOOL_ERRORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +179,7 @@ class Trajectory:
     info: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     temperature: float | None = None  # it was sampled at; 0: greedy
+    shared_turns: int = 0  # the first so many were played once, for branches of which another counts them
 
     def with_rewards(self, rewards: Mapping[str, float | None]) -> Trajectory:
         """Return this episode with more rewards, or others of the same names."""
@@ -179,17 +191,17 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> list[int]:
-        """One per token: 1 where the engine sampled it."""
+        """Return one entry a token: 1 where the engine sampled it."""
         return [int(s.author == "model") for s in self.segments for _ in s.token_ids]
 
     @property
     def logprobs(self) -> list[float]:
-        """One per token: the engine's logprob where it sampled, 0.0 elsewhere."""
+        """Return one entry a token: the engine's logprob where it sampled, 0.0 elsewhere."""
         return [p for s in self.segments for p in (s.logprobs or (0.0,) * len(s.token_ids))]
 
     @property
     def versions(self) -> list[int]:
-        """One per token: the policy version where the engine sampled, -1 elsewhere."""
+        """Return one entry a token: the policy version where the engine sampled, -1 elsewhere."""
         return [v for s in self.segments for v in (s.versions or (-1,) * len(s.token_ids))]
 
     @property
@@ -198,73 +210,92 @@ class Trajectory:
 
     @property
     def observed(self) -> list[tuple[int, ...]]:
-        """One per turn: the tokens that came before it, since the last turn; the prompt before the first."""
-        found: list[tuple[int, ...]] = []
+        """Return one entry a turn: the tokens before it, since the last turn; the prompt before the first."""
+        observed: list[tuple[int, ...]] = []
         since: tuple[int, ...] = ()
         for segment in self.segments:
             if segment.author == "model":
-                found.append(since)
+                observed.append(since)
             since = () if segment.author == "model" else since + segment.token_ids
-        return found
+        return observed
 
     @property
     def sampled_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.segments if s.author == "model")
 
     @property
+    def own_tokens(self) -> int:
+        """Count the sampled tokens without those of shared turns: over all episodes each token once."""
+        turns = [len(s.token_ids) for s in self.segments if s.author == "model"]
+        return sum(turns[self.shared_turns :])
+
+    @property
+    def own_calls(self) -> tuple[CallRecord, ...]:
+        """List the calls without those of shared turns: over all episodes each call once."""
+        return tuple(c for c in self.calls if c.turn >= self.shared_turns)
+
+    @property
     def answer(self) -> str:
-        """What the model said last: the last assistant turn without its calls and without its thoughts."""
-        return without_thoughts(final_text(self.messages))
+        """Return the model's answer: the last assistant turn without its calls and without its thoughts."""
+        return strip_thoughts(get_final_text(self.messages))
 
     @property
     def reward(self) -> float | None:
-        """The weighted sum of the parts that apply; ``None`` where none does, or where the world failed."""
+        """The weighted sum of the parts that apply; ``None`` where none does, or after an infrastructure error."""
         parts = [self.weights.get(name, 1.0) * r for name, r in self.rewards.items() if r is not None]
         return sum(parts) if parts and self.fault is None else None
 
 
-def refused_answers(messages: Sequence[Mapping[str, Any]], calls_refused: bool) -> list[bool]:
-    """Return, for each message of an episode, whether it answers a call that was refused.
+def find_failed_answers(messages: Sequence[Mapping[str, Any]], any_failed: bool) -> list[bool]:
+    """Return, for each message of an episode, whether it answers a failed call.
 
-    The verdict stands beside the text. Where no message has one and yet ``calls_refused``, as the records of an older
+    The verdict stands beside the text. Where no message has one and yet ``any_failed``, as the records of an older
     run tell, the text decides.
     """
-    verdicts = [bool(m.get("refused")) for m in messages]
-    if any(verdicts) or not calls_refused:
+    verdicts = [bool(m.get("is_error")) for m in messages]
+    if any(verdicts) or not any_failed:
         return verdicts
-    return [m.get("role") == "tool" and str(m.get("content")).startswith(REFUSAL) for m in messages]
+    return [m.get("role") == "tool" and str(m.get("content")).startswith(ERROR_PREFIX) for m in messages]
 
 
-def final_text(messages: Sequence[Message]) -> str:
-    """The content of the last assistant message; empty if there is none."""
+def get_final_text(messages: Sequence[Message]) -> str:
+    """Return the content of the last assistant message; empty if there is none."""
     return next((m["content"] for m in reversed(messages) if m["role"] == "assistant"), "")
 
 
-def without_thoughts(text: str, marks: tuple[str, str] = THOUGHT_MARKS) -> str:
-    """Return what stands after the last thought that was ended, and before one that was not.
+def strip_thoughts(text: str, marks: tuple[str, str] = THOUGHT_MARKS) -> str:
+    """Return the text after the last thought that was ended, and before one that was not.
 
-    It is the one notion of what a turn says beside its thoughts. A thought that the chat template opened begins with
+    It is the one notion of a turn's text beside its thoughts. A thought that the chat template opened begins with
     its mark in the message too, though the prompt holds it, so that one the model never ended is no answer.
 
     Args:
-        marks: what opens and what ends a thought.
+        marks: the opening and the end of a thought.
     """
     opening, ending = marks
     return text.rpartition(ending)[2].partition(opening)[0]
 
 
-def utf8(text: str) -> str:
-    """The text with ``?`` for what UTF-8 cannot hold: half a surrogate pair, which JSON lets a model write."""
+def to_utf8(text: str) -> str:
+    """Replace by ``?`` what UTF-8 cannot hold: half a surrogate pair, which JSON lets a model write."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def utf8_within(value: Any) -> Any:
-    """`utf8` of every text in a JSON value."""
+def to_utf8_json(value: Any) -> Any:
+    """Apply `to_utf8` to every text in a JSON value."""
     if isinstance(value, str):
-        return utf8(value)
+        return to_utf8(value)
     if isinstance(value, Mapping):
-        return {utf8(str(k)): utf8_within(v) for k, v in value.items()}
-    return [utf8_within(v) for v in value] if isinstance(value, list) else value
+        return {to_utf8(str(k)): to_utf8_json(v) for k, v in value.items()}
+    return [to_utf8_json(v) for v in value] if isinstance(value, list) else value
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a finite number of any kind: Python's, numpy's, a tensor's; a text is none."""
+    try:
+        return not isinstance(value, str | bytes | bytearray) and abs(float(value)) < float("inf")
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +310,7 @@ class Group:
 
     @property
     def scored(self) -> tuple[Trajectory, ...]:
-        """The members that count: no fault, and a reward."""
+        """Return the members that count: those with a reward and no fault."""
         return tuple(t for t in self.trajectories if t.reward is not None)
 
 

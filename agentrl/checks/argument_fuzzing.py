@@ -1,4 +1,4 @@
-"""Arguments for a tool, drawn at random from its JSON schema: such as conform to it, and such as do not."""
+"""Random arguments for a tool, drawn from its JSON schema: conforming ones, and wrong ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from agentrl.types import JsonSchema
 
-DEEP = 6  # of what refers to itself
+_MAX_DEPTH = 6  # of a schema that refers to itself
 HUGE = 10_000  # characters; a turn may have them
 
 
-def conforming(schema: JsonSchema, rng: random.Random, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Arguments of the schema's form. ``words``: what strings are drawn from, beside nonsense."""
-    drawn = _Draw(schema, rng, words).value(schema, 0)
-    return drawn if isinstance(drawn, dict) else {}
+def draw_arguments(schema: JsonSchema, rng: random.Random, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Draw arguments that conform to the schema. ``words``: texts that strings are drawn from, beside nonsense."""
+    arguments = _Draw(schema, rng, words).value(schema, 0)
+    return arguments if isinstance(arguments, dict) else {}
 
 
-def wrong(schema: JsonSchema, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Arguments that a model might give by mistake: too few, too many, of other types, huge, deeply nested."""
-    good = conforming(schema, rng)
+def draw_wrong_arguments(schema: JsonSchema, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield arguments that a model might give by mistake: too few, too many, of other types, huge, deeply nested."""
+    good = draw_arguments(schema, rng)
     yield {}
     yield {**good, "no_such_argument": 1}
     nested: Any = []
@@ -47,20 +47,20 @@ class _Draw:
         options = schema.get("anyOf") or schema.get("oneOf")
         if options:
             simple = [o for o in options if self._plain(o).get("type") in ("null", "string", "integer", "number")]
-            return self.value(self.rng.choice(simple if depth > DEEP and simple else options), depth + 1)
+            return self.value(self.rng.choice(simple if depth > _MAX_DEPTH and simple else options), depth + 1)
         return self._typed(schema, depth)
 
     def _plain(self, schema: Any) -> Mapping[str, Any]:
-        """References followed, and what ``allOf`` lists put together."""
-        found = schema if isinstance(schema, dict) else {}
-        while "$ref" in found:
+        """Follow references, and merge the schemas that ``allOf`` lists."""
+        plain = schema if isinstance(schema, dict) else {}
+        while "$ref" in plain:
             target: Any = self.root
-            for part in str(found["$ref"]).removeprefix("#/").split("/"):
+            for part in str(plain["$ref"]).removeprefix("#/").split("/"):
                 target = target[part]
-            found = {**target, **{k: v for k, v in found.items() if k != "$ref"}}
-        for part in found.get("allOf", ()):
-            found = {**found, **self._plain(part)}
-        return found
+            plain = {**target, **{k: v for k, v in plain.items() if k != "$ref"}}
+        for part in plain.get("allOf", ()):
+            plain = {**plain, **self._plain(part)}
+        return plain
 
     def _typed(self, schema: Mapping[str, Any], depth: int) -> Any:
         kind = schema.get("type", "object" if "properties" in schema else "string")
@@ -83,18 +83,17 @@ class _Draw:
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         required = schema.get("required", ())
-        chosen = [
-            n for n in schema.get("properties", {}) if n in required or (depth < DEEP and self.rng.random() < 0.5)
-        ]
-        found = {n: self.value(schema["properties"][n], depth + 1) for n in chosen}
-        if isinstance(schema.get("additionalProperties"), dict) and depth < DEEP:
-            found[self._string({})] = self.value(schema["additionalProperties"], depth + 1)
-        return found
+        properties = schema.get("properties", {})
+        names = [n for n in properties if n in required or (depth < _MAX_DEPTH and self.rng.random() < 0.5)]
+        value = {n: self.value(properties[n], depth + 1) for n in names}
+        if isinstance(schema.get("additionalProperties"), dict) and depth < _MAX_DEPTH:
+            value[self._string({})] = self.value(schema["additionalProperties"], depth + 1)
+        return value
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         first = [self.value(s, depth + 1) for s in schema.get("prefixItems", ())]
         least = schema.get("minItems", 0)
-        most = min(schema.get("maxItems", least + 3), least if depth > DEEP else least + 3)
+        most = min(schema.get("maxItems", least + 3), least if depth > _MAX_DEPTH else least + 3)
         rest = max(self.rng.randint(least, max(least, most)) - len(first), 0)
         items = schema.get("items")
         return first + ([self.value(items, depth + 1) for _ in range(rest)] if isinstance(items, dict) else [])
@@ -123,18 +122,18 @@ class _Draw:
         return text[:most]
 
     def _choices(self, schema: Mapping[str, Any]) -> Sequence[str]:
-        """Nonsense, or what the argument's own description gives for examples, or the words."""
+        """Return nonsense, or the examples of the argument's own description, or the words."""
         letters = string.ascii_letters + string.digits + " +-*/()=.,'\"{}<>_%\n"
         nonsense = ["".join(self.rng.choices(letters, k=self.rng.randint(0, 12)))]
         described = str(schema.get("description", ""))
         examples = [*map(str, schema.get("examples", ())), *_QUOTED.findall(described)]
-        kinds = [k for k in (examples, words_of(described), self.words) if k]
+        kinds = [k for k in (examples, extract_words(described), self.words) if k]
         return self.rng.choice(kinds) if kinds and self.rng.random() < 0.8 else nonsense
 
 
 _QUOTED = re.compile(r'"([^"]{1,80})"')
 
 
-def words_of(text: str) -> list[str]:
-    """What stands in quotation marks, words and numbers."""
+def extract_words(text: str) -> list[str]:
+    """List the quoted texts, words and numbers of a text."""
     return [*_QUOTED.findall(text), *re.findall(r"[\w.]*\w", text)][:200]

@@ -1,18 +1,18 @@
-"""Is a clone the environment that it is a clone of, and a world of its own? (`rollout.branches`)"""
+"""The check of `Env.clone`: a clone continues as its trunk would, and shares no state with it (`rollout.branches`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
 
-from agentrl.env import Env
-from agentrl.episode import Branching
+from agentrl.checks.finding import Finding, fail, ok, skip
+from agentrl.checks.harness import EpisodeHarness, find_difference
+from agentrl.checks.untrained_policies import PolicyEngine, call_at_random
+from agentrl.environments.env import Env
 from agentrl.errors import UserError
-from agentrl.inspection.finding import Finding, fail, ok, skip
-from agentrl.inspection.plays import Plays, difference
-from agentrl.inspection.policies import Player, calls
-from agentrl.rollout import Rollout
-from agentrl.testing import ByteRenderer, ScriptedEngine, text_of
+from agentrl.rollout.episode import Branching
+from agentrl.rollout.rollout import Rollout
+from agentrl.testing import ByteRenderer, ScriptedEngine, decode_text
 from agentrl.types import Trajectory
 
 WIDTH = 3  # episodes that one becomes
@@ -22,21 +22,21 @@ WAY_OUT = (
 )
 
 
-async def branches(plays: Plays, tasks: Sequence[int]) -> list[Finding]:
-    """Play episodes that branch after their first turn; what each said is said again in an episode by itself."""
+async def check_branches(harness: EpisodeHarness, tasks: Sequence[int]) -> list[Finding]:
+    """Play episodes that branch after their first turn; compare each branch with the same turns by themselves."""
     name = "branches"
-    if plays.spec.cls.clone is Env.clone:
+    if harness.spec.cls.clone is Env.clone:
         return []
     shown = 0
     for task in tasks:
         try:
-            group = await _branched(plays, task)
+            group = await _branched(harness, task)
         except UserError as error:
             return [fail(name, str(error))]
         for branch in group:
-            alone, again = [await _alone(plays, task, branch) for _ in range(2)]
-            if difference(alone, again) is not None:
-                continue  # it is not even the same as itself, which is said elsewhere
+            alone, again = [await _alone(harness, task, branch) for _ in range(2)]
+            if find_difference(alone, again) is not None:
+                continue  # it is not even the same as itself, which another check reports
             if (apart := _apart(branch, alone)) is not None:
                 return [fail(name, f"a branch of task {task}, and the same turns by themselves, {apart}; {WAY_OUT}")]
             shown += branch.turns > 1 and branch.fault is None
@@ -50,19 +50,19 @@ def _apart(branch: Trajectory, alone: Trajectory) -> str | None:
     fault = branch.fault
     if fault is not None and alone.fault is None and "timeout" not in fault.kind:
         return f"differ in a fault ({fault.kind}): {fault.message.strip().splitlines()[-1]}"
-    part = difference(branch, alone)
+    part = find_difference(branch, alone)
     return f"differ in {part}" if part is not None else None
 
 
-async def _branched(plays: Plays, task: int) -> Sequence[Trajectory]:
-    player = Player(calls, plays.tools)
-    rollout = Rollout(plays.spec, player, ByteRenderer(), plays.limits, branching=Branching(1, WIDTH))
+async def _branched(harness: EpisodeHarness, task: int) -> Sequence[Trajectory]:
+    player = PolicyEngine(call_at_random, harness.tools)
+    rollout = Rollout(harness.spec, player, ByteRenderer(), harness.limits, branching=Branching(1, WIDTH))
     return (await rollout.group(task, WIDTH, seed=task)).trajectories
 
 
-async def _alone(plays: Plays, task: int, branch: Trajectory) -> Trajectory:
-    """Play a task with the turns of an episode that was played before."""
-    said = [text_of(s.token_ids) for s in branch.segments if s.author == "model"]
+async def _alone(harness: EpisodeHarness, task: int, branch: Trajectory) -> Trajectory:
+    """Play a task with the turns of an earlier episode."""
+    script = [decode_text(s.token_ids) for s in branch.segments if s.author == "model"]
     turns = count()
-    engine = ScriptedEngine(lambda session, turn: said[min(next(turns), len(said) - 1)])
-    return await Rollout(plays.spec, engine, ByteRenderer(), plays.limits).episode(task)
+    engine = ScriptedEngine(lambda session, turn: script[min(next(turns), len(script) - 1)])
+    return await Rollout(harness.spec, engine, ByteRenderer(), harness.limits).episode(task)

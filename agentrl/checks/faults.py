@@ -1,4 +1,4 @@
-"""What went wrong in the episodes that were played: faults, broken contracts, held-up loops, infos that are no JSON."""
+"""Findings about episodes: faults, broken contracts, blocked event loops, infos that are no JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.inspection.finding import Finding, fail, ok, warn
-from agentrl.inspection.plays import LIMIT_S, Plays
+from agentrl.checks.finding import Finding, fail, ok, warn
+from agentrl.checks.harness import LIMIT_S, EpisodeHarness
 from agentrl.types import Fault, Trajectory
 
 SHOWN = 3  # of a kind
@@ -19,25 +19,25 @@ OUT = {
 }
 
 
-def contract(plays: Plays) -> list[Finding]:
-    """Sentences on what the environment returned."""
-    sentences = list(plays.refused)[:SHOWN]
+def check_contract(harness: EpisodeHarness) -> list[Finding]:
+    """Return a finding for each broken contract."""
+    sentences = list(harness.broken_contracts)[:SHOWN]
     return [fail("contract", s) for s in sentences] or [ok("contract", "what it returns is what its contract allows")]
 
 
-def survived(played: Sequence[Trajectory], what: str = "survives") -> list[Finding]:
-    """No episode ended in a fault."""
+def check_survives(played: Sequence[Trajectory], what: str = "survives") -> list[Finding]:
+    """Return a finding for each kind of fault that ended an episode."""
     first = {
         _last_line(t.fault): t.fault for t in reversed(played) if t.fault is not None and t.fault.kind != "tool_open"
     }
-    found = [fail(what, f"{line}: {_way_out(fault)}") for line, fault in list(first.items())[:SHOWN] if fault]
+    findings = [fail(what, f"{line}: {_way_out(fault)}") for line, fault in list(first.items())[:SHOWN] if fault]
     faults = sum(t.fault is not None for t in played)
-    said = "none ended in a fault, whatever was said and called"
-    return found or [ok(what, f"{len(played)} episodes: {said}" if not faults else f"{faults} faults")]
+    sentence = "none ended in a fault, whatever was said and called"
+    return findings or [ok(what, f"{len(played)} episodes: {sentence}" if not faults else f"{faults} faults")]
 
 
 def _last_line(fault: Fault) -> str:
-    """Where, and what was raised: of a traceback the last line."""
+    """Return the method and the last line of its traceback."""
     first, *_, last = fault.message.strip().splitlines() * 2
     where = first.partition(": Traceback")[0]
     return where[:300] if where == last or len(fault.message.splitlines()) == 1 else f"{where} raised {last:.200}"
@@ -51,30 +51,35 @@ def _way_out(fault: Fault) -> str:
     return OUT["tool" if fault.kind.startswith("tool") else "env"]
 
 
-def blocking(plays: Plays) -> list[Finding]:
-    """Functions that held up the event loop again and again, or once for long; not while the machine was busy."""
-    found = [
+def check_blocking(harness: EpisodeHarness) -> list[Finding]:
+    """Return a finding for each function that blocked the event loop again and again, or once for long.
+
+    Rounds in which the machine was busy do not count.
+    """
+    findings = [
         fail("blocking", sentence)
-        for function, (sentence, seconds) in plays.blocking.items()
-        if plays.rounds[function] >= ROUNDS or seconds >= LONG_S
+        for function, (sentence, seconds) in harness.blocking.items()
+        if harness.rounds[function] >= ROUNDS or seconds >= LONG_S
     ]
-    return found[:SHOWN] or [ok("blocking", f"nothing held up the event loop for {LIMIT_S:g} s, again and again")]
+    return findings[:SHOWN] or [ok("blocking", f"nothing held up the event loop for {LIMIT_S:g} s, again and again")]
 
 
-def plain(played: Sequence[Trajectory]) -> list[Finding]:
-    """Messages and infos can be written as JSON."""
-    found: dict[str, Finding] = {}
+def check_json(played: Sequence[Trajectory]) -> list[Finding]:
+    """Return a finding for each message or info that cannot be written as JSON."""
+    findings: dict[str, Finding] = {}
     for t in played:
         for message in t.messages:
             if (why := _no_json(message)) is not None:
-                said = f"a message of the {message['role']} cannot be written as JSON ({why}); use text, numbers, lists"
-                found.setdefault("message", fail("json", said))
+                sentence = (
+                    f"a message of the {message['role']} cannot be written as JSON ({why}); use text, numbers, lists"
+                )
+                findings.setdefault("message", fail("json", sentence))
         for key, value in t.info.items():
             if (why := _no_json(value)) is not None:
                 kept = "the run's trajectories keep the name of its type alone"
-                said = f"info[{key!r}] is {value!r:.60}, which is no JSON ({why}): {kept}"
-                found.setdefault(key, warn("json", said))
-    return list(found.values()) or [ok("json", "messages and infos can be written as JSON")]
+                sentence = f"info[{key!r}] is {value!r:.60}, which is no JSON ({why}): {kept}"
+                findings.setdefault(key, warn("json", sentence))
+    return list(findings.values()) or [ok("json", "messages and infos can be written as JSON")]
 
 
 def _no_json(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""A finding of an inspection: a verdict, the check's name, and a sentence with the way out."""
+"""The finding of a check: a verdict, the check's name, and a sentence with the way out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "warn", "fail", "skip"]  # skip: nothing was shown
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``what`` is the check's name, the same each time; ``why`` a sentence: what was seen, and the way out."""
+    """A verdict; ``what`` is the check's name, ``why`` a sentence: the observation, and the way out."""
 
     verdict: Verdict
     what: str
@@ -34,5 +34,5 @@ def skip(what: str, why: str) -> Finding:
 
 
 def failures(findings: list[Finding]) -> list[Finding]:
-    """Those that must not be there."""
+    """Select the findings whose verdict is ``fail``."""
     return [f for f in findings if f.verdict == "fail"]

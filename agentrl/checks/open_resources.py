@@ -1,4 +1,4 @@
-"""What the process holds open: threads, file descriptors, child processes, asyncio tasks."""
+"""The resources that the process holds open: threads, file descriptors, child processes, asyncio tasks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.inspection.finding import Finding, warn
+from agentrl.checks.finding import Finding, warn
 
 _POOLED = ("AnyIO worker thread", "agentrl loop watch", "asyncio_", "agentrl inspection")  # kept for later use
 SETTLE_S = 2.0  # for what ends by itself
 
 
-def held() -> Counter[str]:
-    """How many of each there are now. What a system cannot count is left out."""
-    found = Counter({"thread": sum(not t.name.startswith(_POOLED) for t in threading.enumerate())})
+def count_open() -> Counter[str]:
+    """Count the open resources of each kind. A kind that the system cannot count is left out."""
+    counts = Counter({"thread": sum(not t.name.startswith(_POOLED) for t in threading.enumerate())})
     descriptors = Path("/proc/self/fd")
     if descriptors.is_dir():
-        found["file descriptor"] = len(os.listdir(descriptors))
-    found["child process"] = sum(len(_read(p).split()) for p in Path("/proc/self/task").glob("*/children"))
+        counts["file descriptor"] = len(os.listdir(descriptors))
+    counts["child process"] = sum(len(_read(p).split()) for p in Path("/proc/self/task").glob("*/children"))
     with suppress(RuntimeError):  # outside of a loop
-        found["asyncio task"] = len(asyncio.all_tasks())
-    return found
+        counts["asyncio task"] = len(asyncio.all_tasks())
+    return counts
 
 
 def _read(path: Path) -> str:
@@ -36,25 +36,26 @@ def _read(path: Path) -> str:
         return ""
 
 
-async def grown(since: Counter[str], least: int) -> Counter[str]:
-    """What there is more of than then, by ``least`` or more, after giving it time to end."""
+async def find_growth(before: Counter[str], least: int) -> Counter[str]:
+    """Return the kinds that grew by ``least`` or more since ``before``, after giving them time to end."""
     more: Counter[str] = Counter()
     for _ in range(20):
-        now = held()
-        more = Counter({kind: n for kind in now if (n := now[kind] - since[kind]) >= least})
+        now = count_open()
+        more = Counter({kind: n for kind in now if (n := now[kind] - before[kind]) >= least})
         if not more:
             break
         await anyio.sleep(SETTLE_S / 20)
     return more
 
 
-def left_open(before: Counter[str]) -> list[Finding]:
-    """Of the run as a whole, after its loop has ended."""
-    if more := +(held() - before):
-        said = f"after all was closed there is more open than before: {told(more)}"
-        return [warn("left-open", f"{said}; close it where open_shared, or a toolset's open, ends")]
+def check_leftovers(before: Counter[str]) -> list[Finding]:
+    """Return a finding if the checks as a whole left something open, after their loop has ended."""
+    if more := +(count_open() - before):
+        sentence = f"after all was closed there is more open than before: {describe_counts(more)}"
+        return [warn("left-open", f"{sentence}; close it where open_shared, or a toolset's open, ends")]
     return []
 
 
-def told(more: Counter[str]) -> str:
+def describe_counts(more: Counter[str]) -> str:
+    """Format counts: ``2 file descriptors, 1 thread``."""
     return ", ".join(f"{n} {kind}{'es' if kind.endswith('ss') else 's'}" for kind, n in sorted(more.items()))

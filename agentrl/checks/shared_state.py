@@ -1,4 +1,4 @@
-"""What outlives an episode: attributes of classes, globals of modules, default arguments. Snapshots of them."""
+"""Snapshots of all state that outlives an episode: attributes of classes, globals of modules, default arguments."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-from agentrl.tool import Tool
+from agentrl.tools.tool import Tool
 
 NODES = 50_000  # of one root; the rest is not looked at
 _OWN = ("builtins", "abc", "typing", "agentrl")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
 
 
-def snapshot(
+def take_snapshot(
     classes: Iterable[type], tools: Iterable[Tool] = (), more: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """By name, such as ``Shop.seen`` or ``shop_module._cache``: a value that is equal while nothing changed.
+    """Return values by name, such as ``Shop.seen`` or ``shop_module._cache``, each equal while nothing changed.
 
     Args:
-        more: further roots, by the name they are told by.
+        more: further roots, by the name that a finding uses.
     """
-    found: dict[str, Any] = {name: frozen(value) for name, value in (more or {}).items()}
+    values: dict[str, Any] = {name: _freeze(value) for name, value in (more or {}).items()}
     own = [c for cls in classes for c in cls.__mro__ if not _is_own(c.__module__)]
     functions = [_plain_function(t) for t in tools]
     for cls in own:
-        found |= _of_class(cls)
+        values |= _freeze_class(cls)
     for name in {c.__module__ for c in own} | {f.__module__ for f in functions if not _is_own(f.__module__)}:
-        found |= _of_module(sys.modules[name]) if name in sys.modules else {}
+        values |= _freeze_module(sys.modules[name]) if name in sys.modules else {}
     for function in functions:
-        found[f"the defaults of {function.__qualname__}"] = frozen(_defaults(function))
-    return found
+        values[f"the defaults of {function.__qualname__}"] = _freeze(_defaults(function))
+    return values
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Names whose value is another, or that are new."""
+def find_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names whose value differs, or that are new."""
     return sorted(name for name in after if name not in before or before[name] != after[name])
 
 
@@ -51,25 +51,25 @@ def _plain_function(tool: Tool) -> Any:
     return tool.function.func if isinstance(tool.function, partial) else tool.function
 
 
-def _of_class(cls: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _freeze_class(cls: type) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, value in vars(cls).items():
         function = value.function if isinstance(value, Tool) else getattr(value, "__func__", value)
         if isinstance(function, FunctionType):
-            found[f"the defaults of {cls.__name__}.{name}"] = frozen(_defaults(function))
+            values[f"the defaults of {cls.__name__}.{name}"] = _freeze(_defaults(function))
         elif not (name.startswith(("__", "_abc_")) or _is_code(value)):
-            found[f"{cls.__name__}.{name}"] = frozen(value)
-    return found
+            values[f"{cls.__name__}.{name}"] = _freeze(value)
+    return values
 
 
-def _of_module(module: ModuleType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _freeze_module(module: ModuleType) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for name, value in list(vars(module).items()):
         if isinstance(value, type) and value.__module__ == module.__name__:
-            found |= _of_class(value)
+            values |= _freeze_class(value)
         elif not (name.startswith("__") or _is_code(value)):
-            found[f"{module.__name__}.{name}"] = frozen(value)
-    return found
+            values[f"{module.__name__}.{name}"] = _freeze(value)
+    return values
 
 
 def _is_code(value: Any) -> bool:
@@ -80,8 +80,8 @@ def _defaults(function: Any) -> Any:
     return getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
 
 
-def frozen(value: Any) -> Any:
-    """A value that equals another one exactly where their contents are equal, as far as contents can be seen."""
+def _freeze(value: Any) -> Any:
+    """Return a value that equals another one exactly if their contents are equal, as far as contents can be seen."""
     return _Freeze().of(value)
 
 
@@ -121,5 +121,5 @@ class _Freeze:
         attributes = {**getattr(value, "__dict__", {}), **slots}
         if attributes or hasattr(value, "__dict__"):
             return self.of(attributes)
-        said = repr(value)
-        return "" if " at 0x" in said else said[:200]
+        text = repr(value)
+        return "" if " at 0x" in text else text[:200]

@@ -1,4 +1,4 @@
-"""Does a tool, or a toolset, keep its contract? It is called as models call it, and played with as a run does."""
+"""The checks of a tool or a toolset: it is called as models call it, and played with as a run does."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import anyio
 
-from agentrl.env import EnvSpec, ToolEnv
-from agentrl.errors import ToolError, UserError, WorldFault
-from agentrl.inspection import alone, apart, cancelling, faults, schemas
-from agentrl.inspection.arguments import conforming, wrong
-from agentrl.inspection.consent import select_allowed
-from agentrl.inspection.env import deadlines
-from agentrl.inspection.finding import Finding, fail, ok, skip
-from agentrl.inspection.held import held, left_open
-from agentrl.inspection.plays import Plays
-from agentrl.inspection.progress import Inspection, Report
-from agentrl.tool import Tool
-from agentrl.toolset import Toolset, named
-from agentrl.types import Observation, utf8_within
+from agentrl.checks import cancellation, faults, isolated_loop, isolation, tool_schemas
+from agentrl.checks.argument_fuzzing import draw_arguments, draw_wrong_arguments
+from agentrl.checks.budget import CheckRun, FindingCallback
+from agentrl.checks.consent import select_allowed
+from agentrl.checks.env import check_tool_deadlines
+from agentrl.checks.finding import Finding, fail, ok, skip
+from agentrl.checks.harness import EpisodeHarness
+from agentrl.environments.env import ToolEnv
+from agentrl.environments.spec import EnvSpec
+from agentrl.errors import InfraError, ToolError, UserError
+from agentrl.tools.tool import Tool
+from agentrl.tools.toolset import Toolset, load_tool
+from agentrl.types import Observation, to_utf8_json
 
 CALLS = 16  # of each tool
 SHOWN = 3
@@ -35,7 +35,7 @@ def check_tool(
     tasks: int = 8,
     budget_s: float | None = None,
     allow_writes: Collection[str] = (),
-    on_finding: Report | None = None,
+    on_finding: FindingCallback | None = None,
     on_check: Callable[[str], None] | None = None,
 ) -> list[Finding]:
     """Call a tool with arguments good and bad, cancel it, play episodes with it, and return what was found.
@@ -47,67 +47,64 @@ def check_tool(
         tool: a registered name, ``module:attribute``, or the tool or toolset itself.
         settings: of a toolset that is named, as ``--tool.NAME.SETTING``.
         tasks: how many episodes are played in a round.
-        budget_s, on_finding, on_check: as `agentrl.inspection.progress.Inspection` takes them.
-        allow_writes: names of tools.
+        budget_s, allow_writes, on_finding, on_check: as for `agentrl.checks.env.check_env`.
 
     Raises:
         UserError: there is no such tool, or a setting is wrong.
     """
-    given = named(tool, settings) if isinstance(tool, str) else tool
-    bench = type("Bench", (_Bench,), {"tools": (given,)})
-    before = held()
-    inspection = Inspection(budget_s, on_finding, on_check)
-    alone.run(_inspect, EnvSpec(bench), tasks, allow_writes, inspection)
-    inspection.add(*left_open(before))
-    return inspection.findings
+    pattern = load_tool(tool, settings) if isinstance(tool, str) else tool
+    bench = type("Bench", (_Bench,), {"tools": (pattern,)})
+    return isolated_loop.run_inspection(
+        _inspect, EnvSpec(bench), tasks, allow_writes, CheckRun(budget_s, on_finding, on_check)
+    )
 
 
 class _Bench(ToolEnv):
-    """A place to try tools in."""
+    """An environment in which a tool is tried."""
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         return self.ask(f"Task {seed}."), {}
 
 
-async def _inspect(spec: EnvSpec, tasks: int, allow_writes: Collection[str], inspection: Inspection) -> None:
+async def _inspect(spec: EnvSpec, tasks: int, allow_writes: Collection[str], run: CheckRun) -> None:
     async with spec.open():
         env = spec.make()
         try:
             await env.reset(seed=0)
-            tools, left_alone = select_allowed(list(env.tool_list), allow_writes)
-            inspection.add(*schemas.told(list(env.tool_list)), *deadlines(spec), *left_alone)
+            tools, skipped = select_allowed(list(env.tool_list), allow_writes)
+            run.add(*tool_schemas.check_tool_schemas(list(env.tool_list)), *check_tool_deadlines(spec), *skipped)
             for tool in tools:
-                await _call(replace(tool, retries=0, timeout_s=min(tool.timeout_s, DEADLINE_S)), inspection)
+                await _call(replace(tool, retries=0, timeout_s=min(tool.timeout_s, DEADLINE_S)), run)
         finally:
             await env.close_tools()
         if tools:
-            await _play(spec, tools, list(range(tasks)), inspection)
+            await _play(spec, tools, list(range(tasks)), run)
 
 
-async def _play(spec: EnvSpec, tools: Sequence[Tool], tasks: Sequence[int], inspection: Inspection) -> None:
-    """Check that episodes which share the tool keep to themselves."""
-    plays = Plays(spec, tools)
-    shot = apart.roots(spec, tools)
-    before = shot()
-    await inspection.run("episodes-apart", lambda: apart.courses(plays, tasks))
-    await inspection.run("left-open", lambda: apart.given_back(plays, tasks))
-    inspection.add(*apart.kept(before, shot()))
-    if plays.refused:
-        inspection.add(*faults.contract(plays))
-    inspection.add(*faults.blocking(plays))
+async def _play(spec: EnvSpec, tools: Sequence[Tool], tasks: Sequence[int], run: CheckRun) -> None:
+    """Check that episodes that share the tool keep to themselves."""
+    harness = EpisodeHarness(spec, tools)
+    snapshot = isolation.make_state_snapshot(spec, tools)
+    before = snapshot()
+    await run.run("episodes-apart", lambda: isolation.check_episodes_apart(harness, tasks))
+    await run.run("left-open", lambda: isolation.check_left_open(harness, tasks))
+    run.add(*isolation.check_state_kept(before, snapshot()))
+    if harness.broken_contracts:
+        run.add(*faults.check_contract(harness))
+    run.add(*faults.check_blocking(harness))
 
 
-async def _call(tool: Tool, inspection: Inspection) -> None:
+async def _call(tool: Tool, run: CheckRun) -> None:
     rng = random.Random(0)
-    good = [conforming(tool.parameters, rng) for _ in range(CALLS)]
-    bad = list(wrong(tool.parameters, rng))
-    await inspection.run("good-arguments", lambda: _take("good-arguments", tool, good, together=True))
-    await inspection.run("bad-arguments", lambda: _take("bad-arguments", tool, bad, together=False))
-    await inspection.run("cancelled", lambda: cancelling.heeded(tool, good))
+    good = [draw_arguments(tool.parameters, rng) for _ in range(CALLS)]
+    bad = list(draw_wrong_arguments(tool.parameters, rng))
+    await run.run("good-arguments", lambda: _take("good-arguments", tool, good, together=True))
+    await run.run("bad-arguments", lambda: _take("bad-arguments", tool, bad, together=False))
+    await run.run("cancelled", lambda: cancellation.check_cancellation(tool, good))
 
 
-async def _take(name: str, tool: Tool, given: Sequence[dict[str, Any]], *, together: bool) -> list[Finding]:
-    """Call it with each of the arguments, as a model would: every call must end in text, or in a ToolError.
+async def _take(name: str, tool: Tool, calls: Sequence[dict[str, Any]], *, together: bool) -> list[Finding]:
+    """Check that every call, made as a model would, ends in text or in a ToolError.
 
     Args:
         together: all at once, as the calls of a turn run; one after another, what breaks is the call's own fault.
@@ -117,25 +114,25 @@ async def _take(name: str, tool: Tool, given: Sequence[dict[str, Any]], *, toget
 
     async def one(arguments: dict[str, Any]) -> None:
         try:
-            await tool(**tool.check(utf8_within(arguments)))
+            await tool(**tool.check(to_utf8_json(arguments)))
         except ToolError as refusal:
             refusals.append(str(refusal))
-        except (WorldFault, UserError) as error:
-            said = f"called with {arguments!r:.100}: {error!s:.300}; raise ToolError for what the model did wrong"
-            wrongs.setdefault(str(error).partition(":")[0], fail(name, said))
+        except (InfraError, UserError) as error:
+            sentence = f"called with {arguments!r:.100}: {error!s:.300}; raise ToolError for what the model did wrong"
+            wrongs.setdefault(str(error).partition(":")[0], fail(name, sentence))
 
-    async with anyio.create_task_group() as calls:
-        for arguments in given:
+    async with anyio.create_task_group() as tasks:
+        for arguments in calls:
             if together:
-                calls.start_soon(one, arguments)
+                tasks.start_soon(one, arguments)
             else:
                 await one(arguments)
     if wrongs:
         return list(wrongs.values())[:SHOWN]
-    answered = len(given) - len(refusals)
+    answered = len(calls) - len(refusals)
     if name == "good-arguments" and not answered:
-        said = f"tool {tool.name!r} refused all {len(given)} calls, the first with {refusals[0]!r:.100}"
+        sentence = f"tool {tool.name!r} refused all {len(calls)} calls, the first with {refusals[0]!r:.100}"
         way_out = "give an example in the argument's description, in double quotes, or under `examples` in the schema"
-        return [skip(name, f"nothing was shown: {said}; {way_out}")]
-    said = f"answered {answered} calls and refused {len(refusals)} in words for the model"
-    return [ok(name, f"tool {tool.name!r} {said}")]
+        return [skip(name, f"nothing was shown: {sentence}; {way_out}")]
+    sentence = f"answered {answered} calls and refused {len(refusals)} in words for the model"
+    return [ok(name, f"tool {tool.name!r} {sentence}")]

@@ -1,4 +1,4 @@
-"""What the model is told of its tools."""
+"""The check of tool schemas, which is all that a model is told of its tools."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from agentrl.inspection.finding import Finding, fail, ok, skip, warn
-from agentrl.tool import Tool
+from agentrl.checks.finding import Finding, fail, ok, skip, warn
+from agentrl.tools.tool import Tool
 
 MAX_TOKENS = 600  # of a tool's schema
 CHARS = 4  # a token, roughly
 
 
-def told(tools: Sequence[Tool]) -> list[Finding]:
-    """Names, descriptions and lengths of the tools."""
-    found = [f for t in tools for f in _of(t)]
-    said = ", ".join(f"{t.name} (about {_tokens(t)} tokens)" for t in tools)
+def check_tool_schemas(tools: Sequence[Tool]) -> list[Finding]:
+    """Check names, descriptions and lengths of the tools."""
+    findings = [f for t in tools for f in _check_schema(t)]
+    summary = ", ".join(f"{t.name} (about {_tokens(t)} tokens)" for t in tools)
     if not tools:
         return [skip("tools", "there are none")]
-    return found or [ok("tools", f"each is described, and its arguments: {said}")]
+    return findings or [ok("tools", f"each is described, and its arguments: {summary}")]
 
 
 def _tokens(tool: Tool) -> int:
     return len(json.dumps(tool.schema)) // CHARS
 
 
-def _of(tool: Tool) -> Iterator[Finding]:
+def _check_schema(tool: Tool) -> Iterator[Finding]:
     name = "tools"
     try:
         json.dumps(tool.schema)

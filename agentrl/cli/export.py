@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from agentrl.cli.words import flags
-from agentrl.config import Section
-from agentrl.errors import ConfigError, UserError
+from agentrl.cli.arguments import Arguments, Command
+from agentrl.errors import UserError
+from agentrl.settings.schema import Section
 
-HELP = """usage: agentrl export MODEL --out DIR [--push_to_hub USER/NAME [--public true]]
-
+TEXT = """\
   agentrl export runs/last --out my-model
   agentrl export runs/last --out my-model --push_to_hub me/my-model
 
@@ -22,38 +19,37 @@ and vLLM load the folder as it is. MODEL is what --model takes.
 """
 
 
-class Settings(Section):
-    out: Annotated[Path, BeforeValidator(str)] = Field(description="a folder that is empty, or not there yet")
+class _ExportOptions(Section):
+    out: Path = Field(description="a folder that is empty, or not there yet")
     push_to_hub: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="a name on the hub: USER/NAME")
-    public: bool = Field(False, description="whether anybody may see it there")
+    public: bool = Field(False, description="anybody may see it there")
 
 
-def main(words: Sequence[str]) -> int:
-    if not words or {"-h", "--help"} & set(words):
-        fields = Settings.model_fields.items()
-        print(HELP + "\n" + "\n".join(f"  --{name:<12} {field.description}" for name, field in fields))
-        return 0
-    if words[0].startswith("-"):
-        raise ConfigError(f"agentrl export takes: MODEL --out DIR; not {' '.join(words)!r}")
-    name, settings = words[0], flags(words[1:], Settings)
-    out = settings.out
+def _run(arguments: Arguments[_ExportOptions]) -> int:
+    (name,), options = arguments.names, arguments.options
+    out = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists and is not an empty folder")
-    from agentrl import hub
+    from agentrl.models import hub
 
-    if settings.push_to_hub:
-        hub.may_push(settings.push_to_hub)  # said before the work
-    from agentrl import lora, policy
-    from agentrl.card import card
+    if options.push_to_hub:
+        hub.check_push_token(options.push_to_hub)  # before the work
+    from agentrl.models import lora, policy
+    from agentrl.models.model_card import format_model_card
 
-    loaded = policy.load(name)
-    plain = policy.Policy(lora.merged(loaded.model), loaded.tokenizer, loaded.source)
+    loaded = policy.load_policy(name)
+    plain = policy.Policy(lora.merge_adapter(loaded.model), loaded.tokenizer, loaded.source)
     try:
         plain.save(out)
-        (out / "README.md").write_text(card(settings.push_to_hub or out.name, loaded.source), encoding="utf-8")
+        (out / "README.md").write_text(
+            format_model_card(options.push_to_hub or out.name, loaded.source), encoding="utf-8"
+        )
     except OSError as error:
         raise UserError(f"cannot write {str(out)!r}: {error.strerror}") from None
     print(f"{name} is in {out}, {sum(p.numel() for p in plain.model.parameters()):,} parameters")
-    if settings.push_to_hub:
-        print(hub.push(out, settings.push_to_hub, private=not settings.public))
+    if options.push_to_hub:
+        print(hub.push_to_hub(out, options.push_to_hub, private=not options.public))
     return 0
+
+
+COMMAND = Command("export", "MODEL --out DIR", TEXT, _run, _ExportOptions, names=(1, 1))

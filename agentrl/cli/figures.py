@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.measurement import Measurement
-from agentrl.statistics import Estimate
+from agentrl.evaluation.measurement import Measurement
+from agentrl.evaluation.statistics import Estimate
 
 
 def format_mean(mean: Estimate) -> str:
@@ -24,25 +24,25 @@ def format_share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def describe_lost(measured: Sequence[Measurement | None]) -> list[str]:
+def describe_lost_episodes(measured: Sequence[Measurement | None]) -> list[str]:
     """Say which episodes are in no mean, and why; nothing where all are."""
-    found = [m for m in measured if m is not None]
-    episodes = sum(m.episodes + m.faults + m.unscored for m in found)
+    known = [m for m in measured if m is not None]
+    episodes = sum(m.episodes + m.faults + m.unscored for m in known)
     kinds: dict[str, int] = {}
-    for m in found:
+    for m in known:
         for kind, count in m.faults_by_kind.items():
             kinds[kind] = kinds.get(kind, 0) + count
-    told = []
+    sentences = []
     if faults := sum(kinds.values()):
-        told.append(
-            f"{faults} of {episodes:,} episodes ended in an infrastructure fault ({format_counts(kinds)}): "
+        sentences.append(
+            f"{faults} of {episodes:,} episodes ended in an infrastructure fault ({_format_counts(kinds)}): "
             "they are no failures of the model, and in no mean"
         )
-    if unscored := sum(m.unscored for m in found):
-        told.append(f"{unscored} of {episodes:,} episodes had no reward that applied: they are in no mean")
-    return told
+    if unscored := sum(m.unscored for m in known):
+        sentences.append(f"{unscored} of {episodes:,} episodes had no reward that applied: they are in no mean")
+    return sentences
 
 
-def format_counts(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     """Write ``tool_timeout 2, env_step 1``, the most frequent first."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda c: (-c[1], c[0])))

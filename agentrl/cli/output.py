@@ -1,15 +1,19 @@
-"""Stdout and stderr that end no run: a broken pipe, a closed terminal or a full disk only silence them."""
+"""Output of the verbs. It ends no run: a broken pipe, a closed terminal or a full disk only silence it."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TextIO
 
+from rich.console import Console
 
-class SilentFile(io.FileIO):
+from agentrl.view.escaping import escape_controls
+
+
+class _SilentFile(io.FileIO):
     """A file descriptor; what cannot be written to it is dropped."""
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
@@ -17,6 +21,16 @@ class SilentFile(io.FileIO):
             return super().write(data)
         except OSError:
             return memoryview(data).nbytes
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print text as it is, control characters escaped: no markup, no colours, no wrapping."""
+    console.print(escape_controls(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_loading(console: Console) -> AbstractContextManager[object]:
+    """Show on a terminal that something happens while torch and transformers are imported."""
+    return console.status("loading torch and transformers") if console.is_terminal else nullcontext()
 
 
 @contextmanager
@@ -40,7 +54,7 @@ def _silent(stream: TextIO) -> TextIO:
     if type(raw) is not io.FileIO:
         return stream
     stream.flush()
-    silent = SilentFile(raw.fileno(), "w", closefd=False)
+    silent = _SilentFile(raw.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         silent if stream.buffer is raw else io.BufferedWriter(silent),
         encoding=stream.encoding,

@@ -1,121 +1,109 @@
-"""``agentrl play``: sit in the model's chair, or watch somebody sit there."""
+"""``agentrl play``: take the model's turns yourself, or watch a model play."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
+from pydantic import Field
 
-from agentrl.chair import Chair, Watched
-from agentrl.cli import settings
-from agentrl.cli.person import Left, Person, Script
-from agentrl.cli.table import Table
-from agentrl.config import TrainConfig
-from agentrl.engine import Engine
-from agentrl.env import EnvSpec
-from agentrl.errors import ConfigError, UserError, nearest
-from agentrl.layers import Layer, build
-from agentrl.renderer.chat import ChatRenderer
-from agentrl.rollout import Rollout
-from agentrl.tasks import task_integer
-from agentrl.typed import demonstration
+from agentrl.cli.arguments import Arguments, Command
+from agentrl.cli.human_input import ScriptInput, TerminalInput, UserQuit
+from agentrl.cli.transcript import Transcript
+from agentrl.environments.spec import EnvSpec
+from agentrl.environments.task_sampler import task_integer
+from agentrl.errors import ConfigError, UserError
+from agentrl.evaluation.scope import check_split
+from agentrl.play.human_engine import HumanEngine, ObservedEngine
+from agentrl.play.typed_calls import format_demonstration
+from agentrl.renderer.json_lines import ChatRenderer
+from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.rollout import Rollout
+from agentrl.settings.loader import build_config
+from agentrl.settings.schema import Section, TrainConfig
 from agentrl.types import Trajectory
-from agentrl.view.text import visible
+from agentrl.view.escaping import escape_controls
 
-HELP = """usage: agentrl play --env NAME [--task 0] [--split train] [--SETTING VALUE ...]
-
+TEXT = """\
   agentrl play --env shop
   agentrl play --env shop --script turns.txt --save demonstrations.jsonl
   agentrl play --env shop --endpoint http://127.0.0.1:8000/v1 --model NAME
 
-You see what the model sees, and say what it says: text ends the turn; a call such as price(item="lamp") is added to it,
-and an empty line sends the calls. At the end: the rewards.
-
-  --task N         which task [0]
-  --split NAME     of which split: train or test [train]
-  --script FILE    take the lines from a file
-  --endpoint URL   a server that speaks OpenAI's chat completions plays, and you watch
-  --key_env NAME   the environment variable that holds the endpoint's key [OPENAI_API_KEY]
-  --save FILE      append the conversation, its tools and rewards as a line of JSON
+You see what the model sees, and write its turns: text ends the turn; a call such as price(item="lamp") is added to it,
+and an empty line sends the calls. At the end you see the rewards.
 """
-OWN: dict[str, Any] = {
-    "task": 0,
-    "split": "train",
-    "script": None,
-    "endpoint": None,
-    "key_env": "OPENAI_API_KEY",
-    "save": None,
-}
+SECTIONS = ("env", "tools", "tool", "model", "rollout")
 
 
-def main(words: Sequence[str]) -> int:
-    if {"-h", "--help"} & set(words):
-        sections = ("env", "tools", "tool", "model", "rollout")
-        told = settings.help_text(lambda name: name.partition(".")[0] in sections)
-        print(f"{HELP}\nsettings [default]:\n{told}")
-        return 0
-    own, config = _read(words)
-    spec = settings.spec_of(config)
-    table = Table()
+class _PlayOptions(Section):
+    task: int = Field(0, ge=0, description="the task")
+    split: str = Field("train", description="the split of the task: train or test")
+    script: Path | None = Field(None, description="take the lines from a file")
+    endpoint: str | None = Field(
+        None, description="URL of a server that speaks OpenAI's chat completions: it plays, and you watch"
+    )
+    key_env: str = Field("OPENAI_API_KEY", description="the environment variable that holds the endpoint's key")
+    save: Path | None = Field(None, description="append the conversation, its tools and rewards as a line of JSON")
+
+
+def _run(arguments: Arguments[_PlayOptions]) -> int:
+    own, config = arguments.options, _read(arguments)
+    spec = EnvSpec.from_config(config)
+    transcript = Transcript()
     try:
-        trajectory = anyio.run(_play, own, config, spec, table)
-    except Left as left:
-        print(f"\n{visible(str(left))}")
-        return left.status
-    table.end(trajectory)
-    if own["save"] is not None:
-        _save(Path(str(own["save"])), demonstration(trajectory, table.tools, spec.name, own["split"]))
+        trajectory = anyio.run(_play, own, config, spec, transcript)
+    except UserQuit as end:
+        print(f"\n{escape_controls(str(end))}")
+        return end.status
+    transcript.end(trajectory)
+    if own.save is not None:
+        _save(own.save, format_demonstration(trajectory, transcript.tools, spec.name, own.split))
     return 0
 
 
-def _read(words: Sequence[str]) -> tuple[dict[str, Any], TrainConfig]:
-    """The verb's own settings, and the others."""
-    layers: list[Layer] = settings.layers(words)
-    *files, (source, given) = layers
-    own = {name: given.get(name, default) for name, default in OWN.items()}
-    if not isinstance(own["task"], int) or isinstance(own["task"], bool) or own["task"] < 0:
-        raise ConfigError(f"--task is a whole number from 0 on, not {own['task']!r}")
-    if own["split"] not in ("train", "test"):
-        hint = nearest(str(own["split"]), ["train", "test"])
-        raise ConfigError(f"--split is train or test, not {own['split']!r}{hint}")
-    if own["script"] is not None and own["endpoint"] is not None:
-        raise ConfigError("--script and --endpoint do not go together: one of them plays")
-    if own["endpoint"] is None and "model" in given:
+def _read(arguments: Arguments[_PlayOptions]) -> TrainConfig:
+    """Build the config. Raises ConfigError for options that do not go together."""
+    own, (_, given) = arguments.options, arguments.settings
+    check_split(own.split, "--split")
+    if own.script is not None and own.endpoint is not None:
+        raise ConfigError("--script and --endpoint do not go together: one of them acts")
+    if own.endpoint is None and "key_env" in own.model_fields_set:
+        raise ConfigError("--key_env does nothing without --endpoint: it names the variable that holds its key")
+    if own.endpoint is None and "model" in given:
         raise ConfigError("--model is for --endpoint; without it you are the model")
-    return own, build(*files, (source, {k: v for k, v in given.items() if k not in OWN}))
+    return build_config(*arguments.layers)
 
 
-async def _play(own: dict[str, Any], config: TrainConfig, spec: EnvSpec, table: Table) -> Trajectory:
-    async with spec.open(), _engine(own, config, table) as engine:
-        count = spec.make().count(own["split"])
-        if count is not None and own["task"] >= count:
-            have = f"split {own['split']!r} of env {spec.name!r} has {count} tasks"
-            raise UserError(f"{have}, 0 to {count - 1}; not {own['task']}")
-        rollout = Rollout.configured(config.rollout, spec, engine, ChatRenderer(), own["split"])
-        if own["endpoint"] is None:  # a person takes their time
+async def _play(own: _PlayOptions, config: TrainConfig, spec: EnvSpec, transcript: Transcript) -> Trajectory:
+    async with spec.open(), _open_engine(own, config, transcript) as engine:
+        count = spec.count(own.split)
+        if count is not None and own.task >= count:
+            have = f"split {own.split!r} of env {spec.name!r} has {count} tasks"
+            raise UserError(f"{have}, 0 to {count - 1}; not {own.task}")
+        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(), own.split)
+        if own.endpoint is None:  # a person takes their time
             rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
-        task = own["task"] if count is not None else task_integer(own["split"], own["task"])
+        task = own.task if count is not None else task_integer(own.split, own.task)
         return await rollout.episode(task, seed=config.seed)
 
 
 @asynccontextmanager
-async def _engine(own: dict[str, Any], config: TrainConfig, table: Table) -> AsyncIterator[Engine]:
-    """Who plays."""
-    if own["endpoint"] is not None:
-        from agentrl.engines.endpoint import EndpointEngine
+async def _open_engine(own: _PlayOptions, config: TrainConfig, transcript: Transcript) -> AsyncIterator[Engine]:
+    """Open the engine: an endpoint, a script, or the person at the terminal."""
+    if own.endpoint is not None:
+        from agentrl.engines.openai_endpoint import EndpointEngine
 
         model = config.model if "model" in config.model_fields_set else None
-        async with EndpointEngine(str(own["endpoint"]), model, key_env=str(own["key_env"])) as engine:
-            yield Watched(table.show, engine)
-    elif own["script"] is not None:
-        yield Chair(table.show, Script(Path(str(own["script"])), table).take)
+        async with EndpointEngine(own.endpoint, model, key_env=own.key_env) as engine:
+            yield ObservedEngine(transcript.show, engine)
+    elif own.script is not None:
+        yield HumanEngine(transcript.show, ScriptInput(own.script, transcript).take)
     else:
-        yield Chair(table.show, Person(table).take)
+        yield HumanEngine(transcript.show, TerminalInput(transcript).take)
 
 
 def _save(path: Path, line: str) -> None:
@@ -125,3 +113,13 @@ def _save(path: Path, line: str) -> None:
     except OSError as error:
         raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from None
     print(f"appended to {path}")
+
+
+COMMAND = Command(
+    "play",
+    "--env NAME [--task 0] [--split train] [--SETTING VALUE ...]",
+    TEXT,
+    _run,
+    _PlayOptions,
+    settings=lambda name: name.partition(".")[0] in SECTIONS,
+)

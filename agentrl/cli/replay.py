@@ -2,105 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
+from pydantic import Field
 from rich.console import Console
 
-from agentrl import stored
-from agentrl.cli import past
-from agentrl.cli.settings import loading, spec_of
-from agentrl.config import TrainConfig
+from agentrl.cli.arguments import Arguments, Command, find_run_folder
+from agentrl.cli.output import show_loading
+from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
-from agentrl.evaluation_scope import read_scope
+from agentrl.evaluation.scope import read_scope
 from agentrl.renderer import Renderer
-from agentrl.renderer.chat import ChatRenderer
-from agentrl.replay import RecordedEngine, Replay, replayed
-from agentrl.rollout import Rollout
-from agentrl.stored import Place
+from agentrl.renderer.json_lines import ChatRenderer
+from agentrl.rollout.rollout import Rollout
+from agentrl.runs import reader
+from agentrl.runs.reader import EpisodeId
+from agentrl.runs.replay import RecordedEngine, Replay, replay_episode
+from agentrl.settings.loader import build_config, read_toml
+from agentrl.settings.schema import Section, TrainConfig
 from agentrl.types import Trajectory
-from agentrl.view.text import visible
+from agentrl.view.escaping import escape_controls
 
-HELP = """usage: agentrl replay RUN EPISODE [--from_turn K [--model MODEL] [--greedy true]] [--live false]
-
+TEXT = """\
   agentrl replay runs/last train-3:17                # the same tokens, tools and reward?
-  agentrl replay runs/last 3:17 --from_turn 1        # from its turn 1 (from 0) the trained model goes on
+  agentrl replay runs/last 3:17 --from_turn 1        # from its turn 1 (from 0) the trained model continues
   agentrl replay runs/last 3:17 --from_turn 1 --model Qwen/Qwen3-0.6B
 
-The model's turns, and what tools said, are taken from the record; the task is reset anew. A tool that is asked what it
-was not asked then is called. `agentrl view` shows the names of episodes.
-
-  --from_turn K  the model's turns from K on are sampled anew
-  --model MODEL  by this model; the run's own by default
-  --greedy true  its likeliest tokens
-  --live false   a tool that would have to be called ends the episode instead
+The model's turns and the tools' results are taken from the record; the task is reset again. A tool that gets a call
+which is not on record is called. `agentrl view` shows the names of episodes.
 """
-OWN: dict[str, Any] = {"from_turn": None, "model": None, "greedy": False, "live": True}
 
 
-def main(words: Sequence[str]) -> int:
-    if len(words) < 2 or {"-h", "--help"} & set(words):
-        print(HELP)
-        return 0
-    run, where = past.folder(words[0]), stored.place(words[1])
-    config, own = past.settings(run, words[2:], OWN)
-    before = stored.trajectory(stored.row(run, where))
-    turns = own["from_turn"]
-    if turns is not None and not (isinstance(turns, int) and 0 <= turns <= before.turns):
-        raise ConfigError(f"--from_turn is 0 to {before.turns}, the turns of {where}; not {turns!r}")
-    if turns is None and (own["model"] is not None or own["greedy"]):
+class _ReplayOptions(Section):
+    from_turn: int | None = Field(None, ge=0, description="sample the model's turns from this one on")
+    model: str | None = Field(None, description="the model that samples them; the run's own by default")
+    greedy: bool = Field(False, description="take its likeliest tokens")
+    live: bool = Field(True, description="false: a tool that would have to be called ends the episode instead")
+
+
+def _run(arguments: Arguments[_ReplayOptions]) -> int:
+    run, where = find_run_folder(arguments.names[0]), reader.parse_episode_id(arguments.names[1])
+    config, own = build_config(read_toml(run / "config.toml"), arguments.settings), arguments.options
+    before = reader.build_trajectory(reader.read_row(run, where))
+    if own.from_turn is not None and own.from_turn > before.turns:
+        raise ConfigError(f"--from_turn is 0 to {before.turns}, the turns of {where}; not {own.from_turn}")
+    if own.from_turn is None and (own.model is not None or own.greedy):
         raise ConfigError("--model and --greedy are for --from_turn K, from where on something is sampled")
     console = Console()
-    with loading(console):
-        import agentrl.session  # noqa: F401  brings torch
-    found = anyio.run(_play, config, run, where, before, own)
-    _show(console, where, found)
+    with show_loading(console):
+        import agentrl.resources  # noqa: F401  brings torch
+    replay = anyio.run(_replay, config, run, where, before, own)
+    _print_replay(console, where, replay)
     return 0
 
 
-async def _play(config: TrainConfig, run: Path, where: Place, before: Trajectory, own: dict[str, Any]) -> Replay:
-    from agentrl import policy
+async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Trajectory, own: _ReplayOptions) -> Replay:
+    from agentrl.models import policy
     from agentrl.renderer.template import TemplateRenderer
-    from agentrl.session import opened
+    from agentrl.resources import open_resources
 
     scope = read_scope(run)
-    asked = scope is not None and bool(scope.endpoint)
-    if asked and own["from_turn"] is not None:
-        raise UserError(f"{where} was played by a server: no model here can go on from it; leave --from_turn out")
-    model = own["model"] or (str(run) if (run / "model").is_dir() else config.model)
-    spec, turns = spec_of(config), own["from_turn"]
+    by_server = scope is not None and bool(scope.endpoint)
+    if by_server and own.from_turn is not None:
+        raise UserError(f"{where} was sampled by a server: no model here can continue it; leave --from_turn out")
+    model = own.model or (str(run) if (run / "model").is_dir() else config.model)
+    spec, turns = EnvSpec.from_config(config), own.from_turn
     async with AsyncExitStack() as held:
         if turns is not None:
-            session = await held.enter_async_context(opened(config.model_copy(update={"model": model}), spec))
+            session = await held.enter_async_context(open_resources(config.model_copy(update={"model": model}), spec))
             rollout = session.rollout(where.split)
-            if own["greedy"]:
+            if own.greedy:
                 rollout.sampling = replace(rollout.sampling, temperature=0.0)
-            return await replayed(rollout, before, turns=turns, live=own["live"], then=session.engine)
+            return await replay_episode(rollout, before, turns=turns, live=own.live, then=session.engine)
         await held.enter_async_context(spec.open())
         renderer: Renderer = ChatRenderer()
-        if not asked:
+        if not by_server:
             template = policy.read_template(config.chat_template)
             renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model))
         nobody = RecordedEngine(before, 0, None)
-        rollout = Rollout.configured(config.rollout, spec, nobody, renderer, where.split)
-        return await replayed(rollout, before, live=own["live"])
+        rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, where.split)
+        return await replay_episode(rollout, before, live=own.live)
 
 
-def _show(console: Console, where: Place, found: Replay) -> None:
-    for message in found.after.messages:
+def _print_replay(console: Console, where: EpisodeId, replay: Replay) -> None:
+    for message in replay.after.messages:
         console.print(message["role"], style="bold", end="  ")
         text = message["content"]
         for call in message.get("tool_calls") or ():
             text += f"\n  -> {call['function']['name']}({call['function']['arguments']})"
-        console.print(visible(text), markup=False, highlight=False)
-    then, now = (dict(t.rewards) for t in (found.before, found.after))
-    console.print(f"\n{where}: reward {found.before.reward} {then} then, {found.after.reward} {now} now", markup=False)
-    if found.after.fault is not None:
-        console.print(f"it ended by a fault: {visible(found.after.fault.message)}", markup=False)
-    if found.called:
-        console.print(f"{found.called} calls of tools were made, which are not on record")
-    console.print(visible(found.differs or "the same, token by token"), markup=False)
+        console.print(escape_controls(text), markup=False, highlight=False)
+    then, now = (dict(t.rewards) for t in (replay.before, replay.after))
+    console.print(
+        f"\n{where}: reward {replay.before.reward} {then} then, {replay.after.reward} {now} now", markup=False
+    )
+    if replay.after.fault is not None:
+        console.print(f"it ended by a fault: {escape_controls(replay.after.fault.message)}", markup=False)
+    if replay.called:
+        console.print(f"{replay.called} tool calls were made that are not on record")
+    console.print(escape_controls(replay.differs or "the same, token by token"), markup=False)
+
+
+COMMAND = Command(
+    "replay",
+    "RUN EPISODE [--from_turn K [--model MODEL] [--greedy]] [--live false]",
+    TEXT,
+    _run,
+    _ReplayOptions,
+    names=(2, 2),
+    settings=lambda name: False,
+)

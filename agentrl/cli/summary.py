@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,15 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.figures import format_difference, format_mean, format_share
-from agentrl.interruption import WORDS
-from agentrl.statistics import Estimate
+from agentrl.errors import UserError
+from agentrl.evaluation.statistics import Estimate
+from agentrl.runs.reader import parse_episode_id
+from agentrl.runtime.interruption import WORDS
 from agentrl.types import Message
-from agentrl.view.text import visible
+from agentrl.view import episode
+from agentrl.view.escaping import escape_controls
+from agentrl.view.store import Store
+from agentrl.view.tokens import TokenTexts
 
 STYLES = {"system": "dim", "user": "", "assistant": "cyan", "tool": "magenta"}
 
 
-def show(console: Console, summary: dict[str, Any]) -> None:
+def print_summary(console: Console, summary: dict[str, Any]) -> None:
     if summary["interrupted"]:
         by = WORDS[signal.Signals[summary["signal"]]]
         console.print(f"stopped by {by} after {summary['steps']} steps", highlight=False)
@@ -32,7 +38,7 @@ def show(console: Console, summary: dict[str, Any]) -> None:
         table.add_row(f"reward, {how}", *(_mean(measured[how]) for measured in (before, after)))
     calls = (f"{measured['sampled']['calls']:.2f}" for measured in (before, after))
     table.add_row("tool calls an episode", *calls)
-    table.add_row("valid calls", *(format_share(measured["sampled"]["valid_calls"]) for measured in (before, after)))
+    table.add_row("failed calls", *(format_share(measured["sampled"]["failed_calls"]) for measured in (before, after)))
     console.print()
     console.print(table)
     console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=not console.is_terminal)
@@ -42,12 +48,14 @@ def show(console: Console, summary: dict[str, Any]) -> None:
         highlight=False,
     )
     for title in ("before", "after"):
-        _conversation(console, f"one conversation {title}", summary[f"conversation_{title}"])
+        messages, name = summary[f"conversation_{title}"], summary.get(f"episode_{title}")
+        raw = _read_raw_calls(summary["run_dir"], name) if name and _has_unread(messages) else []
+        _conversation(console, f"one conversation {title}", messages, raw)
     prompts = summary["prompts"]
     if prompts["also_trained"] and prompts["held_out"] > 1:
         console.print(f"\n{prompts['also_trained']} of {prompts['held_out']} held-out prompts were trained on too")
     if faults := summary["faults"]:
-        console.print("\nfaults of the world, not trained: " + ", ".join(f"{k} {n}" for k, n in faults.items()))
+        console.print("\ninfrastructure errors, not trained: " + ", ".join(f"{k} {n}" for k, n in faults.items()))
     _where(console, summary)
 
 
@@ -56,7 +64,7 @@ def _where(console: Console, summary: dict[str, Any]) -> None:
     run, cut = summary["run_dir"], summary["interrupted"]
     lines = {"model": summary["model_dir"], "metrics": summary["metrics"], "look": f"agentrl view {run}"}
     if not cut:
-        lines["measure"] = f"agentrl eval --env {summary['env']} --model {run}"
+        lines["evaluate"] = f"agentrl eval --env {summary['env']} --model {run}"
     elif summary["checkpoint"] is not None:
         lines["resume"] = f"agentrl train --resume {run}"
         lines["resume"] += (
@@ -73,23 +81,43 @@ def _mean(measured: dict[str, Any]) -> Text:
     return Text(format_mean(mean))
 
 
-def _difference(differences: dict[str, dict[str, Any]]) -> str:
-    """Say what the training changed, and where that is no more than chance."""
-    found = {how: Estimate(**difference) for how, difference in differences.items()}
-    tasks = next(iter(found.values())).tasks
-    told = ", ".join(f"{how} {format_difference(d)}" for how, d in found.items())
-    unclear = [how for how, d in found.items() if not d.excludes_zero]
+def _difference(differences: dict[str, dict[str, Any] | None]) -> str:
+    """Say what the training changed, and where that is no more than chance, or is not known."""
+    estimates = {how: Estimate(**difference) for how, difference in differences.items() if difference is not None}
+    lost = [how for how in differences if how not in estimates]
+    untold = f"{' and '.join(lost)}: no task was scored both before and after" if lost else ""
+    if not estimates:
+        return f"change {untold}"
+    tasks = " and ".join(str(n) for n in dict.fromkeys(d.tasks for d in estimates.values()))
+    changes = ", ".join(f"{how} {format_difference(d)}" for how, d in estimates.items())
+    unclear = [how for how, d in estimates.items() if not d.excludes_zero]
     winner = f"; no clear winner: {' and '.join(unclear)}, the interval holds 0" if unclear else ""
-    return f"change {told}: 95 % intervals, paired on {tasks} tasks{winner}"
+    return f"change {changes}: 95 % intervals, paired on {tasks} tasks{winner}{untold and f'; {untold}'}"
 
 
-def _conversation(console: Console, title: str, messages: Sequence[Message]) -> None:
+def _has_unread(messages: Sequence[Message]) -> bool:
+    return any(not call["function"]["name"] for m in messages for call in m.get("tool_calls", []))
+
+
+def _read_raw_calls(run: str, name: str) -> list[str]:
+    """Read what the model wrote where its calls could not be read, in order; nothing where that is not known."""
+    store = Store(Path(run))
+    try:
+        messages = episode.describe_messages(episode.read_episode(store, parse_episode_id(name)), TokenTexts(store))
+    except UserError:
+        return []
+    return [call.get("raw", "") for m in messages for call in m.get("calls", []) if not call["name"]]
+
+
+def _conversation(console: Console, title: str, messages: Sequence[Message], raw: Sequence[str] = ()) -> None:
+    """Print a conversation; ``raw`` is what the model wrote for each call that could not be read."""
     console.print(f"\n{title}", style="bold")
+    written = iter(raw)
     for message in messages:
-        text = Text(f"  {visible(message['role'], newlines=False):<10}", style="dim")
-        said = [message["content"]] if message["content"] else []
+        text = Text(f"  {escape_controls(message['role'], newlines=False):<10}", style="dim")
+        parts = [message["content"]] if message["content"] else []
         for call in message.get("tool_calls", []):
             name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            said.append(f"→ {name}({arguments})" if name else "→ (a call that could not be read)")
-        text.append(visible("  ".join(said)), style=STYLES.get(message["role"], ""))
+            parts.append(f"→ {name}({arguments})" if name else f"→ (a call that could not be read) {next(written, '')}")
+        text.append(escape_controls("  ".join(parts).rstrip()), style=STYLES.get(message["role"], ""))
         console.print(text)

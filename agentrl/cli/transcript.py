@@ -1,4 +1,4 @@
-"""What is on the table when somebody plays: the conversation, the tools, the rewards. Others' text is shown inertly."""
+"""The transcript of an episode that somebody plays: conversation, tools, rewards. Others' text is shown inertly."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.chair import Turn, Wire
 from agentrl.cli.summary import STYLES
-from agentrl.typed import signature
+from agentrl.play.human_engine import Turn, WireMessage
+from agentrl.play.typed_calls import format_signature
 from agentrl.types import JsonSchema, Trajectory
-from agentrl.view.text import visible
+from agentrl.view.escaping import escape_controls
 
 PROMPT = "> "
 
 
-class Table:
-    """Shows each message once."""
+class Transcript:
+    """A transcript on the terminal; each message is printed once."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, soft_wrap=True)
         self.tools: Sequence[JsonSchema] = ()
 
     def show(self, turn: Turn) -> None:
-        """What is new; first of all the tools too."""
+        """Print the new messages; at the first turn the tools too."""
         first = len(turn.messages) == len(turn.new)
         for message in turn.new:
             self._message(message)
@@ -36,9 +36,9 @@ class Table:
     def show_tools(self, tools: Sequence[JsonSchema]) -> None:
         for tool in tools:
             about = tool["function"].get("description", "").partition("\n")[0]
-            self._line("tool", f"{signature(tool)}    {about}", "dim")
+            self._line("tool", f"{format_signature(tool)}    {about}", "dim")
 
-    def _message(self, message: Wire) -> None:
+    def _message(self, message: WireMessage) -> None:
         if message.get("content") or not message.get("tool_calls"):
             name = f" {message['name']}" if message.get("name") else ""
             self._line(f"{message['role']}{name}", message.get("content") or "", STYLES.get(message["role"], ""))
@@ -47,28 +47,28 @@ class Table:
             self._line("call", f"{function.get('name')}({function.get('arguments')})", "cyan")
 
     def _line(self, who: str, text: str, style: str = "") -> None:
-        label = Text(f"{visible(who, newlines=False):<10} ", style="bold dim")
-        self.console.print(label.append(Text(visible(text).replace("\n", "\n" + " " * 11), style=style)))
+        label = Text(f"{escape_controls(who, newlines=False):<10} ", style="bold dim")
+        self.console.print(label.append(Text(escape_controls(text).replace("\n", "\n" + " " * 11), style=style)))
 
     def hint(self, text: str) -> None:
         if text:
-            self.console.print(Text(visible(text), style="yellow"))
+            self.console.print(Text(escape_controls(text), style="yellow"))
 
     def ask(self) -> None:
         self.console.print(Text(PROMPT, style="bold"), end="")
 
     def echo(self, line: str) -> None:
-        """A line that nobody typed."""
-        self.console.print(Text(visible(line, newlines=False)))
+        """Print a line that nobody typed."""
+        self.console.print(Text(escape_controls(line, newlines=False)))
 
     def end(self, trajectory: Trajectory) -> None:
-        """What the world said last, and what a model would have been given."""
+        """Print the environment's last messages, and the rewards."""
         for message in _after_the_last_turn(trajectory.messages):
             self._message(dict(message))
         self.console.print()
         if trajectory.fault is not None:
             self._line("fault", f"{trajectory.fault.kind}: {trajectory.fault.message}", "bold red")
-            self._line("", "the world failed: such an episode is counted, and teaches nothing")
+            self._line("", "infrastructure error: such an episode is counted, and not trained")
             return
         for name, value in trajectory.rewards.items():
             weight = trajectory.weights.get(name, 1.0)

@@ -1,1 +1,1 @@
-"""What samples from the policy. Each module is one engine behind the contract of ``agentrl.engine``."""
+"""Engines: they sample from the policy, each behind the protocol of ``agentrl.rollout.engine_protocol``."""

@@ -1,4 +1,4 @@
-"""Which tasks come next, where that depends on what came of those before: siblings of `agentrl.tasks.TaskSampler`."""
+"""Samplers whose next task depends on the outcomes of those before: siblings of `task_sampler.TaskSampler`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from math import sqrt
 from statistics import fmean, pvariance
 from typing import Any
 
-from agentrl.errors import ContractError
+from agentrl.environments.task_sampler import Outcome, TaskDraw, TaskSampler
+from agentrl.errors import ContractError, author_errors
 from agentrl.spread import is_rounding
-from agentrl.tasks import Deal, Outcome, TaskSampler
 
 __all__ = ["Curriculum", "CurriculumSampler", "DifficultySampler", "Outcome"]
 
-MEMORY = 0.5  # weight of what was known of a task before, when it is played again
+MEMORY = 0.5  # weight of what was known of a task before, when it is rolled out again
 RAREST = 0.1  # the chance of a task of which nothing can be learned, where the best has 1
 WINDOW = 1000  # groups that a curriculum looks back on
 
 
 @dataclass
-class Known:
+class _RewardMoments:
     """Mean and variance of a task's rewards, over its groups, where later ones count more."""
 
     mean: float
     variance: float
 
-    def after(self, rewards: Sequence[float]) -> Known:
+    def after(self, rewards: Sequence[float]) -> _RewardMoments:
         """Return what is known once another group has come: the moments of the mixture of both."""
         mean, old, new = fmean(rewards), MEMORY, 1 - MEMORY
         between = old * new * (mean - self.mean) ** 2
-        return Known(old * self.mean + new * mean, old * self.variance + new * pvariance(rewards) + between)
+        return _RewardMoments(old * self.mean + new * mean, old * self.variance + new * pvariance(rewards) + between)
 
     @property
     def spread(self) -> float:
@@ -43,14 +43,14 @@ class Known:
 
 @dataclass
 class DifficultySampler(TaskSampler):
-    """Goes through the tasks in their order, and passes over those of which little is learned, mostly.
+    """Draws the tasks in their order, and mostly skips those of which little is learned.
 
     A task's chance is the spread of its rewards over the median spread of the tasks that have any: at most 1, at least
     ``RAREST``. So a task that is always or never solved comes seldom, whatever the rewards' scale and sign are. A task
     that was not played yet is always taken.
     """
 
-    known: dict[int, Known] = field(default_factory=dict)
+    known: dict[int, _RewardMoments] = field(default_factory=dict)
     _spreads: list[float] = field(default_factory=list)  # of the known tasks that have one, sorted
 
     def __post_init__(self) -> None:
@@ -61,19 +61,21 @@ class DifficultySampler(TaskSampler):
                 "nothing is known of the next one"
             )
 
-    def deal(self) -> Deal:
+    def draw(self) -> TaskDraw:
         for _ in range(20 * (self.count or 1)):
-            deal = super().deal()
-            chance = self._chance(deal.task)
+            drawn = super().draw()
+            chance = self._chance(drawn.task)
             if random.Random(f"{self.seed}:{self.cursor}").random() < chance:
-                return deal
-        return deal  # pragma: no cover - RAREST to that power
+                return drawn
+        return drawn  # pragma: no cover - RAREST to that power
 
     def record(self, outcome: Outcome) -> None:
         before = self.known.get(outcome.task)
         if len(outcome.rewards) < 2 and (before is None or not outcome.rewards):
             return  # one reward alone has no spread
-        self._learn(outcome.task, before.after(outcome.rewards) if before else Known(*_moments(outcome.rewards)))
+        self._learn(
+            outcome.task, before.after(outcome.rewards) if before else _RewardMoments(*_moments(outcome.rewards))
+        )
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "known": {str(task): [k.mean, k.variance] for task, k in self.known.items()}}
@@ -82,9 +84,9 @@ class DifficultySampler(TaskSampler):
         super().load(state)
         self.known, self._spreads = {}, []
         for task, moments in state["known"].items():
-            self._learn(int(task), Known(*moments))
+            self._learn(int(task), _RewardMoments(*moments))
 
-    def _learn(self, task: int, now: Known) -> None:
+    def _learn(self, task: int, now: _RewardMoments) -> None:
         before = self.known.get(task)
         if before is not None and before.spread:
             del self._spreads[bisect_left(self._spreads, before.spread)]
@@ -107,16 +109,19 @@ Curriculum = Callable[[Sequence[Outcome]], Mapping[str, Any]]  # to the options 
 
 @dataclass
 class CurriculumSampler(TaskSampler):
-    """Tasks in their order; a function of the last outcomes says with which options the environment begins them."""
+    """Draws tasks in their order; a function of the last outcomes returns the options of the next reset."""
 
     curriculum: Curriculum = lambda history: {}
     history: list[Outcome] = field(default_factory=list)  # the oldest first
 
-    def deal(self) -> Deal:
-        options = self.curriculum(tuple(self.history))
+    def draw(self) -> TaskDraw:
+        with author_errors("the curriculum"):
+            options = self.curriculum(tuple(self.history))
         if not isinstance(options, Mapping):
             raise ContractError(f"the curriculum returned {options!r:.80}; it must return a dict of options")
-        return Deal(super().deal().task, dict(options))
+        if "split" in options:
+            raise ContractError("the curriculum returned the option 'split', which is set for it: train; leave it out")
+        return TaskDraw(super().draw().task, dict(options))
 
     def record(self, outcome: Outcome) -> None:
         self.history = [*self.history, outcome][-WINDOW:]

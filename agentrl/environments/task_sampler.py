@@ -1,4 +1,4 @@
-"""Which tasks come next. A task is an integer, so the data cursor of a run is one number."""
+"""The order of tasks. A task is an integer, so the data cursor of a run is one number."""
 
 from __future__ import annotations
 
@@ -43,8 +43,13 @@ def task_index(task: int) -> int:
     return task - HELD_OUT if HELD_OUT <= task < _HELD_OUT_UP_TO else task
 
 
-class Deal(NamedTuple):
-    """A task, and the options of its reset beside the split."""
+def describe_task(task: int, split: str) -> str:
+    """Name a task by its place in its split, as ``agentrl eval --first`` counts: ``task 5 of split test``."""
+    return f"task {task_index(task)}" + ("" if split == "train" else f" of split {split}")
+
+
+class TaskDraw(NamedTuple):
+    """A drawn task, and the options of its reset beside the split."""
 
     task: int
     options: Mapping[str, Any]
@@ -52,7 +57,7 @@ class Deal(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A group that was rolled out, whatever became of it: its draw, and what its episodes were worth."""
+    """The outcome of a draw: its group's rewards, and whether it is trained."""
 
     task: int
     options: Mapping[str, Any]  # of this draw
@@ -78,22 +83,22 @@ class TaskSampler:
         if self.count is not None and self.count < 1:
             raise ContractError(f"the environment has {self.count} tasks to train on; count() is 1 or more, or None")
 
-    def take(self, n: int) -> list[int]:
-        """The next ``n`` tasks; moves the cursor."""
+    def next_tasks(self, n: int) -> list[int]:
+        """Return the next ``n`` tasks, and move the cursor."""
         tasks = [self._at(i) for i in range(self.cursor, self.cursor + n)]
         self.cursor += n
         return tasks
 
-    def deal(self) -> Deal:
-        """The next task."""
-        (task,) = self.take(1)
-        return Deal(task, {})
+    def draw(self) -> TaskDraw:
+        """Draw the next task."""
+        (task,) = self.next_tasks(1)
+        return TaskDraw(task, {})
 
     def record(self, outcome: Outcome) -> None:
-        """Hear what came of a draw: here it changes nothing."""
+        """Record the outcome of a draw. Here it changes nothing."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {"cursor": self.cursor}
 
     def load(self, state: Mapping[str, Any]) -> None:

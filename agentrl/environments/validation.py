@@ -1,4 +1,4 @@
-"""What an environment may return, checked: each slip is a sentence that names the method, the value and the form."""
+"""Validation of an environment's results: each slip is a sentence that names the method, the value and the form."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.env import Env
+from agentrl.environments.env import Env
 from agentrl.errors import ContractError
-from agentrl.types import Message, Observation, Step, Trajectory, utf8
+from agentrl.types import Message, Observation, Step, Trajectory, is_number, to_utf8
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
 def as_messages(observation: Observation) -> list[Message]:
+    """Convert an observation to messages; a text is the user's."""
     messages: Sequence[Message] = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
     )
-    return [{**m, "content": utf8(m["content"])} for m in messages]
+    return [{**m, "content": to_utf8(m["content"])} for m in messages]
 
 
 def _check_observation(observation: Any, env: Env, method: str) -> None:
@@ -33,26 +34,28 @@ def _check_observation(observation: Any, env: Env, method: str) -> None:
         )
 
 
-def checked_reset(found: Any, env: Env) -> tuple[Observation, dict[str, Any]]:
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+def validate_reset(result: Any, env: Env) -> tuple[Observation, dict[str, Any]]:
+    """Return the result of ``reset``. Raises ContractError if it is not (observation, info)."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise ContractError(
-            f"{type(env).__name__}.reset must return (observation, info), info a dict; got {found!r:.120}"
+            f"{type(env).__name__}.reset must return (observation, info), info a dict; got {result!r:.120}"
         )
-    _check_observation(found[0], env, "reset")
-    if not as_messages(found[0]):
+    _check_observation(result[0], env, "reset")
+    if not as_messages(result[0]):
         raise ContractError(f"{type(env).__name__}.reset returned no message")
-    return found[0], dict(found[1])
+    return result[0], dict(result[1])
 
 
-def checked_step(found: Any, env: Env) -> Step:
+def validate_step(result: Any, env: Env) -> Step:
+    """Return the result of ``step``. Raises ContractError if it is not Gymnasium's five."""
     name = f"{type(env).__name__}.step"
-    if not (isinstance(found, tuple) and len(found) == 5):
+    if not (isinstance(result, tuple) and len(result) == 5):
         raise ContractError(
-            f"{name} must return (observation, reward, terminated, truncated, info); got {found!r:.120}"
+            f"{name} must return (observation, reward, terminated, truncated, info); got {result!r:.120}"
         )
-    step = Step(*found)
+    step = Step(*result)
     _check_observation(step.observation, env, "step")
-    if not _is_number(step.reward):
+    if not is_number(step.reward):
         raise ContractError(f"{name} returned the reward {step.reward!r:.80}, which is no finite number")
     if step.terminated not in (True, False) or step.truncated not in (True, False):
         raise ContractError(
@@ -65,31 +68,48 @@ def checked_step(found: Any, env: Env) -> Step:
     return step
 
 
-def checked_rewards(found: Any, env: Env, method: str = "score") -> dict[str, float | None]:
+def validate_rewards(result: Any, env: Env, method: str = "score") -> dict[str, float | None]:
+    """Return the result of ``score``. Raises ContractError if it is not a dict of numbers."""
     name = f"{type(env).__name__}.{method}"
-    if not isinstance(found, Mapping):
-        raise ContractError(f"{name} must return a dict of named rewards; got {found!r:.120}")
-    for part, value in found.items():
-        if value is not None and not _is_number(value):
+    if not isinstance(result, Mapping):
+        raise ContractError(f"{name} must return a dict of named rewards; got {result!r:.120}")
+    for part, value in result.items():
+        if value is not None and not is_number(value):
             raise ContractError(f"{name} returned {value!r:.80} for {part!r}; a reward is a finite number, or None")
-    return {str(part): None if value is None else float(value) for part, value in found.items()}
+    return {str(part): None if value is None else float(value) for part, value in result.items()}
 
 
-def checked_group(found: Any, trajectories: Sequence[Trajectory], env: Env) -> list[Trajectory]:
+def validate_group(result: Any, trajectories: Sequence[Trajectory], env: Env) -> list[Trajectory]:
+    """Return the result of ``score_group``. Raises ContractError if it is not the group's trajectories."""
     name = f"{type(env).__name__}.score_group"
-    same = isinstance(found, Sequence) and len(found) == len(trajectories)
+    same = isinstance(result, Sequence) and len(result) == len(trajectories)
     if not same or any(
-        getattr(a, "segments", None) is not b.segments for a, b in zip(found, trajectories, strict=True)
+        getattr(a, "segments", None) is not b.segments for a, b in zip(result, trajectories, strict=True)
     ):
         raise ContractError(
             f"{name} must return the {len(trajectories)} trajectories that it was given, in their order, each "
-            f"trajectory.with_rewards({{...}}); got {found!r:.120}"
+            f"trajectory.with_rewards({{...}}); got {result!r:.120}"
         )
-    return [replace(t, rewards=checked_rewards(t.rewards, env, "score_group")) for t in found]
+    return [replace(t, rewards=validate_rewards(t.rewards, env, "score_group")) for t in result]
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        return abs(float(value)) < float("inf") and not isinstance(value, str)
-    except (TypeError, ValueError, OverflowError):
-        return False
+def check_attributes(env: Env) -> None:
+    """Raise ContractError where the ``max_turns``, ``reward_weights`` or ``best_reward`` of an environment is wrong."""
+    name, turns, weights = type(env).__name__, env.max_turns, env.reward_weights
+    if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
+        raise ContractError(f"{name}.max_turns is {turns!r:.80}; it is a whole number of turns, 1 or more")
+    if not isinstance(weights, Mapping) or not all(isinstance(n, str) and is_number(w) for n, w in weights.items()):
+        raise ContractError(
+            f"{name}.reward_weights is {weights!r:.80}; it is a dict of a finite number for each reward"
+        )
+    if not is_number(env.best_reward):
+        raise ContractError(f"{name}.best_reward is {env.best_reward!r:.80}; it is a finite number")
+
+
+def check_records(env: Env) -> None:
+    """Raise ContractError where an environment's ``metrics`` or ``extras``, at the end of an episode, are no such."""
+    name, logged, extras = type(env).__name__, env.metrics, env.extras
+    if not isinstance(logged, Mapping) or not all(isinstance(n, str) and is_number(v) for n, v in logged.items()):
+        raise ContractError(f"{name}.metrics is {logged!r:.120}; it is a dict of a finite number for each name")
+    if not isinstance(extras, Mapping) or not all(isinstance(n, str) for n in extras):
+        raise ContractError(f"{name}.extras is {extras!r:.120}; it is a dict by names")

@@ -1,4 +1,5 @@
-"""Two evaluations on the same tasks: the difference with its paired interval, and which tasks were fixed or broke."""
+"""The comparison of two evaluations on the same tasks: the difference with its paired interval, and the tasks that
+were fixed or broke."""
 
 from __future__ import annotations
 
@@ -10,24 +11,25 @@ from typing import Any, NamedTuple
 
 from pydantic import FiniteFloat
 
+from agentrl.environments.task_sampler import describe_task, task_index
 from agentrl.errors import UserError
-from agentrl.evaluation_scope import ACTING, read_scope
-from agentrl.outcomes import TaskResults, evaluated_steps, find_evaluation, read_outcomes
-from agentrl.signature import checked_argument
-from agentrl.statistics import (
+from agentrl.evaluation.outcomes import EvaluationOutcomes, list_evaluated_steps, locate_evaluation, read_outcomes
+from agentrl.evaluation.scope import ACTING, read_scope
+from agentrl.evaluation.statistics import (
     Estimate,
     estimate_difference,
     estimate_mean,
     estimate_unpaired_difference,
     is_right,
 )
+from agentrl.settings.signature import convert_value
 
 KINDS = {(False, True): "fixed", (True, False): "broke", (False, False): "still_wrong", (True, True): "still_right"}
-SAMPLED = ("seed", "eval.trials", "eval.pass_at", "model", "engine.capacity", "engine.threads", "engine.urls")
+SAMPLED = ("seed", "eval.trials", "eval.pass_at", "model", "engine.max_num_seqs", "engine.threads", "engine.urls")
 
 
-class Pair(NamedTuple):
-    """A task on both sides, each with a trial that shows what became of it."""
+class _TaskPair(NamedTuple):
+    """A task on both sides, each with a trial that shows its outcome."""
 
     task: int
     before: float  # mean reward
@@ -50,7 +52,7 @@ class Comparison:
     after_mean: Estimate
     difference: Estimate  # after - before, paired by task
     unpaired: Estimate  # the same without pairing
-    pairs: Mapping[str, tuple[Pair, ...]]  # by what became of them: fixed, broke, still_wrong, still_right
+    pairs: Mapping[str, tuple[_TaskPair, ...]]  # by what became of them: fixed, broke, still_wrong, still_right
     notes: tuple[str, ...]  # what else differs, and what was left out
 
     @property
@@ -67,7 +69,7 @@ class Comparison:
         return f"{self.winner} is better: the interval of the difference holds no 0"
 
     def as_dict(self) -> dict[str, Any]:
-        """Make a JSON object of it."""
+        """Return the comparison as a JSON object."""
         plain = {k: v._asdict() if isinstance(v, Estimate) else v for k, v in vars(self).items()}
         pairs = {kind: [p._asdict() for p in own] for kind, own in self.pairs.items()}
         return {**plain, "pairs": pairs, "notes": list(self.notes), "winner": self.winner, "verdict": self.verdict}
@@ -92,20 +94,20 @@ def compare(
     Raises:
         UserError: they are of other environments, or share no task.
     """
-    before = str(checked_argument("before", before, str | Path))
-    after = None if after is None else str(checked_argument("after", after, str | Path))
-    greedy, split = checked_argument("greedy", greedy, bool | None), checked_argument("split", split, str | None)
-    pass_at = checked_argument("pass_at", pass_at, FiniteFloat | None)
+    before = str(convert_value("before", before, str | Path))
+    after = None if after is None else str(convert_value("after", after, str | Path))
+    greedy, split = convert_value("greedy", greedy, bool | None), convert_value("split", split, str | None)
+    pass_at = convert_value("pass_at", pass_at, FiniteFloat | None)
     if after is None:
         before, after = _first_and_last(before, split)
     one, other = _read_both(before, after, greedy, split)
     notes = [*_check_same(one, other)]
     if pass_at is None:
         pass_at = float(one.settings.get("eval.pass_at", 1.0))
-    common = [t for t in one.tasks if t in other.tasks and one.tasks[t].asked == other.tasks[t].asked]
+    common = [t for t in one.tasks if t in other.tasks and one.tasks[t].prompt_digest == other.tasks[t].prompt_digest]
     earlier, later = ([side.tasks[t].rewards for t in common] for side in (one, other))
     means = estimate_mean(earlier), estimate_mean(later)
-    pairs: dict[str, list[Pair]] = {kind: [] for kind in KINDS.values()}
+    pairs: dict[str, list[_TaskPair]] = {kind: [] for kind in KINDS.values()}
     for task in common:
         kind, pair = _pair(task, one, other, pass_at)
         pairs[kind].append(pair)
@@ -126,16 +128,18 @@ def compare(
 
 def _first_and_last(run: str, split: str | None) -> tuple[str, str]:
     """Name the evaluations before and after a training."""
-    folder, step = find_evaluation(run)
+    folder, step = locate_evaluation(run)
     if step is not None or read_scope(folder) is not None:
         raise UserError(f"{run!r} is one evaluation: give another one to compare it with")
-    steps = evaluated_steps(folder, split or "test")
+    steps = list_evaluated_steps(folder, split or "test")
     if len(steps) < 2:
         raise UserError(f"{run!r} was evaluated at step {steps[0]} alone: there is nothing to compare it with yet")
     return f"{folder}@{steps[0]}", f"{folder}@{steps[-1]}"
 
 
-def _read_both(before: str, after: str, greedy: bool | None, split: str | None) -> tuple[TaskResults, TaskResults]:
+def _read_both(
+    before: str, after: str, greedy: bool | None, split: str | None
+) -> tuple[EvaluationOutcomes, EvaluationOutcomes]:
     if greedy is not None:
         return read_outcomes(before, greedy=greedy, split=split), read_outcomes(after, greedy=greedy, split=split)
     try:
@@ -147,8 +151,8 @@ def _read_both(before: str, after: str, greedy: bool | None, split: str | None) 
             raise error from None
 
 
-def _check_same(one: TaskResults, other: TaskResults) -> Iterator[str]:
-    """Tell what the sides do not share. Raises UserError where nothing is left to compare."""
+def _check_same(one: EvaluationOutcomes, other: EvaluationOutcomes) -> Iterator[str]:
+    """Yield a note on each difference of the sides. Raises UserError: nothing is left to compare."""
     envs = one.settings.get("env.name"), other.settings.get("env.name")
     if envs[0] != envs[1] or one.split != other.split:
         what = f"env {envs[0]!r} and {envs[1]!r}" if envs[0] != envs[1] else f"split {one.split!r} and {other.split!r}"
@@ -156,18 +160,19 @@ def _check_same(one: TaskResults, other: TaskResults) -> Iterator[str]:
     common = one.tasks.keys() & other.tasks.keys()
     if not common:
         raise UserError(
-            f"{one.label} and {other.label} have no task in common: {_tasks(one)} and {_tasks(other)}; agentrl eval "
-            "--first N --tasks N says which"
+            f"{one.label} and {other.label} have no task in common: {_describe_tasks(one)} and "
+            f"{_describe_tasks(other)}; agentrl eval --first N --tasks N says which"
         )
-    others = [t for t in common if one.tasks[t].asked != other.tasks[t].asked]
-    changed = _changed(one, other)
+    others = [t for t in common if one.tasks[t].prompt_digest != other.tasks[t].prompt_digest]
+    changed = _list_changes(one, other)
     if len(others) == len(common):
         raise UserError(
-            f"the tasks of {one.label} and {other.label} have the same numbers but other words, as task {others[0]}"
+            f"the tasks of {one.label} and {other.label} have the same numbers but other words, as "
+            + describe_task(others[0], one.split)
             + (f"; what differs: {changed}" if changed else "")
         )
     if others:
-        yield f"left out: {len(others)} tasks whose words differ, such as task {others[0]}"
+        yield f"left out: {len(others)} tasks whose words differ, such as {describe_task(others[0], one.split)}"
     if (left := len(one.tasks.keys() ^ other.tasks.keys())) or one.lost or other.lost:
         lost = f", {one.lost + other.lost} that no trial of was scored" if one.lost or other.lost else ""
         yield f"restricted to the {len(common)} tasks that both have: {left} are in one alone{lost}"
@@ -175,23 +180,27 @@ def _check_same(one: TaskResults, other: TaskResults) -> Iterator[str]:
         yield f"they differ in more than the policy: {changed}"
 
 
-def _tasks(side: TaskResults) -> str:
-    return f"{len(side.tasks)} tasks from {min(side.tasks)} to {max(side.tasks)}" if side.tasks else "none"
+def _describe_tasks(side: EvaluationOutcomes) -> str:
+    return (
+        f"{len(side.tasks)} tasks from {task_index(min(side.tasks))} to {task_index(max(side.tasks))}"
+        if side.tasks
+        else "none"
+    )
 
 
-def _changed(one: TaskResults, other: TaskResults) -> str:
-    """Tell which settings of the episodes differ."""
-    names = sorted(n for n in one.settings.keys() | other.settings.keys() if _of_episodes(n))
+def _list_changes(one: EvaluationOutcomes, other: EvaluationOutcomes) -> str:
+    """List the settings of the episodes that differ."""
+    names = sorted(n for n in one.settings.keys() | other.settings.keys() if _affects_episodes(n))
     values = ((n, one.settings.get(n), other.settings.get(n)) for n in names)
     return "; ".join(f"{n} {a!r} -> {b!r}" for n, a, b in values if a != b and "auto" not in (a, b))
 
 
-def _of_episodes(name: str) -> bool:
+def _affects_episodes(name: str) -> bool:
     return (name in ACTING or name.partition(".")[0] in ACTING) and name not in SAMPLED
 
 
-def _pair(task: int, one: TaskResults, other: TaskResults, pass_at: float) -> tuple[str, Pair]:
+def _pair(task: int, one: EvaluationOutcomes, other: EvaluationOutcomes, pass_at: float) -> tuple[str, _TaskPair]:
     before, after = one.tasks[task], other.tasks[task]
     right = is_right(before.rewards, pass_at), is_right(after.rewards, pass_at)
     episodes = before.episode(pass_at, right[0]), after.episode(pass_at, right[1])
-    return KINDS[right], Pair(task, fmean(before.rewards), fmean(after.rewards), *episodes)
+    return KINDS[right], _TaskPair(task, fmean(before.rewards), fmean(after.rewards), *episodes)

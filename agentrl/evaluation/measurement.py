@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple, Self
 
-from agentrl import metrics
 from agentrl.errors import UserError
-from agentrl.statistics import Estimate, PassRate, estimate_difference, estimate_mean, estimate_passes
+from agentrl.evaluation.statistics import Estimate, PassRate, estimate_difference, estimate_mean, estimate_passes
+from agentrl.runs import metrics
 from agentrl.types import Group, Message, Trajectory
 
 
@@ -36,7 +37,7 @@ class Measurement:
     tasks: int  # that have a scored trial
     episodes: int  # that were scored
     calls: float  # tool calls an episode
-    valid_calls: float | None  # share of the calls that a tool answered; None without calls
+    failed_calls: float | None  # share of the calls that failed; None without calls
     turns: float
     faults: int  # episodes that the infrastructure ended: in no mean
     faults_by_kind: Mapping[str, int]
@@ -46,28 +47,28 @@ class Measurement:
 
     @classmethod
     def of(cls, tasks: Sequence[Sequence[Trajectory]], pass_at: float = 1.0) -> Self:
-        """Measure the trials of each task.
+        """Compute the measurement of each task's trials.
 
         Raises:
-            UserError: not one episode could be scored; the sentence tells the first fault.
+            UserError: not one episode could be scored; the sentence has the first fault.
         """
-        played = [t for trials in tasks for t in trials]
-        scored = [t for t in played if t.reward is not None]
+        episodes = [t for trials in tasks for t in trials]
+        scored = [t for t in episodes if t.reward is not None]
         if not scored:
-            raise UserError(f"not one of {len(played)} episodes could be scored. {first_fault(played)}")
-        rewards = rewards_of(tasks)
-        mean, calls = estimate_mean(rewards), metrics.of_calls(scored)
+            raise UserError(f"not one of {len(episodes)} episodes could be scored. {describe_first_fault(episodes)}")
+        rewards = list_scored_rewards(tasks)
+        mean, calls = estimate_mean(rewards), metrics.call_metrics(scored)
         failed = calls.get("tools/failure_frequency")
-        faults = Counter(t.fault.kind for t in played if t.fault is not None)
+        faults = Counter(t.fault.kind for t in episodes if t.fault is not None)
         return cls(
             *mean,
             episodes=len(scored),
             calls=calls.get("tools/call_frequency", 0.0),
-            valid_calls=None if failed is None else 1.0 - failed,
+            failed_calls=failed,
             turns=fmean(t.turns for t in scored),
             faults=faults.total(),
             faults_by_kind=dict(faults),
-            unscored=len(played) - len(scored) - faults.total(),
+            unscored=len(episodes) - len(scored) - faults.total(),
             passes=tuple(estimate_passes(rewards, pass_at)),
         )
 
@@ -76,8 +77,8 @@ class Measurement:
         return Estimate(self.reward, self.low, self.high, self.stderr, self.tasks)
 
     def metrics(self) -> dict[str, float]:
-        """Name the numbers as a step of training names them."""
-        found = {
+        """Return the numbers under the names of a training step."""
+        values = {
             "reward": self.reward,
             "reward_stderr": self.stderr,
             "reward_low": self.low,
@@ -87,14 +88,14 @@ class Measurement:
             "turns/mean": self.turns,
             **{f"faults/{kind}": float(n) for kind, n in self.faults_by_kind.items()},
         }
-        if self.valid_calls is not None:
-            found["tools/failure_frequency"] = 1.0 - self.valid_calls
+        if self.failed_calls is not None:
+            values["tools/failure_frequency"] = self.failed_calls
         for rate in self.passes:
-            found |= {f"pass_at_{rate.k}": rate.any.mean, f"pass_hat_{rate.k}": rate.all.mean}
-        return found
+            values |= {f"pass_at_{rate.k}": rate.any.mean, f"pass_hat_{rate.k}": rate.all.mean}
+        return values
 
     def as_dict(self) -> dict[str, Any]:
-        """Make what the summary holds."""
+        """Return the object that the summary holds."""
         plain = {k: v for k, v in vars(self).items() if k not in ("passes", "folder")}
         return plain | {"passes": [_plain_pass(rate) for rate in self.passes]}
 
@@ -112,7 +113,7 @@ def _plain_pass(rate: PassRate) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Tasks, sampled and greedy, with what a later one is paired with. Holds plain data only."""
+    """An evaluation of tasks, sampled and greedy, with the rewards that a later one is paired with. Plain data."""
 
     sampled: Measurement | None
     greedy: Measurement | None
@@ -123,67 +124,84 @@ class Evaluation:
 
     @classmethod
     def of(cls, groups: Sequence[Group], trials: Trials, pass_at: float = 1.0) -> Self:
-        """Measure groups of ``trials.sampled`` sampled members and, last, the greedy one."""
+        """Evaluate groups of ``trials.sampled`` sampled members and, last, the greedy one."""
         sampled = [g.trajectories[: trials.sampled] for g in groups]
         greedy = [g.trajectories[trials.sampled :] for g in groups]
         tasks = [g.task for g in groups]
         return cls(
             Measurement.of(sampled, pass_at) if trials.sampled else None,
             Measurement.of(greedy, pass_at) if trials.greedy else None,
-            dict(zip(tasks, rewards_of(sampled), strict=True)),
-            dict(zip(tasks, rewards_of(greedy), strict=True)),
+            dict(zip(tasks, list_scored_rewards(sampled), strict=True)),
+            dict(zip(tasks, list_scored_rewards(greedy), strict=True)),
             {g.task: g.trajectories[0].reward for g in groups},
             {g.task: g.trajectories[0].messages for g in groups},
         )
 
     @property
     def parts(self) -> list[tuple[str, Measurement]]:
-        """List the measurements by name, those that there are."""
+        """List the measurements that were made, by name."""
         both = (("sampled", self.sampled), ("greedy", self.greedy))
         return [(name, measured) for name, measured in both if measured is not None]
 
     @property
     def first(self) -> Measurement:
-        """Return the sampled measurement; the greedy one where nothing was sampled."""
+        """Return the sampled measurement; the greedy one if nothing was sampled."""
         return self.parts[0][1]
 
     def metrics(self) -> dict[str, float]:
-        """Name the numbers for ``metrics.jsonl``: as in training, behind ``eval/``."""
-        found = {f"eval/{name}": v for name, v in self.sampled.metrics().items()} if self.sampled else {}
+        """Return the numbers for ``metrics.jsonl``: the training names behind ``eval/``."""
+        values = {f"eval/{name}": v for name, v in self.sampled.metrics().items()} if self.sampled else {}
         if self.greedy:
             own = ("reward", "reward_stderr", "reward_low", "reward_high")
-            found |= {f"eval/greedy_{name}": v for name, v in self.greedy.metrics().items() if name in own}
-        return found
+            values |= {f"eval/greedy_{name}": v for name, v in self.greedy.metrics().items() if name in own}
+        return values
 
     def as_dict(self) -> dict[str, Any]:
         return {name: measured.as_dict() for name, measured in self.parts}
 
 
-def paired_difference(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """Make what the summary holds of a difference: of the sampled and the greedy reward, paired by task."""
+def summarize_change(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """Return the change of the sampled and the greedy reward, paired by task, as the summary holds it.
+
+    None if no task was scored both times.
+    """
     return {
-        "sampled": _difference(before.rewards, after.rewards)._asdict(),
-        "greedy": _difference(before.greedy_rewards, after.greedy_rewards)._asdict(),
+        "sampled": _difference(before.rewards, after.rewards),
+        "greedy": _difference(before.greedy_rewards, after.greedy_rewards),
     }
 
 
-def _difference(before: Mapping[int, Sequence[float]], after: Mapping[int, Sequence[float]]) -> Estimate:
+def _difference(before: Mapping[int, Sequence[float]], after: Mapping[int, Sequence[float]]) -> dict[str, Any] | None:
     common = [task for task in before if task in after]
-    return estimate_difference([before[t] for t in common], [after[t] for t in common])
+    estimate = estimate_difference([before[t] for t in common], [after[t] for t in common])
+    return estimate._asdict() if estimate.tasks else None
 
 
-def rewards_of(tasks: Sequence[Sequence[Trajectory]]) -> list[tuple[float, ...]]:
+def list_scored_rewards(tasks: Sequence[Sequence[Trajectory]]) -> list[tuple[float, ...]]:
     """List each task's rewards of the trials that were scored."""
     return [tuple(t.reward for t in trials if t.reward is not None) for trials in tasks]
 
 
-def first_fault(played: Sequence[Trajectory]) -> str:
-    """Tell the first fault in words, for when there is nothing but faults."""
-    for t in played:
+def describe_first_fault(episodes: Sequence[Trajectory]) -> str:
+    """Describe the first fault, if there is nothing but faults."""
+    for t in episodes:
         if t.fault is not None:
-            return f"The first fault ({t.fault.kind}): {t.fault.message}"
-    names = ", ".join(sorted({name for t in played for name in t.rewards})) or "none is named"
+            return f"The first fault ({t.fault.kind}): {_in_one_line(t.fault.message)}"
+    names = ", ".join(sorted({name for t in episodes for name in t.rewards})) or "none is named"
     return (
         f"Every reward was None ({names}): none applied to these tasks, or their solutions cannot be read "
         "(docs/rewards.md says which forms can)."
     )
+
+
+_FRAME = re.compile(r'^  File ".*?([^/"]+)", line (\d+)', re.MULTILINE)
+
+
+def _in_one_line(message: str) -> str:
+    """Shorten a fault's traceback to what was raised, and the last line of the code that raised it."""
+    head, traceback, trace = message.partition(": Traceback (most recent call last):")
+    if not traceback:
+        return message
+    frames = _FRAME.findall(trace)
+    where = f" ({frames[-1][0]}, line {frames[-1][1]})" if frames else ""
+    return f"{head} raised {trace.strip().splitlines()[-1].strip()}{where}"

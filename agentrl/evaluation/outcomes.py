@@ -1,4 +1,4 @@
-"""What came of each task in an evaluation, or in one of a training run's own: read from the run folder."""
+"""The outcome of each task in an evaluation, or in one of a training run's own, read from the run folder."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl import stored
 from agentrl.errors import ConfigError, UserError
-from agentrl.evaluation_scope import read_scope
-from agentrl.layers import flatten, read_toml
-from agentrl.statistics import Estimate, estimate_mean, is_pass
-from agentrl.stored import Place, Row
+from agentrl.evaluation.scope import read_scope
+from agentrl.evaluation.statistics import Estimate, estimate_mean, is_pass
+from agentrl.runs import reader
+from agentrl.runs.reader import EpisodeId, Row
+from agentrl.settings.loader import flatten, read_toml
 
-COLUMNS = ("task", "member", "reward", "fault", "messages", "temperature")
+COLUMNS = ("task", "sample", "reward", "fault", "messages", "temperature")
 
 
-class TaskResult(NamedTuple):
-    """A task's trials: the rewards of those that were scored, their names, and a digest of what was asked."""
+class _TaskOutcome(NamedTuple):
+    """A task's trials: the rewards of those that were scored, their names, and a digest of the prompt."""
 
     rewards: tuple[float, ...]
     episodes: tuple[str, ...]  # as ``agentrl explain`` takes them
-    asked: str
+    prompt_digest: str
 
     def episode(self, pass_at: float, passed: bool) -> str:
         """Name a trial that passed, or one that did not."""
@@ -33,7 +33,7 @@ class TaskResult(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TaskResults:
+class EvaluationOutcomes:
     """The tasks of one evaluation, sampled or greedy."""
 
     label: str  # the folder, with @STEP where it has several evaluations
@@ -41,7 +41,7 @@ class TaskResults:
     split: str
     greedy: bool
     settings: Mapping[str, Any]  # by dotted names
-    tasks: Mapping[int, TaskResult]  # that have a scored trial
+    tasks: Mapping[int, _TaskOutcome]  # that have a scored trial
     lost: int  # tasks that have none
 
     @property
@@ -53,78 +53,82 @@ class TaskResults:
         return max((len(o.rewards) for o in self.tasks.values()), default=0)
 
 
-def read_outcomes(name: str, *, greedy: bool = False, split: str | None = None) -> TaskResults:
+def read_outcomes(name: str, *, greedy: bool = False, split: str | None = None) -> EvaluationOutcomes:
     """Read an evaluation's folder; of a training run's evaluations the last, or the one that ``RUN@STEP`` names.
 
     Raises:
         UserError: it is no run folder, or holds no such evaluation.
     """
-    folder, step = find_evaluation(name)
+    folder, step = locate_evaluation(name)
     scope = read_scope(folder)
     if scope is not None and step is not None:
         raise ConfigError(f"{name!r}: {str(folder)!r} is one evaluation; @STEP is for a training run's")
     split = split or (scope.split if scope else "test")
-    files = stored.files(folder, [split])
+    files = reader.list_files(folder, [split])
     if scope is None:
         step = files[-1][1] if step is None else step
         files = [f for f in files if f[1] == step]
         if not files:
-            steps = ", ".join(str(s) for s in evaluated_steps(folder, split))
+            steps = ", ".join(str(s) for s in list_evaluated_steps(folder, split))
             raise UserError(f"{str(folder)!r} was not evaluated at step {step}; it was at {steps}")
     return _gather(f"{folder}@{step}" if scope is None else str(folder), folder, split, greedy, files)
 
 
-def find_evaluation(name: str) -> tuple[Path, int | None]:
-    """Part ``RUN`` or ``RUN@STEP``. Raises UserError where there is no such run folder."""
+def locate_evaluation(name: str) -> tuple[Path, int | None]:
+    """Split ``RUN`` or ``RUN@STEP``. Raises UserError: there is no such run folder."""
     path, at, step = name.rpartition("@")
-    given = (Path(name), None) if Path(name).is_dir() or not at or not step.isdecimal() else (Path(path), int(step))
-    if not (given[0] / "config.toml").is_file():
-        raise UserError(f"{str(given[0])!r} is no run folder: it has no config.toml")
-    return given
+    folder, number = (
+        (Path(name), None) if Path(name).is_dir() or not at or not step.isdecimal() else (Path(path), int(step))
+    )
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{str(folder)!r} is no run folder: it has no config.toml")
+    return folder, number
 
 
-def evaluated_steps(folder: Path, split: str = "test") -> list[int]:
+def list_evaluated_steps(folder: Path, split: str = "test") -> list[int]:
     """List the steps at which a training run was evaluated."""
-    return [step for _, step, _ in stored.files(folder, [split])]
+    return [step for _, step, _ in reader.list_files(folder, [split])]
 
 
-def _gather(label: str, folder: Path, split: str, greedy: bool, files: Sequence[tuple[str, int, Path]]) -> TaskResults:
+def _gather(
+    label: str, folder: Path, split: str, greedy: bool, files: Sequence[tuple[str, int, Path]]
+) -> EvaluationOutcomes:
     rewards: dict[int, list[float]] = {}
     episodes: dict[int, list[str]] = {}
-    asked: dict[int, str] = {}
+    digests: dict[int, str] = {}
     for place, row in _rows(files):
         if _is_greedy(row) is greedy:
             task = row["task"]
             own = rewards.setdefault(task, [])
-            asked.setdefault(task, _digest(row["messages"]))
+            digests.setdefault(task, _digest(row["messages"]))
             if row["reward"] is not None and row["fault"] is None:
                 own.append(row["reward"])
                 episodes.setdefault(task, []).append(str(place))
     if not rewards:
         raise UserError(f"{label} has no {'greedy' if greedy else 'sampled'} trials of split {split}")
-    tasks = {t: TaskResult(tuple(r), tuple(episodes[t]), asked[t]) for t, r in rewards.items() if r}
+    tasks = {t: _TaskOutcome(tuple(r), tuple(episodes[t]), digests[t]) for t, r in rewards.items() if r}
     settings = flatten(read_toml(folder / "config.toml")[1])
-    return TaskResults(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks))
+    return EvaluationOutcomes(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks))
 
 
-def _rows(files: Sequence[tuple[str, int, Path]]) -> Iterator[tuple[Place, Row]]:
+def _rows(files: Sequence[tuple[str, int, Path]]) -> Iterator[tuple[EpisodeId, Row]]:
     for split, step, path in files:
-        for number, row in enumerate(stored.rows(path, COLUMNS)):
-            yield Place(split, step, number), row
+        for number, row in enumerate(reader.read_rows(path, COLUMNS)):
+            yield EpisodeId(split, step, number), row
 
 
 def _is_greedy(row: Row) -> bool:
-    """Tell by the temperature; older runs have none, and two members: sampled, greedy."""
+    """Return True for a greedy trial, by its temperature; older runs have none, and two members: sampled, greedy."""
     temperature = row.get("temperature")
-    return bool(row["member"] == 1 if temperature is None else temperature == 0.0)
+    return bool(row["sample"] == 1 if temperature is None else temperature == 0.0)
 
 
 def _digest(messages: str) -> str:
-    """Hash what was asked before the first turn, the system's words apart."""
-    asked = []
+    """Hash the messages before the first turn, but for the system's."""
+    prompt = []
     for message in json.loads(messages):
         if message["role"] == "assistant":
             break
         if message["role"] != "system":
-            asked.append(message)
-    return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=8).hexdigest()
+            prompt.append(message)
+    return hashlib.blake2b(json.dumps(prompt, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""The scope of an evaluation: its tasks and trials, and the settings that it heeds."""
+"""The scope of an evaluation: its tasks and trials, and the settings that it uses."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 import tomli_w
 
-from agentrl.errors import ConfigError, UserError, nearest
-from agentrl.folder import put
-from agentrl.layers import known_settings
-from agentrl.measurement import Trials
-from agentrl.signature import problems
+from agentrl.errors import ConfigError, UserError, suggest
+from agentrl.evaluation.measurement import Trials
+from agentrl.runs.atomic import replace_atomically
+from agentrl.settings.loader import list_settings
+from agentrl.settings.signature import convert_value, list_problems
 
 FILE = "evaluation.toml"
 SPLITS = ("test", "train")
-EPISODES = ("temperature", "max_turns", "max_turn_tokens", "turn_timeout_s", "episode_timeout_s")
-AT_ENDPOINT = (  # settings that an evaluation heeds where a server renders and samples by itself
-    *("env", "tools", "tool", "model", "seed", "eval.trials", "eval.pass_at", "engine.capacity"),
+EPISODES = ("temperature", "max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s")
+AT_ENDPOINT = (  # settings that an evaluation uses where a server renders and samples by itself
+    *("env", "tools", "tool", "model", "seed", "eval.trials", "eval.pass_at", "engine.max_num_seqs"),
     *(f"rollout.{name}" for name in EPISODES),
 )
 ACTING = (
     *AT_ENDPOINT,
     *("dtype", "chat_template", "deterministic", "lora.quantize"),
-    *("engine.name", "engine.max_context", "engine.threads", "engine.urls"),
+    *("engine.name", "engine.max_model_len", "engine.threads", "engine.urls"),
 )
 INSTEAD = {
     "rollout.group_size": "trials",
-    "rollout.tasks": "tasks",
+    "rollout.tasks_per_step": "tasks",
     "eval.tasks": "tasks",
     "eval.final_tasks": "tasks",
     "run.dir": "out",
@@ -38,7 +38,7 @@ INSTEAD = {
 }
 
 
-class Scope(NamedTuple):
+class EvaluationScope(NamedTuple):
     """The scope of an evaluation: ``tasks`` tasks of a split, ``sampled`` trials of each, and a greedy one."""
 
     split: str = "test"
@@ -47,51 +47,53 @@ class Scope(NamedTuple):
     sampled: Annotated[int, pydantic.Field(ge=0)] = 1
     greedy: bool = True
     endpoint: str = ""  # a server's URL, where one is asked
-    policy: str = ""  # by what it is known again, once it is loaded
+    policy: str = ""  # its identity, once it is loaded
 
     @property
     def trials(self) -> Trials:
         return Trials(self.sampled, self.greedy)
 
 
-def checked_scope(**given: Any) -> Scope:
-    """Make a scope of values of any type. Raises ConfigError: one is wrong."""
+def build_scope(**values: Any) -> EvaluationScope:
+    """Build a scope from values of any type. Raises ConfigError: one is wrong."""
+    for name in ("first", "tasks", "sampled"):
+        convert_value(name, values.get(name, 1), int)
     try:
-        return pydantic.TypeAdapter(Scope).validate_python(given)
+        return pydantic.TypeAdapter(EvaluationScope).validate_python(values)
     except pydantic.ValidationError as error:
-        name, what = problems(error)[0]
-        raise ConfigError(f"{name}: {what}, not {given.get(name)!r:.80}") from None
+        name, what = list_problems(error)[0]
+        raise ConfigError(f"{name}: {what}, not {values.get(name)!r:.80}") from None
 
 
-def read_scope(path: Path) -> Scope | None:
-    """Read what a folder evaluates; None where it holds no evaluation. Raises UserError: it cannot be read."""
+def read_scope(path: Path) -> EvaluationScope | None:
+    """Read the scope of a folder; None if it holds no evaluation. Raises UserError: it cannot be read."""
     try:
-        found = tomllib.loads((path / FILE).read_text("utf-8"))
-        if odd := sorted(found.keys() ^ set(Scope._fields)):
-            raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in found else 'missing'}: another version wrote it")
-        return checked_scope(**found)
+        values = tomllib.loads((path / FILE).read_text("utf-8"))
+        if odd := sorted(values.keys() ^ set(EvaluationScope._fields)):
+            raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in values else 'missing'}: another version wrote it")
+        return build_scope(**values)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, ConfigError) as error:
         raise UserError(f"{path / FILE} cannot be read: {error}") from None
 
 
-def write_scope(path: Path, scope: Scope) -> None:
-    """Write what a folder evaluates."""
-    with put(path / FILE) as aside:
+def write_scope(path: Path, scope: EvaluationScope) -> None:
+    """Write the scope of a folder."""
+    with replace_atomically(path / FILE) as aside:
         aside.write_text(tomli_w.dumps(scope._asdict()), "utf-8")
 
 
-def heeds(scope: Scope, name: str) -> bool:
-    """Return True if an evaluation heeds a setting."""
-    heeded = AT_ENDPOINT if scope.endpoint else ACTING
-    return name in heeded or name.partition(".")[0] in heeded
+def is_setting_used(scope: EvaluationScope, name: str) -> bool:
+    """Return True if an evaluation uses a setting."""
+    used = AT_ENDPOINT if scope.endpoint else ACTING
+    return name in used or name.partition(".")[0] in used
 
 
-def check_heeded(names: Sequence[str], scope: Scope, option: Callable[[str], str] = str) -> None:
+def check_settings_used(names: Sequence[str], scope: EvaluationScope, option: Callable[[str], str] = str) -> None:
     """Refuse a setting that would do nothing, by a ConfigError; ``option`` writes a name as the user does."""
     for name in names:
-        if heeds(scope, name) or name not in known_settings():
+        if is_setting_used(scope, name) or name not in list_settings():
             continue
         if name in ACTING:
             raise ConfigError(f"{option(name)} does nothing with an endpoint: its server renders and samples by itself")
@@ -100,6 +102,6 @@ def check_heeded(names: Sequence[str], scope: Scope, option: Callable[[str], str
 
 
 def check_split(split: Any, option: str = "split") -> None:
-    """Refuse a split that there is not, by a ConfigError."""
+    """Refuse an unknown split, by a ConfigError."""
     if split not in SPLITS:
-        raise ConfigError(f"{option} is train or test, not {split!r}{nearest(str(split), SPLITS)}")
+        raise ConfigError(f"{option} is train or test, not {split!r}{suggest(str(split), SPLITS)}")

@@ -1,6 +1,6 @@
-"""Signs that a training goes wrong, from its own numbers, in words: what is seen, what it may come of, what to try.
+"""Signs that a training goes wrong, from its own numbers, in sentences: the value, the likely cause, what to try.
 
-The limits and the rules stand here alone. ``diagnosis`` tells them while a run goes on; the page and the report tell
+The limits and the rules stand here alone. ``monitor`` reports them while a run goes on; the page and the report show
 those that hold now.
 """
 
@@ -22,8 +22,8 @@ LIMITS: Mapping[str, float] = MappingProxyType(
         "entropy_solved": 0.9,  # reward from which on little entropy is as it should be
         "stuck": 0.01,  # gain of reward from one window to the next
         "cut_short": 0.2,  # share of the episodes that ran out of tokens
-        "cut_short_rising": 1.5,  # times what it was at first; a model that is always cut by a fifth is told once
-        "cut_short_always": 0.5,  # share from which on it is told anyhow
+        "cut_short_rising": 1.5,  # times what it was at first; a model that is always cut by a fifth is reported once
+        "cut_short_always": 0.5,  # share from which on it is reported anyhow
         "out_of_turns": 0.3,  # share of the episodes
         "one_part": 0.95,  # share of the reward's spread that one of its parts makes
         "lost_groups": 0.2,  # share of the groups that faults took
@@ -37,12 +37,12 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class History:
-    """The numbers of a run's steps, in order.
+    """The metrics of a run's steps, in order.
 
     Args:
         values: one a step; of a long run the first ``WINDOW`` and the last 2 ``WINDOW`` are enough.
         steps: how many steps there were.
-        weights: of the reward's parts; 1.0 for one that is not named.
+        weights: of the reward components; 1.0 for one that is not named.
     """
 
     values: Sequence[Values]
@@ -66,19 +66,19 @@ class History:
         return now is not None and bool(before) and self.steps >= 2 * WINDOW and now - fmean(before) < LIMITS["stuck"]
 
 
-def flat_groups(h: History) -> str | None:
+def _flat_groups(h: History) -> str | None:
     share = h.late("frac_reward_zero_std")
     if share is None or share < LIMITS["flat_groups"]:
         return None
     reward = h.late("reward") or 0.0
-    way = "harder tasks" if reward > 0.5 else "easier tasks, a part of the reward for part of the way"
+    way = "harder tasks" if reward > 0.5 else "easier tasks, a reward component for part of the way"
     return (
-        f"{share:.0%} of the groups of {WINDOW} steps had one reward for all their members, and taught nothing: try "
+        f"{share:.0%} of the groups of {WINDOW} steps had zero variance (one reward for all samples): try "
         f"{way}, --rollout.sampler difficulty, or a larger --rollout.group_size"
     )
 
 
-def exploding(h: History) -> str | None:
+def _exploding(h: History) -> str | None:
     norms = [v["grad_norm"] for v in h.values[-2 * WINDOW :] if "grad_norm" in v]
     if len(norms) < WINDOW or norms[-1] < LIMITS["gradient_jump"] * median(norms) or norms[-1] < 1.0:
         return None
@@ -88,7 +88,7 @@ def exploding(h: History) -> str | None:
     )
 
 
-def far_from_reference(h: History) -> str | None:
+def _far_from_reference(h: History) -> str | None:
     kl = h.late("kl", 3)
     if kl is None or kl < LIMITS["kl"]:
         return None
@@ -97,18 +97,18 @@ def far_from_reference(h: History) -> str | None:
     )
 
 
-def engine_differs(h: History) -> str | None:
+def _engine_differs(h: History) -> str | None:
     off = h.late("sampling/sampling_logp_difference/mean", 3)
     if off is None or off < LIMITS["mismatch"]:
         return None
     return (
         f"the engine's logprobs differ from the learner's by {off:.2g} nats a token: with staleness that is the "
         "policy's own change (--rollout.max_staleness lower, --learner.lr lower); without, the two compute different "
-        "things: try --dtype float32, or --learner.correction sequence_mask"
+        "things: try --dtype float32, or --learner.importance_sampling_mode sequence_mask"
     )
 
 
-def entropy_gone(h: History) -> str | None:
+def _entropy_gone(h: History) -> str | None:
     now, first, reward = h.late("entropy"), h.early("entropy"), h.late("reward") or 0.0
     if now is None or first is None or now > LIMITS["entropy_left"] * first:
         return None
@@ -121,7 +121,7 @@ def entropy_gone(h: History) -> str | None:
     )
 
 
-def cut_short(h: History) -> str | None:
+def _cut_short(h: History) -> str | None:
     now = h.late("completions/clipped_ratio", 5)
     first = h.early("completions/clipped_ratio") or 0.0
     if now is None or now < LIMITS["cut_short"]:
@@ -130,20 +130,20 @@ def cut_short(h: History) -> str | None:
     if not rising and now < LIMITS["cut_short_always"]:
         return None
     return (
-        f"{now:.0%} of the episodes ran out of tokens: try a higher --rollout.max_turn_tokens, "
-        "--learner.mask_stops max_tokens, or a reward for being brief"
+        f"{now:.0%} of the episodes ran out of tokens: try a higher --rollout.max_tokens, "
+        "--learner.mask_stop_reasons max_tokens, or a reward for being brief"
     )
 
 
-def out_of_turns(h: History) -> str | None:
+def _out_of_turns(h: History) -> str | None:
     now = h.late("stops/max_turns", 5)
     if now is None or now < LIMITS["out_of_turns"]:
         return None
     return f"{now:.0%} of the episodes ran out of turns: try a higher --rollout.max_turns, or look at what they do last"
 
 
-def one_part_rules(h: History) -> str | None:
-    names = [n.split("/")[1] for n in h.values[-1] if n.startswith("rewards/") and n.endswith("/std")]
+def _one_part_rules(h: History) -> str | None:
+    names = [n[len("rewards/") : -len("/std")] for n in h.values[-1] if n.startswith("rewards/") and n.endswith("/std")]
     counted = {n: abs(h.weights.get(n, 1.0)) * (h.late(f"rewards/{n}/std", 5) or 0.0) for n in names}
     counted = {n: spread for n, spread in counted.items() if h.weights.get(n, 1.0)}
     if len(counted) < 2 or h.steps < WINDOW or sum(counted.values()) == 0:
@@ -153,23 +153,30 @@ def one_part_rules(h: History) -> str | None:
     if share < LIMITS["one_part"]:
         return None
     others = ", ".join(repr(n) for n in counted if n != name)
-    return f"{share:.0%} of the reward's spread is its part {name!r}: {others} teach nothing beside it; weigh them anew"
+    return (
+        f"{share:.0%} of the reward's spread is its component {name!r}: "
+        f"nothing is learned from {others} beside it; change the weights"
+    )
 
 
-def faulting(h: History) -> str | None:
+def _faulting(h: History) -> str | None:
     last = h.values[-5:]
     lost = sum(v.get("groups/dropped", 0.0) for v in last)
-    played = sum(v.get("groups/played", v.get("groups/kept", 0.0) + v.get("groups/dropped", 0.0)) for v in last)
+    played = sum(v.get("groups/rolled_out", v.get("groups/kept", 0.0) + v.get("groups/dropped", 0.0)) for v in last)
     if h.steps < 5 or not played or lost / played < LIMITS["lost_groups"]:
         return None
     return (
         f"{lost / played:.0%} of the groups were lost: too few of their episodes could be scored, for faults or for "
-        "want of a reward; agentrl view shows which; see also --rollout.min_group"
+        "want of a reward; agentrl view shows which; see also --rollout.min_group_size"
     )
 
 
-def unscorable(h: History) -> str | None:
-    counts = {n.split("/")[1]: v for n, v in h.values[-1].items() if n.endswith("/unscorable") and v}
+def _unscorable(h: History) -> str | None:
+    counts = {
+        n[len("rewards/") : -len("/unscorable")]: v
+        for n, v in h.values[-1].items()
+        if n.startswith("rewards/") and n.endswith("/unscorable") and v
+    }
     if not counts:
         return None
     names = ", ".join(f"{name!r} in {count:.0f} episodes" for name, count in sorted(counts.items()))
@@ -179,20 +186,17 @@ def unscorable(h: History) -> str | None:
     )
 
 
-RULES: Mapping[str, Callable[[History], str | None]] = {
-    f.__name__: f
-    for f in (
-        flat_groups,
-        exploding,
-        far_from_reference,
-        engine_differs,
-        entropy_gone,
-        cut_short,
-        out_of_turns,
-        one_part_rules,
-        faulting,
-        unscorable,
-    )
+_RULES: Mapping[str, Callable[[History], str | None]] = {
+    "flat_groups": _flat_groups,
+    "exploding": _exploding,
+    "far_from_reference": _far_from_reference,
+    "engine_differs": _engine_differs,
+    "entropy_gone": _entropy_gone,
+    "cut_short": _cut_short,
+    "out_of_turns": _out_of_turns,
+    "one_part_rules": _one_part_rules,
+    "faulting": _faulting,
+    "unscorable": _unscorable,
 }
 
 
@@ -200,4 +204,4 @@ def find_signs(history: History) -> dict[str, str]:
     """Return the sentence of each rule that holds at the last step, by the rule's name."""
     if not history.values:
         return {}
-    return {name: text for name, rule in RULES.items() if (text := rule(history)) is not None}
+    return {name: text for name, rule in _RULES.items() if (text := rule(history)) is not None}

@@ -7,7 +7,6 @@ small model. Here matrices of one shape go through the iteration together, in fl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ A, B, C = 3.4445, -4.7750, 2.0315
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: (n, rows, columns) to the same."""
+    """Approximate the nearest semi-orthogonal matrices: (n, rows, columns) to the same."""
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT
@@ -25,18 +24,21 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = A * x + torch.baddbmm(B * gram, gram, gram, alpha=C) @ x
-    done: Tensor = x if wide else x.mT
-    return done.to(matrices.dtype)
+    orthogonal: Tensor = x if wide else x.mT
+    return orthogonal.to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):
-    """For hidden matrices. Its update has the root mean square of AdamW's (arXiv 2502.16982): rates can be shared."""
+    """An optimizer for hidden matrices.
+
+    Its update has the root mean square of AdamW's (arXiv 2502.16982), so learning rates can be shared.
+    """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             shapes: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for p in group["params"]:
@@ -49,7 +51,7 @@ class Muon(torch.optim.Optimizer):
                     p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor, grad: Tensor, momentum: float) -> Tensor:
-        """Nesterov's look-ahead of the running mean of gradients."""
+        """Update the running mean of gradients; return Nesterov's look-ahead of it."""
         buffer: Tensor = self.state[p].setdefault("momentum", torch.zeros_like(p))
         buffer.lerp_(grad, 1 - momentum)
         return grad.lerp(buffer, momentum)

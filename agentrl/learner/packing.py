@@ -1,4 +1,4 @@
-"""From samples to micro-batches.
+"""Packing: from samples to micro-batches.
 
 A micro-batch has one entry for each trained token, in row order:
 
@@ -19,20 +19,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from agentrl.learner.forest import WORTH, Forest, common, grow
+from agentrl.learner.prefix_tree.tree import MIN_SHARED_TOKENS, PrefixForest, build_forest, common_prefix_length
 from agentrl.types import Sample
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that go through the model together; the legend is at the top of this file."""
+    """Rows that go through the model together. The columns are described at the top of this file."""
 
     rows: Sequence[Sample]
     row_weights: Sequence[float]
 
     @cached_property
     def trained(self) -> list[tuple[int, int]]:
-        """Row and position of each trained token."""
+        """List row and position of each trained token."""
         return [(r, p) for r, row in enumerate(self.rows) for p, mask in enumerate(row.loss_mask) if mask]
 
     @cached_property
@@ -55,83 +55,92 @@ class MicroBatch:
     def row_index(self) -> Tensor:
         return torch.tensor([r for r, _ in self.trained], dtype=torch.int64)
 
-    def by_row(self, values: Tensor) -> list[Tensor]:
-        """(trained,) cut into one piece for each row."""
+    def split_by_row(self, values: Tensor) -> list[Tensor]:
+        """Split (trained,) into one piece for each row."""
         return list(torch.split(values, [sum(row.loss_mask) for row in self.rows]))
 
     @cached_property
-    def forest(self) -> Forest:
-        return grow([r.token_ids for r in self.rows])
+    def forest(self) -> PrefixForest:
+        return build_forest([r.token_ids for r in self.rows])
 
 
-Pack = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]
+PackFunction = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]
 
 
-def by_length(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) -> list[MicroBatch]:
-    """Micro-batches of at most ``token_budget`` tokens, padding included; a longer row goes alone."""
+def pack_by_length(
+    rows: Sequence[Sample], weights: Sequence[float], max_tokens_per_microbatch: int
+) -> list[MicroBatch]:
+    """Pack at most so many tokens into a micro-batch, padding included. A longer row goes alone."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     batches: list[list[int]] = []
     for i in order:
-        if batches and (len(batches[-1]) + 1) * len(rows[i].token_ids) <= token_budget:
+        if batches and (len(batches[-1]) + 1) * len(rows[i].token_ids) <= max_tokens_per_microbatch:
             batches[-1].append(i)
         else:
             batches.append([i])
-    return [_made(rows, weights, batch) for batch in batches]
+    return [_build_batch(rows, weights, batch) for batch in batches]
 
 
-def by_prefix(rows: Sequence[Sample], weights: Sequence[float], token_budget: int) -> list[MicroBatch]:
-    """Micro-batches of at most ``token_budget`` tokens, shared ones counted once; a longer row goes alone.
+def pack_by_prefix(
+    rows: Sequence[Sample], weights: Sequence[float], max_tokens_per_microbatch: int
+) -> list[MicroBatch]:
+    """Pack at most so many tokens into a micro-batch, shared ones counted once. A longer row goes alone.
 
     Rows that begin alike stay together where the budget allows it: apart, what they share would stand twice. The
-    largest such trees choose their place first.
+    largest such trees are placed first.
     """
     order = sorted(range(len(rows)), key=lambda i: rows[i].token_ids)
-    parts = [part for tree in _trees(rows, order) for part in _parts(rows, tree, token_budget)]
-    sizes = {id(part): len(grow([rows[i].token_ids for i in part]).token_ids) for part in parts}
+    parts = [
+        part for tree in _split_into_trees(rows, order) for part in _cut_tree(rows, tree, max_tokens_per_microbatch)
+    ]
+    sizes = {id(part): len(build_forest([rows[i].token_ids for i in part]).token_ids) for part in parts}
     bins: list[list[int]] = []
     room: list[int] = []
     for part in sorted(parts, key=lambda part: -sizes[id(part)]):
-        place = next((b for b, left in enumerate(room) if left >= sizes[id(part)]), len(bins))
-        if place == len(bins):
+        index = next((b for b, left in enumerate(room) if left >= sizes[id(part)]), len(bins))
+        if index == len(bins):
             bins.append([])
-            room.append(token_budget)
-        bins[place] += part
-        room[place] -= sizes[id(part)]
-    return [_made(rows, weights, sorted(chosen, key=lambda i: rows[i].token_ids)) for chosen in bins]
+            room.append(max_tokens_per_microbatch)
+        bins[index] += part
+        room[index] -= sizes[id(part)]
+    return [_build_batch(rows, weights, sorted(members, key=lambda i: rows[i].token_ids)) for members in bins]
 
 
-def _trees(rows: Sequence[Sample], order: Sequence[int]) -> list[list[int]]:
-    """Neighbours that begin alike, in the order given."""
-    found = [[order[0]]] if order else []
+def _split_into_trees(rows: Sequence[Sample], order: Sequence[int]) -> list[list[int]]:
+    """Group neighbours that begin alike, in the given order."""
+    trees = [[order[0]]] if order else []
     for before, i in pairwise(order):
-        if common(rows[before].token_ids, rows[i].token_ids) >= WORTH:
-            found[-1].append(i)
+        if common_prefix_length(rows[before].token_ids, rows[i].token_ids) >= MIN_SHARED_TOKENS:
+            trees[-1].append(i)
         else:
-            found.append([i])
-    return found
+            trees.append([i])
+    return trees
 
 
-def _parts(rows: Sequence[Sample], tree: list[int], token_budget: int) -> list[list[int]]:
-    """A tree, cut where it is over the budget."""
+def _cut_tree(rows: Sequence[Sample], tree: list[int], max_tokens_per_microbatch: int) -> list[list[int]]:
+    """Cut a tree into parts that fit the budget."""
     parts = []
     while tree:
-        most = _count([rows[i].token_ids for i in tree], token_budget)
-        while most > 1 and len(grow([rows[i].token_ids for i in tree[:most]]).token_ids) > token_budget:
-            most -= 1  # not all that could be shared is worth it
-        parts.append(tree[:most])
-        tree = tree[most:]
+        count = _count_fitting([rows[i].token_ids for i in tree], max_tokens_per_microbatch)
+        while (
+            count > 1
+            and len(build_forest([rows[i].token_ids for i in tree[:count]]).token_ids) > max_tokens_per_microbatch
+        ):
+            count -= 1  # not all that could be shared is worth it
+        parts.append(tree[:count])
+        tree = tree[count:]
     return parts
 
 
-def _count(ordered: Sequence[list[int]], token_budget: int) -> int:
-    """How many of the rows fit, if all that neighbours have in common is shared; at least one."""
+def _count_fitting(ordered: Sequence[list[int]], max_tokens_per_microbatch: int) -> int:
+    """Count the rows that fit, if all that neighbours have in common is shared; at least one."""
     tokens = len(ordered[0])
     for count, (before, row) in enumerate(pairwise(ordered), start=1):
-        tokens += len(row) - common(before, row)
-        if tokens > token_budget:
+        tokens += len(row) - common_prefix_length(before, row)
+        if tokens > max_tokens_per_microbatch:
             return count
     return len(ordered)
 
 
-def _made(rows: Sequence[Sample], weights: Sequence[float], chosen: Sequence[int]) -> MicroBatch:
-    return MicroBatch([rows[i] for i in chosen], [weights[i] for i in chosen])
+def _build_batch(rows: Sequence[Sample], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
+    return MicroBatch([rows[i] for i in members], [weights[i] for i in members])

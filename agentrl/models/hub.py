@@ -1,4 +1,4 @@
-"""What is loaded from a folder or the model hub, and sent there: quietly, and its many ways to fail as a sentence."""
+"""Loading from a folder or the model hub, and pushing to it: quietly, with failures as one sentence."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from agentrl.errors import UserError
 
 
-def quiet() -> None:
-    """Leave the libraries that load models their errors alone: no progress, no warnings on the terminal."""
+def silence_libraries() -> None:
+    """Silence the libraries that load models: no progress bars, no warnings, only errors."""
     for library in ("transformers", "huggingface_hub", "bitsandbytes"):
         logging.getLogger(library).setLevel(logging.ERROR)
 
 
 @contextmanager
-def loading(what: str, hint: str = "") -> Iterator[None]:
-    """Inside, transformers loads something. Raises UserError, which names ``what``, where it cannot."""
+def explain_load_errors(what: str, hint: str = "") -> Iterator[None]:
+    """Raise UserError, which names ``what``, if the block fails to load something with transformers."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    quiet()
+    silence_libraries()
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
@@ -30,16 +30,20 @@ def loading(what: str, hint: str = "") -> Iterator[None]:
         raise UserError(f"cannot load {what}: {reason}{hint}") from error
 
 
-def may_push(name: str) -> None:
-    """Raises UserError: there is no token."""
+def check_push_token(name: str) -> None:
+    """Check that the hub's token is there.
+
+    Raises:
+        UserError: there is no token.
+    """
     import huggingface_hub
 
     if huggingface_hub.get_token() is None:
         raise UserError(f"cannot push to {name!r}: there is no token; `hf auth login`, or HF_TOKEN in the environment")
 
 
-def push(folder: Path, name: str, *, private: bool) -> str:
-    """Upload a folder as the model ``name``, made if it is not there; its address.
+def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
+    """Upload a folder as the model ``name``, which is created if it does not exist; return its address.
 
     Raises:
         UserError: there is no token, the hub refuses it, or cannot be reached.
@@ -51,7 +55,7 @@ def push(folder: Path, name: str, *, private: bool) -> str:
 
     disable_progress_bars()
     api = huggingface_hub.HfApi(library_name="agentrl")
-    may_push(name)
+    check_push_token(name)
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Trained with agentrl")

@@ -1,6 +1,6 @@
-"""Adapters: the model's own weights stay as they are, small matrices beside them are trained (LoRA, arXiv 2106.09685).
+"""Adapters: the model's own weights are frozen, small matrices beside them are trained (LoRA, arXiv 2106.09685).
 
-By peft, which is imported only here, and only when there is an adapter.
+peft is imported only here, and only when there is an adapter.
 """
 
 from __future__ import annotations
@@ -8,26 +8,31 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from agentrl.config import LoraConfig
 from agentrl.errors import UserError
-from agentrl.hub import quiet
+from agentrl.models.hub import silence_libraries
+from agentrl.settings.schema import LoraConfig
 
-MARK = "adapter_config.json"  # in a folder that holds an adapter
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+    from transformers import BitsAndBytesConfig, PreTrainedModel
+
+ADAPTER_CONFIG = "adapter_config.json"  # in a folder that holds an adapter
 INSTALL = 'adapters need peft: pip install "agentrl-gym[lora]"'
 
 
-def wrapped(model: Any, settings: LoraConfig, base: str) -> Any:
-    """The model with a fresh adapter, which alone is trained. ``base`` is what the adapter's folder will name.
+def add_adapter(model: PreTrainedModel, settings: LoraConfig, base: str) -> PeftModel:
+    """Add a fresh adapter, which alone is trained. ``base`` is the model that the adapter's folder will name.
 
     Raises:
         UserError: peft is not installed, the model has an adapter already, or no layer has such a name.
     """
-    peft = _peft()
+    peft = _import_peft()
     if isinstance(model, peft.PeftModel):
         raise UserError("the model has an adapter already; leave lora.rank out to train that one further")
     assert settings.rank is not None
@@ -38,40 +43,41 @@ def wrapped(model: Any, settings: LoraConfig, base: str) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        made = peft.get_peft_model(model, config).eval()
+        wrapped = peft.get_peft_model(model, config).eval()
     except ValueError as error:
         raise UserError(f"lora.targets {', '.join(settings.targets)}: {str(error).splitlines()[0]}") from None
-    made.peft_config["default"].base_model_name_or_path = base
-    return made
+    wrapped.peft_config["default"].base_model_name_or_path = base
+    return wrapped
 
 
 def is_adapter(folder: str | Path) -> bool:
-    return (Path(folder) / MARK).is_file()
+    """Return True for a folder that holds an adapter."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
-def base_of(folder: Path) -> str:
-    """The model that an adapter's folder was trained on."""
-    return str(_settings(folder)["base_model_name_or_path"])
+def read_base_model(folder: Path) -> str:
+    """Read the model that an adapter's folder was trained on."""
+    return str(_read_settings(folder)["base_model_name_or_path"])
 
 
-def rank_in(folder: Path) -> int:
-    """The largest rank of an adapter's folder."""
-    settings = _settings(folder)
+def read_rank(folder: Path) -> int:
+    """Read the largest rank of an adapter's folder."""
+    settings = _read_settings(folder)
     return int(max([settings["r"], *settings.get("rank_pattern", {}).values()]))
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / MARK).read_text(encoding="utf-8"))
-    return found
+def _read_settings(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return settings
 
 
-def attached(model: Any, folder: Path) -> Any:
-    """The model with the adapter of a folder, which can be trained further."""
-    return _peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """Wrap the model with the adapter of a folder, which can be trained further."""
+    return _import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
 
 
-def quantization(dtype: torch.dtype) -> Any:
-    """How transformers loads weights in 4 bits (QLoRA, arXiv 2305.14314): NF4, its scales in 8 bits.
+def build_quantization(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Build transformers' settings for weights in 4 bits (QLoRA, arXiv 2305.14314): NF4, its scales in 8 bits.
 
     Raises:
         UserError: bitsandbytes is not installed.
@@ -88,7 +94,7 @@ def quantization(dtype: torch.dtype) -> Any:
     )
 
 
-def keep_differentiable(model: Any) -> Any:
+def keep_differentiable(model: PreTrainedModel | PeftModel) -> PreTrainedModel | PeftModel:
     """Keep weights in 4 bits in the layout that has a gradient; return the model.
 
     On a CPU with bfloat16 instructions (``avx512_bf16``) bitsandbytes packs a weight anew at its first pass without a
@@ -108,27 +114,28 @@ def keep_differentiable(model: Any) -> Any:
     return model
 
 
-def in_full(parameter: Tensor) -> Tensor:
-    """A parameter's values; of one in 4 bits those that it stands for."""
+def dequantize(parameter: Tensor) -> Tensor:
+    """Return a parameter's values; of one in 4 bits those that it stands for."""
     if not hasattr(parameter, "quant_state"):
         return parameter.detach()
     from bitsandbytes.functional import dequantize_4bit
 
-    found: Tensor = dequantize_4bit(parameter.data, parameter.quant_state)
-    return found
+    values: Tensor = dequantize_4bit(parameter.data, parameter.quant_state)
+    return values
 
 
-def has_adapter(model: Any) -> bool:
+def has_adapter(model: nn.Module) -> bool:
+    """Return True for a model that peft has wrapped."""
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")
 
 
-def merged(model: Any) -> Any:
-    """The plain model, its adapter added to its weights."""
+def merge_adapter(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """Return the plain model, with its adapter added to its weights."""
     return model.merge_and_unload() if has_adapter(model) else model
 
 
-def merged_weight(linear: Any) -> Tensor:
-    """A linear layer's weight, its adapters' added. Without one it is the parameter itself."""
+def compute_merged_weight(linear: nn.Linear | LoraLayer) -> Tensor:
+    """Add a linear layer's adapters to its weight; without adapters it is the parameter itself."""
     if isinstance(linear, nn.Linear):
         return linear.weight.detach()
     weight: Tensor = linear.base_layer.weight.detach()
@@ -138,8 +145,8 @@ def merged_weight(linear: Any) -> Tensor:
     return weight
 
 
-def is_plain(linear: Any) -> bool:
-    """Whether ``merged_weight`` says all there is about a layer: linear, perhaps with LoRA of the usual kind."""
+def is_plain_linear(linear: nn.Module) -> bool:
+    """Return True if ``compute_merged_weight`` is all there is to a layer: linear, perhaps with plain LoRA."""
     if type(linear) is nn.Linear:
         return True
     base = getattr(linear, "base_layer", None)
@@ -147,8 +154,8 @@ def is_plain(linear: Any) -> bool:
     return type(base) is nn.Linear and usual
 
 
-def _peft() -> Any:
-    quiet()  # it imports bitsandbytes, which speaks of a kernel that is not used here
+def _import_peft() -> Any:
+    silence_libraries()  # it imports bitsandbytes, which speaks of a kernel that is not used here
     try:
         import peft
     except ImportError:

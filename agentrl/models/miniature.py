@@ -1,7 +1,7 @@
 """A model's miniature: the same class and the same settings, a few thousand weights, windows of a few tokens.
 
-What a model *is* (which tokens see which, by what modules, under which masks) is decided by its class and its settings,
-not by its widths. So it can be found out in milliseconds, in float32, on rows longer than every window.
+A model's class and settings decide which tokens see which, by what modules, under which masks; its widths do not. So
+that can be tested in milliseconds, in float32, on rows longer than every window.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
-WORDS = 96  # token ids a probe may use; those above are left to special tokens
+WORDS = 96  # token ids a proof may use; those above are left to special tokens
 VOCABULARY = 128
 WEIGHTS = 30_000_000  # of a miniature at most: beyond, a width was not found
 
 WINDOWS = r"(attention_|sliding_|keep_|local_)*window(_size)?(_.*)?|local_attention"
 CHUNKS = r".*chunk_?(size|length)|index_block_size|block_size"
 
+Settings = dict[str, Any]  # of a configuration: numbers, names, lists and dictionaries of them
 Rule = tuple[str, Callable[[int], int]]
 
 
@@ -64,7 +67,7 @@ RULES: list[Rule] = [
 ]
 
 
-def shrink(settings: dict[str, Any], rules: Sequence[Rule] = RULES) -> dict[str, Any]:
+def shrink_settings(settings: Settings, rules: Sequence[Rule] = RULES) -> Settings:
     """Copy a configuration's dictionary with every size brought down to its rule's."""
     small = {name: _shrink_one(name, value, rules) for name, value in settings.items()}
     for one, other in EQUAL:
@@ -76,7 +79,7 @@ def shrink(settings: dict[str, Any], rules: Sequence[Rule] = RULES) -> dict[str,
     return small
 
 
-def _fit_products(settings: dict[str, Any], small: dict[str, Any]) -> None:
+def _fit_products(settings: Settings, small: Settings) -> None:
     """Make sizes that must be the product of others so again."""
     if small.get("expand") and small.get("num_heads") and small.get("head_dim"):  # Mamba 2
         small["head_dim"] = small["hidden_size"] * small["expand"] // small["num_heads"]
@@ -94,11 +97,11 @@ EQUAL = [
 ]
 
 
-def _shrink_rope(rope: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """Lists with an entry for each pair of rotated dimensions, cut to how many there are now."""
+def _shrink_rope(rope: Settings, small: Settings) -> Settings:
+    """Cut lists with an entry for each pair of rotated dimensions to the number there is now."""
     width = small.get("head_dim") or small.get("hidden_size", 0) // (small.get("num_attention_heads") or 1)
     pairs = int(width * (rope.get("partial_rotary_factor") or small.get("partial_rotary_factor") or 1.0)) // 2
-    found = {}
+    shrunk = {}
     for name, value in rope.items():
         if isinstance(value, dict):
             value = _shrink_rope(value, small)
@@ -106,13 +109,13 @@ def _shrink_rope(rope: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
             value = value[:pairs]
         elif name == "mrope_section":
             value = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
-        found[name] = value
-    return found
+        shrunk[name] = value
+    return shrunk
 
 
 def _shrink_one(name: str, value: Any, rules: Sequence[Rule]) -> Any:
     if isinstance(value, dict):
-        return shrink(value, rules)
+        return shrink_settings(value, rules)
     if isinstance(value, list) and all(type(v) is int for v in value):
         return [_shrink_one(name, v, rules) for v in value]
     if type(value) is not int:
@@ -122,45 +125,45 @@ def _shrink_one(name: str, value: Any, rules: Sequence[Rule]) -> Any:
     return next((rule(value) for pattern, rule in rules if re.fullmatch(pattern, name)), value)
 
 
-def miniature(model: Any) -> Any:
+def build_miniature(model: PreTrainedModel) -> PreTrainedModel:
     """Build a model's miniature, in float32, its weights random and large enough that nothing hides.
 
     Raises:
         ValueError: its settings leave it large.
         Exception: whatever its class raises for settings that no checkpoint has.
     """
-    small = type(model.config).from_dict(shrink(plain_settings(model.config)))
+    small = type(model.config).from_dict(shrink_settings(strip_settings(model.config)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = _empty(type(model), small).float().eval()
-        stir(made)
-    return made
+        miniature = _build_empty(type(model), small).float().eval()
+        randomize_weights(miniature)
+    return miniature
 
 
-def plain_settings(config: Any) -> dict[str, Any]:
-    """Return a configuration's dictionary without what is of one checkpoint."""
-    settings: dict[str, Any] = _plain(config.to_dict())
+def strip_settings(config: PreTrainedConfig) -> Settings:
+    """Return a configuration's dictionary without the entries that belong to one checkpoint."""
+    settings: Settings = _strip(config.to_dict())
     return settings
 
 
-def longest_window(config: Any) -> int:
+def find_longest_window(config: PreTrainedConfig) -> int:
     """Return the longest window, chunk or block that a configuration names; 0 where it names none."""
     return _longest(config.to_dict())
 
 
-def _longest(settings: dict[str, Any]) -> int:
+def _longest(settings: Settings) -> int:
     named = [v for k, v in settings.items() if type(v) is int and re.fullmatch(f"{WINDOWS}|{CHUNKS}|index_topk", k)]
     return max([*named, *(_longest(v) for v in settings.values() if isinstance(v, dict))], default=0)
 
 
-def _plain(value: Any) -> Any:
+def _strip(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     left_out = ("quantization_config", "dtype", "_name_or_path", "output_attentions")
-    return {name: _plain(v) for name, v in value.items() if name not in left_out}
+    return {name: _strip(v) for name, v in value.items() if name not in left_out}
 
 
-def _empty(model_class: Any, config: Any) -> Any:
+def _build_empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
         sizes = {n: p.numel() for n, p in model_class(copy.deepcopy(config)).named_parameters()}
     if sum(sizes.values()) > WEIGHTS:
@@ -170,7 +173,7 @@ def _empty(model_class: Any, config: Any) -> Any:
 
 
 @torch.no_grad()
-def stir(model: Any) -> None:
+def randomize_weights(model: nn.Module) -> None:
     """Give matrices weights that keep the size of what goes through them, and everything else some noise."""
     for parameter in model.parameters():
         if parameter.ndim >= 2:

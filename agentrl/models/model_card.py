@@ -1,17 +1,18 @@
-"""A model's card: what it is, what it was trained on, what came of it. Markdown with the model hub's header."""
+"""Model cards: the base model, the environment, the rewards before and after. Markdown with the model hub's header."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import agentrl
 
 
-def card(name: str, source: str) -> str:
-    """The card of the model ``name``, found in the folder ``source``: with numbers where that is a run's."""
+def format_model_card(name: str, source: str) -> str:
+    """Format the card of the model ``name``, loaded from ``source``; with numbers if that is a run's folder."""
     run = Path(source).parent
     summary = _read(run / "summary.json", json.loads)
     config = _read(run / "config.toml", tomllib.loads)
@@ -29,7 +30,7 @@ def card(name: str, source: str) -> str:
         "| held-out reward | before | after |",
         "|---|---|---|",
         *(
-            f"| {how} | {_number(summary[f'{key}_before'])} | {_number(summary[f'{key}_after'])} |"
+            f"| {how} | {_format_reward(summary[f'{key}_before'])} | {_format_reward(summary[f'{key}_after'])} |"
             for how, key in (("sampled", "reward"), ("greedy", "greedy"))
         ),
         "",
@@ -43,10 +44,9 @@ def card(name: str, source: str) -> str:
     return "\n".join(lines)
 
 
-def _read(path: Path, parse: Any) -> dict[str, Any]:
-    found: dict[str, Any] = parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+def _read(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _number(value: float | None) -> str:
+def _format_reward(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f}"

@@ -10,13 +10,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrl import registry
-from agentrl.config import TrainConfig
-from agentrl.errors import ConfigError, UserError, nearest
-from agentrl.hub import loading
-from agentrl.layers import Layer, build, read_toml
+from agentrl.errors import ConfigError, UserError, suggest
+from agentrl.models.hub import explain_load_errors
+from agentrl.settings import registry
+from agentrl.settings.loader import Layer, build_config, read_toml
+from agentrl.settings.schema import TrainConfig
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 
@@ -25,19 +30,19 @@ RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 class Policy:
     """A model being trained, perhaps by an adapter; ``source`` is where it was loaded from."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel | PeftModel
+    tokenizer: PreTrainedTokenizerBase
     source: str
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
         """Return the ids that the model's own configs name as ends of a turn."""
         config = self.model.config
-        places = (getattr(self.model, "generation_config", None), config, config.get_text_config())
-        return _integers(getattr(place, "eos_token_id", None) for place in places)
+        configs = (getattr(self.model, "generation_config", None), config, config.get_text_config())
+        return _flatten_integers(getattr(c, "eos_token_id", None) for c in configs)
 
     def save(self, folder: Path) -> None:
-        """A folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load.
+        """Write a folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load.
 
         Raises:
             OSError: it cannot be written, or the disk is full.
@@ -57,11 +62,15 @@ class Policy:
             shutil.copy(recommended, folder / RECOMMENDED)
 
 
-def locate(name: str) -> str:
-    """A registered model, a folder, a run folder (its ``model``), or else a name on the model hub."""
-    known = registry.available("model")
-    if name in known:
-        return str(registry.load("model", name)())
+def locate_model(name: str) -> str:
+    """Find a model: a registered name, a folder, a run folder (its ``model``), or else a name on the model hub.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    registered = registry.list_registered("model")
+    if name in registered:
+        return str(registry.load_registered("model", name)())
     path = Path(name)
     if _holds_model(path / "model"):
         return str(path / "model")
@@ -73,66 +82,68 @@ def locate(name: str) -> str:
         return str(path)
     if name.startswith((".", "/", "runs/")) or name.count("/") > 1:
         raise UserError(f"no model {name!r}: there is no such folder (from {Path.cwd()})")
-    if "/" not in name and "did you mean" in (hint := nearest(name, known)):
+    if "/" not in name and "did you mean" in (hint := suggest(name, registered)):
         raise UserError(f"no model {name!r}{hint}")  # before the hub is asked, which takes its time
     return name
 
 
 def _holds_model(folder: Path) -> bool:
-    """A model, or an adapter."""
+    """Return True for the folder of a model or an adapter."""
     return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
 
 
-def recommended(source: str) -> dict[str, Any]:
-    """The settings a model's folder recommends; none for most."""
+def read_recommended(source: str) -> dict[str, object]:
+    """Read the settings that a model's folder recommends; most recommend none."""
     path = Path(source) / RECOMMENDED
     return dict(read_toml(path)[1]) if path.is_file() else {}
 
 
-def configured(*layers: Layer) -> TrainConfig:
+def build_model_config(*layers: Layer) -> TrainConfig:
     """Build a config over what the model's own folder recommends."""
-    named = [layer["model"] for _, layer in layers if "model" in layer]
-    model = str(named[-1] if named else TrainConfig.model_fields["model"].default)
-    return build((f"recommended by {model}", recommended(locate(model))), *layers)
+    models = [layer["model"] for _, layer in layers if "model" in layer]
+    model = str(models[-1] if models else TrainConfig.model_fields["model"].default)
+    return build_config((f"recommended by {model}", read_recommended(locate_model(model))), *layers)
 
 
-def resolved(settings: Mapping[str, Any], model: Any, tokenizer: Any = None) -> tuple[TrainConfig, Policy | None]:
-    """The config of settings given in Python; and the policy, where ``model`` is one and not its name."""
+def resolve_settings(
+    settings: Mapping[str, object], model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[TrainConfig, Policy | None]:
+    """Build the config of settings given in Python; and the policy, where ``model`` is a model and not a name."""
     if isinstance(model, str):
         if tokenizer is not None:
             raise ConfigError(f"tokenizer is for a loaded model; {model!r} is a name, and has its own")
-        return configured(("arguments", {**settings, "model": model})), None
-    loaded = given(model, tokenizer)
-    return build(("arguments", {**settings, "model": loaded.source})), loaded
+        return build_model_config(("arguments", {**settings, "model": model})), None
+    loaded = wrap_policy(model, tokenizer)
+    return build_config(("arguments", {**settings, "model": loaded.source})), loaded
 
 
-def load(name: str, dtype: str = "float32", quantize: str | None = None) -> Policy:
-    """Load a policy, on a GPU if there is one; its weights beside an adapter in fewer bits, if that is asked for.
+def load_policy(name: str, dtype: str = "float32", quantize: str | None = None) -> Policy:
+    """Load a policy, on a GPU if there is one. With ``quantize``, the weights beside an adapter are in 4 bits.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded; the sentence says why.
     """
-    source = locate(name)
+    source = locate_model(name)
     import torch
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(name)
-    from agentrl import lora
+    from agentrl.models import lora
 
     adapter = Path(source) if lora.is_adapter(source) else None
-    base = locate(lora.base_of(adapter)) if adapter else source
+    base = locate_model(lora.read_base_model(adapter)) if adapter else source
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    given: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if quantize:
-        given |= {"quantization_config": lora.quantization(given["dtype"]), "device_map": {"": device}}
-    with _loading(name):
-        model = AutoModelForCausalLM.from_pretrained(base, **given)
-        model = lora.keep_differentiable(lora.attached(model, adapter) if adapter else model)
+        options |= {"quantization_config": lora.build_quantization(options["dtype"]), "device_map": {"": device}}
+    with _load_errors(name):
+        model = AutoModelForCausalLM.from_pretrained(base, **options)
+        model = lora.keep_differentiable(lora.load_adapter(model, adapter) if adapter else model)
     return Policy(model if quantize else model.to(device), tokenizer, source)
 
 
-def given(model: Any, tokenizer: Any = None) -> Policy:
-    """A policy of a loaded model. Its tokenizer is found by the model's name, where it has one.
+def wrap_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Policy:
+    """Make a policy of a loaded model. By default its tokenizer is loaded by the model's name.
 
     Raises:
         UserError: it is no causal LM of transformers, or the tokenizer is missing.
@@ -144,12 +155,12 @@ def given(model: Any, tokenizer: Any = None) -> Policy:
         if not source:
             raise UserError(f"the model, a {type(model).__name__}, has no name, and so no tokenizer; give one")
         tokenizer = load_tokenizer(source)
-    from agentrl import lora
+    from agentrl.models import lora
 
     return Policy(lora.keep_differentiable(model.eval()), tokenizer, source or type(model).__name__)
 
 
-def checksum(model: Any) -> str:
+def compute_checksum(model: nn.Module) -> str:
     """Compute a checksum of all weights, by which the same ones are known again wherever they are."""
     import torch
 
@@ -162,39 +173,41 @@ def checksum(model: Any) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(name: str) -> Any:
-    """The tokenizer alone. Raises UserError as ``load`` does."""
-    source = locate(name)
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer alone. Raises UserError as `load_policy`."""
+    source = locate_model(name)
     from transformers import AutoTokenizer
 
-    with _loading(name):
+    with _load_errors(name):
         return AutoTokenizer.from_pretrained(source)
 
 
 def load_end_tokens(name: str) -> tuple[int, ...]:
-    """Return the ids that a model's configs name as ends of a turn, without loading its weights. Raises as `load`."""
-    source = locate(name)
+    """Read the ids that a model's configs name as ends of a turn, without its weights. Raises as `load_policy`."""
+    source = locate_model(name)
     from transformers import GenerationConfig, PreTrainedConfig
 
-    from agentrl import lora
+    from agentrl.models import lora
 
-    source = locate(lora.base_of(Path(source))) if lora.is_adapter(source) else source
-    found: list[Mapping[str, Any]] = []
+    source = locate_model(lora.read_base_model(Path(source))) if lora.is_adapter(source) else source
+    configs: list[Mapping[str, Any]] = []
     with suppress(OSError):  # many ship none
-        found.append(GenerationConfig.from_pretrained(source).to_dict())
+        configs.append(GenerationConfig.from_pretrained(source).to_dict())
     with suppress(OSError):
-        found.append(PreTrainedConfig.get_config_dict(source)[0])
-    return _integers(place.get("eos_token_id") for one in found for place in (one, one.get("text_config") or {}))
+        configs.append(PreTrainedConfig.get_config_dict(source)[0])
+    return _flatten_integers(
+        part.get("eos_token_id") for config in configs for part in (config, config.get("text_config") or {})
+    )
 
 
-def _integers(values: Iterable[Any]) -> tuple[int, ...]:
+def _flatten_integers(values: Iterable[object]) -> tuple[int, ...]:
     """Return the different integers among values and lists of values, in order."""
     flat = [i for value in values for i in (value if isinstance(value, list | tuple) else [value])]
     return tuple(dict.fromkeys(i for i in flat if isinstance(i, int)))
 
 
 def read_template(path: str | None) -> str | None:
-    """The text of a Jinja file, if one is given."""
+    """Read a Jinja file, if one is given."""
     try:
         return Path(path).read_text(encoding="utf-8") if path else None
     except OSError as error:
@@ -203,5 +216,5 @@ def read_template(path: str | None) -> str | None:
         raise ConfigError(f"chat_template: {path!r} is no text in UTF-8") from None
 
 
-def _loading(name: str) -> AbstractContextManager[None]:
-    return loading(f"model {name!r}", nearest(name, registry.available("model")))
+def _load_errors(name: str) -> AbstractContextManager[None]:
+    return explain_load_errors(f"model {name!r}", suggest(name, registry.list_registered("model")))

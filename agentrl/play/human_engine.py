@@ -1,4 +1,4 @@
-"""The model's chair: an engine whose turns somebody else takes, a person, a script or an endpoint, and all is shown.
+"""An engine whose turns a person, a script or an endpoint takes, with every message shown.
 
 It continues conversations of ``renderer.chat``, so the rollout plays as it does with a model.
 """
@@ -9,42 +9,42 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.engine import Engine
-from agentrl.renderer.chat import conversation, lines
+from agentrl.renderer.json_lines import decode_conversation, encode_lines
+from agentrl.rollout.engine_protocol import Engine
 from agentrl.types import Completion, JsonSchema, SamplingParams
 
-Wire = dict[str, Any]  # a message as the API has it: a call's arguments are JSON in a string
+WireMessage = dict[str, Any]  # a message as the API has it: a call's arguments are JSON in a string
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What is on the table: the tools, all messages, and those that are new since the last turn."""
+    """The tools, all messages, and those that are new since the last turn."""
 
     tools: Sequence[JsonSchema]
-    messages: Sequence[Wire]
-    new: Sequence[Wire]
+    messages: Sequence[WireMessage]
+    new: Sequence[WireMessage]
 
 
-class Chair:
+class HumanEngine:
     """An engine for one episode at a time.
 
     Args:
-        show: told what is on the table before each turn; for ``watched``, what it said too.
-        take: gives the assistant's message.
+        show: called before each turn; for an `ObservedEngine` after it too.
+        take: returns the assistant's message.
     """
 
     capacity = 1
     max_context = 1 << 40  # bytes
 
-    def __init__(self, show: Callable[[Turn], None], take: Callable[[Turn], Awaitable[Wire]]) -> None:
+    def __init__(self, show: Callable[[Turn], None], take: Callable[[Turn], Awaitable[WireMessage]]) -> None:
         self.show, self.take = show, take
         self._seen = 0
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
-        tools, messages = conversation(token_ids)
+        tools, messages = decode_conversation(token_ids)
         turn = Turn(tools, messages, messages[self._seen :])
         self.show(turn)
-        ids = lines([await self.take(turn)])
+        ids = encode_lines([await self.take(turn)])
         self._seen = len(messages) + 1
         return Completion(tuple(ids), (0.0,) * len(ids), (0,) * len(ids), "stop")
 
@@ -55,18 +55,18 @@ class Chair:
     async def close(self) -> None: ...
 
 
-class Watched(Chair):
-    """An engine of such conversations, watched turn by turn."""
+class ObservedEngine(HumanEngine):
+    """An engine of such conversations that shows every turn."""
 
     def __init__(self, show: Callable[[Turn], None], engine: Engine) -> None:
         self.show, self.engine = show, engine
         self._seen = 0
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
-        tools, messages = conversation(token_ids)
+        tools, messages = decode_conversation(token_ids)
         self.show(Turn(tools, messages, messages[self._seen :]))
         done = await self.engine.generate(token_ids, params, session=session)
-        _, messages = conversation([*token_ids, *done.token_ids])
+        _, messages = decode_conversation([*token_ids, *done.token_ids])
         self.show(Turn(tools, messages, messages[-1:]))
         self._seen = len(messages)
         return done

@@ -1,4 +1,4 @@
-"""What a person types for a turn of the model: text, or calls as Python writes them."""
+"""The turns that a person types for the model: text, or calls as Python writes them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.errors import UserError, nearest
-from agentrl.renderer.hermes import call_id
+from agentrl.errors import UserError, suggest
+from agentrl.renderer.call_formats.hermes import make_call_id
 from agentrl.types import JsonSchema, Trajectory
 
-Call = tuple[str, dict[str, Any]]
+TypedCall = tuple[str, dict[str, Any]]
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def calls_in(line: str, tools: Sequence[JsonSchema]) -> list[Call]:
-    """The calls a line makes: ``tool(a=1, b="x")``, several with ``;`` between, or ``/call tool {"a": 1}``.
+def parse_calls(line: str, tools: Sequence[JsonSchema]) -> list[TypedCall]:
+    """Parse the calls of a line: ``tool(a=1, b="x")``, several with ``;`` between, or ``/call tool {"a": 1}``.
 
     Empty where the line is text.
 
@@ -24,7 +24,7 @@ def calls_in(line: str, tools: Sequence[JsonSchema]) -> list[Call]:
         UserError: it is meant as a call, and cannot be read.
     """
     if line.startswith("/call"):
-        return [_written(line.removeprefix("/call").strip())]
+        return [_parse_json_call(line.removeprefix("/call").strip())]
     try:
         statements = ast.parse(line.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -33,29 +33,33 @@ def calls_in(line: str, tools: Sequence[JsonSchema]) -> list[Call]:
     calls = [e for e in expressions if isinstance(e, ast.Call) and isinstance(e.func, ast.Name)]
     if not calls or len(calls) < len(expressions):
         return _no_calls(line, tools)
-    return [_read(c, tools) for c in calls]
+    return [_parse_call(c, tools) for c in calls]
 
 
-def message(text: str, calls: Sequence[Call]) -> dict[str, Any]:
-    """A turn, as the API has it."""
-    said: dict[str, Any] = {"role": "assistant", "content": text}
+def build_message(text: str, calls: Sequence[TypedCall]) -> dict[str, Any]:
+    """Build an assistant's message as the API has it."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         turn = json.dumps([text, calls])
-        said["tool_calls"] = [
-            {"id": call_id(turn, i), "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        message["tool_calls"] = [
+            {
+                "id": make_call_id(turn, i),
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(given)},
+            }
             for i, (name, given) in enumerate(calls)
         ]
-    return said
+    return message
 
 
-def demonstration(trajectory: Trajectory, tools: Sequence[JsonSchema], env: str, split: str) -> str:
-    """A played episode as a line of JSON: ``messages`` and ``tools`` as trainers take them, and what it was worth."""
+def format_demonstration(trajectory: Trajectory, tools: Sequence[JsonSchema], env: str, split: str) -> str:
+    """Format an episode as a line of JSON: ``messages`` and ``tools`` as trainers take them, and its rewards."""
     row = {"messages": trajectory.messages, "tools": list(tools), "env": env, "split": split, "task": trajectory.task}
     return json.dumps(row | {"rewards": dict(trajectory.rewards), "reward": trajectory.reward}, ensure_ascii=False)
 
 
-def signature(tool: JsonSchema) -> str:
-    """A tool as one calls it: ``price(item: string)``."""
+def format_signature(tool: JsonSchema) -> str:
+    """Format a tool as one calls it: ``price(item: string)``."""
     function = tool["function"]
     required = function["parameters"].get("required", ())
     shown = (
@@ -77,15 +81,15 @@ def _names(tools: Sequence[JsonSchema]) -> list[str]:
     return [t["function"]["name"] for t in tools]
 
 
-def _no_calls(line: str, tools: Sequence[JsonSchema]) -> list[Call]:
-    """Text; unless it begins as a call of a known tool does."""
+def _no_calls(line: str, tools: Sequence[JsonSchema]) -> list[TypedCall]:
+    """Return no calls. Raises UserError if the line begins as a call of a known tool does."""
     name, opened, _ = line.strip().partition("(")
     if opened and name in _names(tools):
         raise UserError(f'{line.strip()!r:.80} is no call: write {name}(a=1, b="x"), or /say before what is text')
     return []
 
 
-def _written(text: str) -> Call:
+def _parse_json_call(text: str) -> TypedCall:
     name, _, given = text.partition(" ")
     try:
         arguments = json.loads(given) if given.strip() else {}
@@ -96,11 +100,11 @@ def _written(text: str) -> Call:
     return name, arguments
 
 
-def _read(call: ast.Call, tools: Sequence[JsonSchema]) -> Call:
+def _parse_call(call: ast.Call, tools: Sequence[JsonSchema]) -> TypedCall:
     name = call.func.id if isinstance(call.func, ast.Name) else ""
     schema = next((t["function"] for t in tools if t["function"]["name"] == name), None)
     if schema is None:
-        hint = nearest(name, _names(tools))
+        hint = suggest(name, _names(tools))
         raise UserError(f"no tool {name!r}{hint} (/call makes the call all the same, /say takes it for text)")
     order = list(schema["parameters"].get("properties", {}))
     if len(call.args) > len(order) or any(isinstance(a, ast.Starred) for a in call.args):
@@ -108,10 +112,10 @@ def _read(call: ast.Call, tools: Sequence[JsonSchema]) -> Call:
     if any(k.arg is None for k in call.keywords):
         raise UserError(f"name each argument of {name}: {', '.join(order)}")
     given = [*zip(order, call.args, strict=False), *((str(k.arg), k.value) for k in call.keywords)]
-    return name, {argument: _value(argument, node) for argument, node in given}
+    return name, {argument: _evaluate(argument, node) for argument, node in given}
 
 
-def _value(argument: str, node: ast.expr) -> Any:
+def _evaluate(argument: str, node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return _JSON_NAMES[node.id]
     try:

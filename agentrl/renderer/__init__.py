@@ -1,4 +1,4 @@
-"""Messages to tokens and back: the contract. ``template`` follows any model's own chat template."""
+"""The renderer's contract: messages to tokens and back. ``template`` follows any model's own chat template."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agentrl.types import JsonSchema, Message, Reply
 class Renderer(Protocol):
     """Turns messages into token ids. The method names are those of the ``renderers`` package."""
 
-    forged: Counter[str]  # attempts of untrusted text to spell a control token, by tool name or role
+    injection_attempts: Counter[str]  # attempts of untrusted text to spell a control token, by tool name or role
 
     def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
-        """The first prompt, ready for the model's turn."""
+        """Render the first prompt, ready for the model's turn."""
         ...
 
     def bridge_to_next_turn(
@@ -26,7 +26,7 @@ class Renderer(Protocol):
         *,
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
-        """The next prompt: begins with ``prompt_ids + completion_ids`` to the token, then ``messages``."""
+        """Render the next prompt: ``prompt_ids + completion_ids`` to the token, then ``messages``."""
         ...
 
     def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:

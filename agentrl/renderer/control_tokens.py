@@ -21,14 +21,14 @@ Span = tuple[int, int, str]  # start, end, source
 
 
 class Piece(NamedTuple):
-    """Some text and who wrote it: ``source`` is empty for the template, else a tool's name or a role."""
+    """A text and its author: ``source`` is empty for the template, else a tool's name or a role."""
 
     text: str
     source: str = ""
 
 
-def structural(tokenizer: Any) -> dict[str, int]:
-    """The added tokens but those of white space alone: Gemma adds runs of newlines and spaces, which mean nothing."""
+def find_structural_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of added tokens, by text, without those of white space alone, which mean nothing (Gemma's)."""
     added = tokenizer.added_tokens_decoder.items()
     return {token.content: i for i, token in added if token.content.strip("▁" + string.whitespace)}
 
@@ -44,7 +44,7 @@ class SafeEncoder:
     def __init__(self, tokenizer: Any, anchor: str) -> None:
         self._backend = tokenizer.backend_tokenizer
         # "Unknown" carries no structure where every rare character gives it.
-        self.added_ids = set(structural(tokenizer).values()) - set(self._raw(chr(0xE123)).ids)
+        self.added_ids = set(find_structural_tokens(tokenizer).values()) - set(self._raw(chr(0xE123)).ids)
         self._replacement = next(c for c in (REPLACEMENT, "?", " ") if self._count(self._raw(c).ids) == 0)
         after = "".join(self._raw(anchor + "a").tokens[1:])
         token = next(t for t in tokenizer.added_tokens_decoder.values() if t.content == anchor)
@@ -55,27 +55,27 @@ class SafeEncoder:
         self._own = lru_cache(4096)(lambda text: self._count(self._tokens(text, self._middle)[0]))
 
     def encode(self, pieces: Sequence[Piece], *, beginning: bool) -> tuple[list[int], Counter[str]]:
-        """Token ids of the joined pieces, and how many control tokens untrusted text tried to spell, by source."""
+        """Encode the joined pieces; return the ids, and the control tokens that untrusted text spells, by source."""
         prefix = "" if beginning else self._anchor
         pieces = _joined(pieces)
         text, spans = "".join(p.text for p in pieces), _spans(pieces)
-        forged: Counter[str] = Counter()
-        ids = self._encode(text, 0, spans, prefix, forged)
+        attempts: Counter[str] = Counter()
+        ids = self._encode(text, 0, spans, prefix, attempts)
         if self._count(ids) != sum(self._own(p.text) for p in pieces if not p.source):
-            ids, forged = [], Counter()  # a neighbour spoiled a token of the template: keep them apart
+            ids, attempts = [], Counter()  # a neighbour spoiled a token of the template: keep them apart
             for p in pieces:
-                ids += self._encode(p.text, 0, [(0, len(p.text), p.source)] if p.source else [], prefix, forged)
+                ids += self._encode(p.text, 0, [(0, len(p.text), p.source)] if p.source else [], prefix, attempts)
                 prefix = self._middle
-        return ids, forged
+        return ids, attempts
 
-    def _encode(self, text: str, base: int, spans: Sequence[Span], prefix: str, forged: Counter[str]) -> list[int]:
+    def _encode(self, text: str, base: int, spans: Sequence[Span], prefix: str, attempts: Counter[str]) -> list[int]:
         ids, offsets = self._tokens(text, prefix)
         cuts: list[int] = []
         characters = list(text) if offsets else []
         for start, end in (_trimmed(text, *offset) for offset in offsets):
             author = next((s for a, b, s in spans if a < base + end and base + start < b), "")
             if author:
-                forged[author] += 1
+                attempts[author] += 1
                 if end - start > 1:
                     cuts.append(start + 1)
                 else:
@@ -87,11 +87,11 @@ class SafeEncoder:
         return [
             token
             for a, b in pairwise(edges)
-            for token in self._encode(cleaned[a:b], base + a, spans, self._middle if a else prefix, forged)
+            for token in self._encode(cleaned[a:b], base + a, spans, self._middle if a else prefix, attempts)
         ]
 
     def _tokens(self, text: str, prefix: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids, and the offsets in the text of those that are added tokens."""
+        """Return the ids, and the offsets in the text of those that are added tokens."""
         encoding = self._raw(prefix + text)
         ids, skip, shift = encoding.ids, len(self._prefix_ids[prefix]), len(prefix)
         if ids[:skip] != self._prefix_ids[prefix]:  # prefix and text grew together
@@ -100,14 +100,14 @@ class SafeEncoder:
             ids = ids[skip:]
         if self.added_ids.isdisjoint(ids):
             return ids, []
-        found = [o for i, o in zip(ids, encoding.offsets[skip:], strict=True) if i in self.added_ids]
-        return ids, [(max(a - shift, 0), b - shift) for a, b in found]
+        added = [o for i, o in zip(ids, encoding.offsets[skip:], strict=True) if i in self.added_ids]
+        return ids, [(max(a - shift, 0), b - shift) for a, b in added]
 
     def _count(self, ids: Sequence[int]) -> int:
         return sum(i in self.added_ids for i in ids)
 
     def _raw(self, text: str) -> Any:
-        """The backend keeps settings of whoever used it last: undo those that lose text or structure."""
+        """Encode with the backend, after undoing settings of its last user that lose text or structure."""
         backend = self._backend
         if backend.truncation is not None:
             backend.no_truncation()
@@ -119,7 +119,7 @@ class SafeEncoder:
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Tokens that strip take the white space around them; who wrote that does not matter."""
+    """Trim a span of the white space that a stripping token takes; its author does not matter."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():
@@ -128,7 +128,7 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Without empty pieces, neighbours of one source made one."""
+    """Drop empty pieces, and join neighbours of one source."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and joined[-1].source == piece.source:
@@ -139,7 +139,7 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _spans(pieces: Sequence[Piece]) -> list[Span]:
-    """Where the untrusted pieces lie in the joined text."""
+    """Return the spans of the untrusted pieces in the joined text."""
     spans, at = [], 0
     for piece in pieces:
         if piece.source:
@@ -149,7 +149,7 @@ def _spans(pieces: Sequence[Piece]) -> list[Span]:
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates, which JSON can spell and UTF-8 cannot, become replacement characters."""
+    """Replace lone surrogates, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Places for text in a rendering.
+"""Placeholders for text in a rendering.
 
 A template never sees what somebody wrote, only placeholders, so it cannot be steered by it. What it did to a
 placeholder (trimmed it, wrote it as JSON) is read off the rendering and done to the text later.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.renderer.untrusted import Piece
+from agentrl.renderer.control_tokens import Piece
 
 Rendering = dict[str, Any]  # a message, or a tool's schema, as a template gets it
 
@@ -32,8 +32,8 @@ _KEYWORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a text goes, and what the template does to it on the way."""
+class Placeholder:
+    """The position of a text in a rendering, and the changes that the template makes to it."""
 
     index: int
     as_json: bool
@@ -46,36 +46,37 @@ class Slot:
         return json.dumps(text, ensure_ascii=False)[1:-1] if self.as_json else text
 
 
-Part = str | Slot
+Part = str | Placeholder
 
 
-def placeholder(index: int) -> str:
+def format_placeholder(index: int) -> str:
+    """Format the placeholder of text ``index``, as the template gets it."""
     return f"{_EDGE}{_OPEN.format(index)}{_PROBE}{_CLOSE}{_EDGE}"
 
 
-def parse(rendered: str) -> list[Part]:
-    """Cut a rendering at its placeholders: the template's own text, and slots."""
+def split_rendering(rendered: str) -> list[Part]:
+    """Split a rendering at its placeholders: the template's own texts, and `Placeholder`."""
     parts: list[Part] = []
     last = 0
-    for found in _SLOT.finditer(rendered):
-        left, index, probe, right = found.groups()
+    for match in _SLOT.finditer(rendered):
+        left, index, probe, right = match.groups()
         if probe not in (_PROBE, _PROBE_JSON):
             raise TemplateError("it alters a message's text in a way that cannot be followed")
-        parts += rendered[last : found.start()], Slot(int(index), probe != _PROBE, left is None, right is None)
-        last = found.end()
+        parts += rendered[last : match.start()], Placeholder(int(index), probe != _PROBE, left is None, right is None)
+        last = match.end()
     return [*parts, rendered[last:]]
 
 
-def fill(parts: Sequence[Part], texts: Sequence[Piece]) -> list[Piece]:
-    """The parts with their texts put in, as pieces that remember who wrote them."""
+def fill_placeholders(parts: Sequence[Part], texts: Sequence[Piece]) -> list[Piece]:
+    """Put the texts into the parts; each piece keeps its author."""
     return [
         Piece(part) if isinstance(part, str) else Piece(part.fill(texts[part.index].text), texts[part.index].source)
         for part in parts
     ]
 
 
-def texts_of(messages: Sequence[Any]) -> list[Piece]:
-    """Two texts for each message: its content, and the name of the tool it comes from."""
+def collect_texts(messages: Sequence[Any]) -> list[Piece]:
+    """Collect two texts of each message: its content, and the name of the tool it comes from."""
     texts: list[Piece] = []
     for message in messages:
         name = message.get("name") or ""
@@ -83,25 +84,25 @@ def texts_of(messages: Sequence[Any]) -> list[Piece]:
     return texts
 
 
-class Hidden:
+class TemplatedMessages:
     """Messages and schemas with placeholders instead of texts; ``texts`` holds what they stand for."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
-        self.texts = texts_of(messages)
+        self.texts = collect_texts(messages)
         self._known: dict[Piece, str] = {}
         self._ids: dict[str, str] = {}
         self.messages = [self._message(m, i) for i, m in enumerate(messages)]
 
     def text(self, text: str, source: str) -> str:
-        """A placeholder; equal texts get equal ones, so that a template can still compare names."""
+        """Return a text's placeholder; equal texts get equal ones, so that a template can still compare names."""
         piece = Piece(text, source)
         if text and piece not in self._known:
             self.texts.append(piece)
-            self._known[piece] = placeholder(len(self.texts) - 1)
+            self._known[piece] = format_placeholder(len(self.texts) - 1)
         return self._known.get(piece, "")
 
     def value(self, value: Any, source: str = "schema", key: str = "") -> Any:
-        """A JSON value with the texts hidden, and the keys that are no words of JSON schema too."""
+        """Replace the texts of a JSON value by placeholders, and the keys that are no words of JSON schema too."""
         if isinstance(value, dict):
             named = key in ("properties", "$defs")  # here the keys are names that somebody chose
             return {
@@ -118,7 +119,7 @@ class Hidden:
         hidden: Rendering = {"role": message["role"]}
         for field, at in (("content", 2 * index), ("name", 2 * index + 1)):
             if self.texts[at].text or field == "content":
-                hidden[field] = placeholder(at) if self.texts[at].text else ""
+                hidden[field] = format_placeholder(at) if self.texts[at].text else ""
         if message["role"] == "tool":
             hidden["tool_call_id"] = self._id(message.get("tool_call_id") or f"#{index}")
         if message.get("tool_calls"):
@@ -132,5 +133,5 @@ class Hidden:
         return {"id": self._id(call["id"]), "type": "function", "function": hidden}
 
     def _id(self, call_id: str) -> str:
-        """Ids by number: nine letters and digits, as Mistral wants them, and the same in every run."""
+        """Number an id: nine letters and digits, as Mistral wants them, and the same in every run."""
         return self._ids.setdefault(call_id, f"call{len(self._ids):05d}")

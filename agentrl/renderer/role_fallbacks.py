@@ -1,37 +1,37 @@
-"""Turns for templates that lack something: tools, a tool role, a system role. What they lack is said in text."""
+"""Turns for templates that lack tools, a tool role or a system role: the missing part is written as text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from agentrl.renderer.hermes import CLOSE, OPEN
-from agentrl.renderer.slots import Rendering
+from agentrl.renderer.call_formats.hermes import CLOSE, OPEN
+from agentrl.renderer.placeholders import Rendering
 
 
-def without_tools(turns: Sequence[Rendering]) -> list[Rendering]:
-    """Calls as text of the assistant; results, with the user's turn that follows them, as one user turn."""
+def fold_tools(turns: Sequence[Rendering]) -> list[Rendering]:
+    """Write calls as text of the assistant; results, with the user's turn that follows them, as one user turn."""
     plain: list[Rendering] = []
     after_result = False
     for turn in turns:
-        said = {"role": "user" if turn["role"] == "tool" else turn["role"], "content": _text(turn)}
-        if after_result and said["role"] == "user":
-            plain[-1]["content"] += "\n" + said["content"]
+        message = {"role": "user" if turn["role"] == "tool" else turn["role"], "content": _text(turn)}
+        if after_result and message["role"] == "user":
+            plain[-1]["content"] += "\n" + message["content"]
         else:
-            plain.append(said)
+            plain.append(message)
         after_result = turn["role"] == "tool"
     return plain
 
 
-def with_system(turns: Sequence[Rendering], text: str) -> list[Rendering]:
-    """The text at the end of the system prompt, or as one."""
+def append_system(turns: Sequence[Rendering], text: str) -> list[Rendering]:
+    """Append a text to the system prompt, or add it as one."""
     if turns and turns[0]["role"] == "system":
         return [turns[0] | {"content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
     return [{"role": "system", "content": text}, *turns]
 
 
-def without_system(turns: Sequence[Rendering]) -> list[Rendering]:
-    """The system prompt in front of the first user turn."""
+def fold_system(turns: Sequence[Rendering]) -> list[Rendering]:
+    """Move the system prompt into the first user turn, in front."""
     if not turns or turns[0]["role"] != "system":
         return list(turns)
     if len(turns) == 1 or turns[1]["role"] != "user":

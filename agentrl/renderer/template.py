@@ -1,4 +1,4 @@
-"""Any chat template, followed token by token.
+"""A renderer that follows any chat template token by token.
 
 The template is the only authority on structure. It is rendered with placeholders for every text; what stands around
 them is its own and may hold control tokens, what takes their place may not. What a turn appends is learnt once for
@@ -15,29 +15,30 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.renderer import hermes, slots
-from agentrl.renderer.plain import with_system, without_system, without_tools
-from agentrl.renderer.slots import Hidden, Part, Rendering, placeholder
-from agentrl.renderer.untrusted import Piece, SafeEncoder, structural
+from agentrl.renderer import placeholders
+from agentrl.renderer.call_formats import hermes
+from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
+from agentrl.renderer.placeholders import Part, Rendering, TemplatedMessages, format_placeholder
+from agentrl.renderer.role_fallbacks import append_system, fold_system, fold_tools
 from agentrl.types import THOUGHT_MARKS, JsonSchema, Message, Reply
 
-_SAID, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
-_ASKED: Rendering = {"role": "user", "content": "q"}
-_REPLY: Rendering = {"role": "assistant", "content": _SAID}
+_REPLY_TEXT, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
+_USER_TURN: Rendering = {"role": "user", "content": "q"}
+_REPLY: Rendering = {"role": "assistant", "content": _REPLY_TEXT}
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 _PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "d", "parameters": _PARAMETERS}}
 
-TAIL = 16  # tokens of a prompt that may hold what opens a thought, and the white space behind it
+TAIL = 16  # tokens of a prompt that may hold the opening of a thought, and the white space behind it
 
 Shape = tuple[tuple[str, bool, bool], ...]  # of each message: its role, whether it has a content and a name
 _RESULT, _USER = ("tool", True, True), ("user", True, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What the template appends to a model's turn: the rest of that turn, messages, the next turn's beginning."""
+class _Frame:
+    """The text that the template appends to a model's turn: its rest, messages, the next turn's beginning."""
 
-    lead: str  # up to the first text: "<|im_end|>\n<|im_start|>user\n"
+    turn_suffix: str  # up to the first text: "<|im_end|>\n<|im_start|>user\n"
     parts: tuple[Part, ...]
 
 
@@ -64,10 +65,10 @@ class TemplateRenderer:
                 "take an instruct model, or give a template with --chat_template FILE"
             )
         self.tokenizer = tokenizer
-        self.forged: Counter[str] = Counter()
+        self.injection_attempts: Counter[str] = Counter()
         self._template = chat_template
-        self._added = structural(tokenizer)
-        self._frames: dict[tuple[Shape, bool], Frame] = {}
+        self._added = find_structural_tokens(tokenizer)
+        self._frames: dict[tuple[Shape, bool], _Frame] = {}
         self._closing = self._find_closing()
         self._closer = self._first_added(self._closing)
         self._stops = self._find_stops() | _special(tokenizer, end_tokens)
@@ -77,14 +78,14 @@ class TemplateRenderer:
     # -- the renderer's contract ---------------------------------------------------------------------------------
 
     def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
-        ids, forged = self._prompt(json.dumps(messages), json.dumps(tools))
-        self.forged.update(forged)
+        ids, attempts = self._prompt(json.dumps(messages), json.dumps(tools))
+        self.injection_attempts.update(attempts)
         return list(ids)
 
     def render_closed_ids(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation whose last turn is ended: what a model that judges it reads."""
-        ids, forged = self._render_prompt(json.dumps(messages), "[]", open_turn=False)
-        self.forged.update(forged)
+        """Render a conversation whose last turn is ended, for a model that judges it."""
+        ids, attempts = self._render_prompt(json.dumps(messages), "[]", open_turn=False)
+        self.injection_attempts.update(attempts)
         return list(ids)
 
     def bridge_to_next_turn(
@@ -97,13 +98,13 @@ class TemplateRenderer:
     ) -> list[int]:
         shape = tuple((m["role"], bool(m["content"]), bool(m.get("name"))) for m in messages)
         frame = self._frame(shape, bool(tools))
-        lead = frame.lead
+        turn_suffix = frame.turn_suffix
         if completion_ids and (stop := self._stops.get(completion_ids[-1])):
-            _, found, rest = lead.partition(self._closer or stop)
-            lead = rest if found else lead
-        said = slots.fill(frame.parts, slots.texts_of(messages))
-        ids, forged = self._encoder.encode([Piece(lead), *said], beginning=False)
-        self.forged.update(forged)
+            _, end, rest = turn_suffix.partition(self._closer or stop)
+            turn_suffix = rest if end else turn_suffix
+        texts = placeholders.fill_placeholders(frame.parts, placeholders.collect_texts(messages))
+        ids, attempts = self._encoder.encode([Piece(turn_suffix), *texts], beginning=False)
+        self.injection_attempts.update(attempts)
         return [*prompt_ids, *completion_ids, *ids]
 
     def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
@@ -118,7 +119,7 @@ class TemplateRenderer:
         return list(self._stops)
 
     def verdict(self) -> str:
-        """What a user should know about this template, in short sentences."""
+        """Describe the template to a user, in short sentences."""
         return " ".join(
             [
                 "Tool calls are in the template's own form."
@@ -129,7 +130,7 @@ class TemplateRenderer:
                 self._verified("user turns", (_USER,)),
                 *(
                     f"The template would drop earlier thinking before {turn}; what was sampled stays in the context."
-                    for turn, message in (("user turns", _ASKED), ("tool results", _result(0)))
+                    for turn, message in (("user turns", _USER_TURN), ("tool results", _result(0)))
                     if self._drops_thinking(message)
                 ),
                 *(["It opens a thought: a turn that never ends it has no answer."] if self._opens_thought else []),
@@ -153,34 +154,34 @@ class TemplateRenderer:
         return text
 
     def _find_closing(self) -> str:
-        """What the template puts after the model's own text: ``<|im_end|>\n``."""
+        """Return the text that the template puts after the model's own: ``<|im_end|>\n``."""
         try:
-            turns = self._apply([_ASKED, _REPLY])
-            if _SAID not in turns:
+            turns = self._apply([_USER_TURN, _REPLY])
+            if _REPLY_TEXT not in turns:
                 raise TemplateError("it loses or alters the model's text")
         except TemplateError as error:
             raise TemplateError(
                 f"the chat template cannot render a user and an assistant turn: {error}; "
                 "give another one with --chat_template FILE"
             ) from error
-        return turns.rpartition(_SAID)[2]
+        return turns.rpartition(_REPLY_TEXT)[2]
 
     def _find_stops(self) -> dict[int, str]:
-        """The tokens that end the model's turn when sampled.
+        """Return the tokens that end the model's turn when sampled, by id.
 
         Some templates end no turn (GLM's): there the model is stopped by the token that begins the next one.
         """
         stops = [self._closer]
-        for message in () if self._closer else (_ASKED, _result(0)):
+        for message in () if self._closer else (_USER_TURN, _result(0)):
             try:
-                stops.append(self._first_added(self._apply([_ASKED, _REPLY, message]).rpartition(_SAID)[2]))
+                stops.append(self._first_added(self._apply([_USER_TURN, _REPLY, message]).rpartition(_REPLY_TEXT)[2]))
             except TemplateError:
                 continue  # no such role
         stops.append(self.tokenizer.eos_token)
-        found = {self._added[s]: s for s in stops if s in self._added}
-        if not found:
+        ids = {self._added[s]: s for s in stops if s in self._added}
+        if not ids:
             raise TemplateError("no token ends a turn, neither the template's nor the tokenizer's; set eos_token")
-        return found
+        return ids
 
     def _first_added(self, text: str) -> str:
         return min(((text.index(t), -len(t), t) for t in self._added if t in text), default=(0, 0, ""))[2]
@@ -191,12 +192,12 @@ class TemplateRenderer:
 
         Behind a tool's answer it may be otherwise (DeepSeek's opens none there), so a turn is read by its own prompt.
         """
-        return self._opening_of(self._apply([_ASKED], prompt=True))
+        return self._opening_of(self._apply([_USER_TURN], prompt=True))
 
     def _opening_of(self, prompt: str) -> str:
         mark = THOUGHT_MARKS[0]
-        said = prompt.rstrip()
-        return prompt[len(said) - len(mark) :] if said.endswith(mark) else ""
+        stripped = prompt.rstrip()
+        return prompt[len(stripped) - len(mark) :] if stripped.endswith(mark) else ""
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -204,12 +205,12 @@ class TemplateRenderer:
 
     @cached_property
     def _native(self) -> bool:
-        """Whether the template shows tools, writes calls in the form our parser reads, and takes results."""
+        """Return True if the template shows tools, writes calls in the form our parser reads, and takes results."""
         tools = [_PROBE_TOOL]
-        called = {"role": "assistant", "content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}
+        turn = {"role": "assistant", "content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}
         try:
-            shown = self._apply([_ASKED], tools, prompt=True) != self._apply([_ASKED], prompt=True)
-            text = self._apply([_ASKED, called, _result(0)], tools)
+            shown = self._apply([_USER_TURN], tools, prompt=True) != self._apply([_USER_TURN], prompt=True)
+            text = self._apply([_USER_TURN, turn, _result(0)], tools)
             for count in (1, 2):  # some take one call a turn only
                 self._learn_frame((_RESULT,) * count, tools)
         except TemplateError:
@@ -219,18 +220,20 @@ class TemplateRenderer:
 
     @cached_property
     def _system(self) -> bool:
-        """Whether the template has a system role, and leaves it where it is when the conversation goes on."""
-        start: list[Rendering] = [{"role": "system", "content": placeholder(0)}, _ASKED]
+        """Return True if the template has a system role, and leaves it in place as the conversation goes on."""
+        start: list[Rendering] = [{"role": "system", "content": format_placeholder(0)}, _USER_TURN]
         try:
-            prompt, later = self._apply(start), self._apply([*start, _REPLY, _ASKED])
-            return any(isinstance(p, slots.Slot) for p in slots.parse(prompt)) and later.startswith(prompt)
+            prompt, later = self._apply(start), self._apply([*start, _REPLY, _USER_TURN])
+            return any(
+                isinstance(p, placeholders.Placeholder) for p in placeholders.split_rendering(prompt)
+            ) and later.startswith(prompt)
         except TemplateError:
             return False
 
     def _drops_thinking(self, then: Rendering) -> bool:
-        thought = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"}
+        thought = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_REPLY_TEXT}"}
         try:
-            return _THOUGHT not in self._apply([_ASKED, thought, then], [_PROBE_TOOL] if self._native else ())
+            return _THOUGHT not in self._apply([_USER_TURN, thought, then], [_PROBE_TOOL] if self._native else ())
         except TemplateError:
             return False  # it has no such turn
 
@@ -247,18 +250,18 @@ class TemplateRenderer:
         self, messages_json: str, tools_json: str, *, open_turn: bool = True
     ) -> tuple[tuple[int, ...], Counter[str]]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
-        hidden = Hidden(messages)
-        turns, shown = hidden.messages, [hidden.value(t) for t in tools] if self._native else []
+        templated = TemplatedMessages(messages)
+        turns, shown = templated.messages, [templated.value(t) for t in tools] if self._native else []
         if not shown:
-            turns = without_tools(turns)
+            turns = fold_tools(turns)
         if tools and not shown:
-            before, after = hermes.instructions()
+            before, after = hermes.format_instructions()
             lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
-            turns = with_system(turns, before + hidden.text(lines, "schema") + after)
+            turns = append_system(turns, before + templated.text(lines, "schema") + after)
         if not self._system:
-            turns = without_system(turns)
+            turns = fold_system(turns)
         try:
-            parts = slots.parse(self._apply(turns, shown, prompt=open_turn))
+            parts = placeholders.split_rendering(self._apply(turns, shown, prompt=open_turn))
             _check_kept(parts, messages)
         except TemplateError as error:
             roles = ", ".join(m["role"] for m in messages)
@@ -266,12 +269,12 @@ class TemplateRenderer:
                 f"the chat template cannot render the turns ({roles}): {error}; "
                 "change what the environment says first, or give another template with --chat_template FILE"
             ) from error
-        ids, forged = self._encoder.encode(slots.fill(parts, hidden.texts), beginning=True)
-        return tuple(ids), forged
+        ids, attempts = self._encoder.encode(placeholders.fill_placeholders(parts, templated.texts), beginning=True)
+        return tuple(ids), attempts
 
     # -- later turns -------------------------------------------------------------------------------------------------
 
-    def _frame(self, shape: Shape, tools: bool) -> Frame:
+    def _frame(self, shape: Shape, tools: bool) -> _Frame:
         if (key := (shape, tools)) not in self._frames:
             try:
                 self._frames[key] = self._learn_frame(shape, [_PROBE_TOOL] if tools and self._native else ())
@@ -283,27 +286,27 @@ class TemplateRenderer:
                 ) from error
         return self._frames[key]
 
-    def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema]) -> Frame:
+    def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema]) -> _Frame:
         messages = [{"role": r, "content": "t" * full, "name": "n" * named} for r, full, named in shape]
-        turns = Hidden(messages).messages
-        new = turns if tools else without_tools(turns)
-        calls = [_message_call(m.get("name", "t"), {"a": _SAID}, i) for i, m in enumerate(turns)]
+        turns = TemplatedMessages(messages).messages
+        new = turns if tools else fold_tools(turns)
+        calls = [_message_call(m.get("name", "t"), {"a": _REPLY_TEXT}, i) for i, m in enumerate(turns)]
         errors: list[TemplateError] = []
         for reply in (_REPLY, _REPLY | {"tool_calls": calls}):  # some insist on calls before results
             try:
-                parts = slots.parse(self._closing + self._appended(reply, new, tools))
+                parts = placeholders.split_rendering(self._closing + self._appended(reply, new, tools))
                 _check_kept(parts, messages)
-                return Frame(str(parts[0]), tuple(parts[1:]))
+                return _Frame(str(parts[0]), tuple(parts[1:]))
             except TemplateError as error:
                 errors.append(error)
         raise errors[0]
 
     def _appended(self, reply: Rendering, new: Sequence[Rendering], tools: Sequence[JsonSchema]) -> str:
-        """What the template adds behind the model's turn, once it is seen to keep what stood there before."""
-        asked = self._apply([_ASKED], tools)
-        after = self._apply([_ASKED, reply, *new], tools, prompt=True)
-        closing, appended = (t.rpartition(_SAID)[2] for t in (self._apply([_ASKED, reply], tools), after))
-        if not (after.startswith(asked) and appended.startswith(closing)):
+        """Return the text that the template adds behind the model's turn. Raises if it rewrites the turns before."""
+        before = self._apply([_USER_TURN], tools)
+        after = self._apply([_USER_TURN, reply, *new], tools, prompt=True)
+        closing, appended = (t.rpartition(_REPLY_TEXT)[2] for t in (self._apply([_USER_TURN, reply], tools), after))
+        if not (after.startswith(before) and appended.startswith(closing)):
             raise TemplateError("it rewrites the turns before")
         return appended[len(closing) :]
 
@@ -323,8 +326,8 @@ def _result(index: int) -> Rendering:
 
 
 def _check_kept(parts: Sequence[Part], messages: Sequence[Any]) -> None:
-    """Every content must have come out, but for what some templates leave out on purpose beside a call."""
-    kept = {part.index for part in parts if isinstance(part, slots.Slot)}
+    """Raise if a message's text is lost, but for texts beside a call, which some templates leave out on purpose."""
+    kept = {part.index for part in parts if isinstance(part, placeholders.Placeholder)}
     for index, message in enumerate(messages):
         if message["content"] and 2 * index not in kept and not message.get("tool_calls"):
             raise TemplateError(f"it loses the text of the role {message['role']!r}")

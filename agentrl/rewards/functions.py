@@ -1,4 +1,4 @@
-"""Rewards in TRL's form, by name, with their settings; and how they are called."""
+"""Reward functions in TRL's form: resolved by name, with their settings, and called."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from agentrl import registry
-from agentrl.aside import in_thread, together
-from agentrl.errors import ContractError, UserError, nearest
-from agentrl.reward_log import RewardLog
-from agentrl.reward_model import RewardModel
-from agentrl.signature import settings_of
-from agentrl.trainer_state import trainer_state
+from agentrl.errors import ContractError, UserError, suggest
+from agentrl.rewards.reward_log import RewardLog
+from agentrl.rewards.reward_model import RewardModel
+from agentrl.rewards.trainer_state import get_trainer_state
+from agentrl.runtime.threads import contain_exits, open_task_group, run_in_thread
+from agentrl.settings import registry
+from agentrl.settings.signature import convert_settings
+from agentrl.types import is_number
 
 Reward = Callable[..., Any]
 F = TypeVar("F", bound=Reward)
 
 
-def functions(
+def resolve_rewards(
     rewards: Sequence[str | Reward], settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Reward]:
-    """The rewards by their names.
+    """Resolve reward names and functions to functions by name.
 
     Args:
         settings: for those that take some, by name.
@@ -31,25 +32,25 @@ def functions(
     Raises:
         UserError: there is none of that name; ContractError: it is no function, or has no such setting.
     """
-    found: dict[str, Reward] = {}
-    given = dict(settings or {})
+    resolved: dict[str, Reward] = {}
+    left = dict(settings or {})
     for reward in rewards:
-        own = given.pop(reward, {}) if isinstance(reward, str) else {}
-        function = _function(reward, own)
+        own = left.pop(reward, {}) if isinstance(reward, str) else {}
+        function = _resolve(reward, own)
         if not callable(function):
             raise ContractError(f"reward {reward!r} is {function!r:.60}, not a function")
         name = _name_of(function)
-        if name in found:
+        if name in resolved:
             raise ContractError(
-                f"two rewards are called {name!r}: {_place_of(found[name])} and {_place_of(function)}; metrics and "
-                "weights go by the name, so give one another: FUNCTION.__name__ = 'NAME'"
+                f"two rewards are called {name!r}: {_describe_place(resolved[name])} and {_describe_place(function)}; "
+                "metrics and weights go by the name, so give one another: FUNCTION.__name__ = 'NAME'"
             )
-        found[name] = function
-    if not found:
+        resolved[name] = function
+    if not resolved:
         raise UserError("env.rewards is empty; name at least one, such as accuracy")
-    for name in given:
-        raise ContractError(f"env.reward_settings.{name}: no reward {name!r} is used{nearest(name, found)}")
-    return found
+    for name in left:
+        raise ContractError(f"env.reward_settings.{name}: no reward {name!r} is used{suggest(name, resolved)}")
+    return resolved
 
 
 def per_episode(function: F) -> F:
@@ -81,22 +82,22 @@ async def call_rewards(
     values: dict[str, Sequence[float | None]] = {}
 
     async def one(name: str, function: Reward) -> None:
-        values[name] = await _called(name, function, columns, log)
+        values[name] = await contain_exits(_call_reward(name, function, columns, log))
 
     if len(functions) == 1:
         await one(*next(iter(functions.items())))
     else:
-        async with together() as calls:
+        async with open_task_group() as calls:
             for name, function in functions.items():
                 calls.start_soon(one, name, function)
     return [{name: values[name][row] for name in functions} for row in range(log.size)]
 
 
-async def _called(
+async def _call_reward(
     name: str, function: Reward, columns: Mapping[str, Sequence[Any]], log: RewardLog
 ) -> Sequence[float | None]:
     call = partial(function, **_arguments(name, function, columns, log))
-    result = await call() if _is_async(function) else await in_thread(call)
+    result = await call() if _is_async(function) else await run_in_thread(call)
     result = await result if inspect.isawaitable(result) else result
     result = result.tolist() if hasattr(result, "tolist") else result  # an array
     if not isinstance(result, list | tuple) or len(result) != log.size:
@@ -106,28 +107,21 @@ async def _called(
             f"{log.size} number{many}"
         )
     for value in result:
-        if value is not None and not _is_number(value):
+        if value is not None and not is_number(value):
             raise ContractError(f"reward {name!r} returned {value!r:.80}; a reward is a finite number, or None")
     return [None if value is None else float(value) for value in result]
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        return not isinstance(value, str) and abs(float(value)) < float("inf")
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
 def _arguments(name: str, function: Reward, columns: Mapping[str, Any], log: RewardLog) -> dict[str, Any]:
-    """Gather the columns, and of what TRL's trainer gives besides, all that the function takes."""
-    offered = {"trainer_state": trainer_state(), "log_metric": log.log_metric, "log_extra": log.log_extra}
+    """Gather the columns, and those of TRL's further arguments that the function takes."""
+    offered = {"trainer_state": get_trainer_state(), "log_metric": log.log_metric, "log_extra": log.log_extra}
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C
         return {**offered, **columns}
     kinds = {p.kind for p in signature.parameters.values()}
-    wanted = offered.keys() if inspect.Parameter.VAR_KEYWORD in kinds else offered.keys() & signature.parameters.keys()
-    arguments = {**{k: offered[k] for k in offered if k in wanted}, **columns}
+    taken = offered.keys() if inspect.Parameter.VAR_KEYWORD in kinds else offered.keys() & signature.parameters.keys()
+    arguments = {**{k: offered[k] for k in offered if k in taken}, **columns}
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -145,10 +139,10 @@ def _name_of(function: Any) -> str:
     return str(own or type(function).__name__)
 
 
-def _place_of(function: Any) -> str:
-    """Say where a person finds it: module, name and line."""
+def _describe_place(function: Any) -> str:
+    """Describe the place of a function: module, name and line."""
     if isinstance(function, partial):
-        return f"a partial of {_place_of(function.func)}"
+        return f"a partial of {_describe_place(function.func)}"
     named = function if hasattr(function, "__qualname__") else type(function)
     code = getattr(function, "__code__", None)
     return f"{named.__module__}:{named.__qualname__}" + (f" (line {code.co_firstlineno})" if code else "")
@@ -159,7 +153,7 @@ def _is_async(function: Reward) -> bool:
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
-def _function(reward: Any, settings: Mapping[str, Any]) -> Any:
+def _resolve(reward: Any, settings: Mapping[str, Any]) -> Any:
     if hasattr(reward, "config") and hasattr(reward, "get_input_embeddings"):
         return _reward_model(reward)
     if not isinstance(reward, str):
@@ -167,21 +161,21 @@ def _function(reward: Any, settings: Mapping[str, Any]) -> Any:
     kind, _, name = reward.partition(":")
     if kind == "reward-model":
         return _reward_model(name)
-    known = registry.available("reward")
+    known = registry.list_registered("reward")
     if not name and reward not in known:
-        raise UserError(f"no reward {reward!r}{nearest(reward, known)} (or say module:function, reward-model:NAME)")
-    found = registry.load("reward", reward)
-    registry.check_needs(f"reward {reward!r}", found)
-    if isinstance(found, type):
-        return _made(reward, found, json.dumps(dict(settings), sort_keys=True))
+        raise UserError(f"no reward {reward!r}{suggest(reward, known)} (or say module:function, reward-model:NAME)")
+    loaded = registry.load_registered("reward", reward)
+    registry.check_needs(f"reward {reward!r}", loaded)
+    if isinstance(loaded, type):
+        return _make_reward(reward, loaded, json.dumps(dict(settings), sort_keys=True))
     if settings:
         raise ContractError(f"env.reward_settings.{reward}: it has no settings")
-    return found
+    return loaded
 
 
 @lru_cache(maxsize=64)  # one for all episodes of a run: they are made anew each, with the same settings
-def _made(name: str, cls: Any, settings: str) -> Any:
-    return cls(**settings_of(cls, json.loads(settings), f"reward {name!r}", f"env.reward_settings.{name}"))
+def _make_reward(name: str, cls: Any, settings: str) -> Any:
+    return cls(**convert_settings(cls, json.loads(settings), f"reward {name!r}", f"env.reward_settings.{name}"))
 
 
 @lru_cache(maxsize=8)

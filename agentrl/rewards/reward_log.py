@@ -1,4 +1,4 @@
-"""What a reward function logs beside its rewards: TRL's ``log_metric`` and ``log_extra``."""
+"""The log of reward functions beside their rewards: TRL's ``log_metric`` and ``log_extra``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ class RewardLog:
         """Return the mean of each metric."""
         return {name: fmean(values) for name, values in self._metrics.items()}
 
-    def extras_of(self, number: int) -> dict[str, Any]:
+    def extras_for(self, number: int) -> dict[str, Any]:
         """Return the extra columns of one completion."""
         return {column: values[number] for column, values in self._extras.items()}

@@ -1,7 +1,7 @@
-"""A reward model: a sequence classifier with one output, asked for many episodes at once.
+"""A reward model: a sequence classifier with one output, request for many episodes at once.
 
-Episodes end when they end. Whoever has to be scored waits for the pass that is being made, if there is one, and then
-goes with all others that have come meanwhile: batches grow with the load, and nobody waits for a batch to fill.
+Episodes end at any time. A request waits for the pass that is running, if there is one, and then goes with all others
+that have come meanwhile: batches grow with the load, and no request waits for a batch to fill.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from agentrl.errors import UserError
-from agentrl.hub import loading
+from agentrl.models.hub import explain_load_errors
 from agentrl.types import Message
 
 if TYPE_CHECKING:
@@ -46,40 +46,40 @@ class RewardModel:
         source = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", "")) or "reward_model"
         self.source, self.__name__ = source, PurePath(source).name
         self._batch_size, self._max_length = batch_size, max_length
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_ScoreRequest] = []
         self._turn = anyio.Lock()
 
     async def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: Any) -> list[float]:
-        """One score for each completion to its prompt: strings, or lists of messages."""
+        """Score each completion to its prompt: strings, or lists of messages."""
         scores = [0.0] * len(prompts)
 
-        async def one(place: int, prompt: Text, completion: Text) -> None:
+        async def one(index: int, prompt: Text, completion: Text) -> None:
             whole = prompt + completion if isinstance(prompt, str) else [*prompt, *completion]  # type: ignore[operator]
-            scores[place] = await self.score(whole)
+            scores[index] = await self.score(whole)
 
         async with anyio.create_task_group() as tasks:
-            for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-                tasks.start_soon(one, place, prompt, completion)
+            for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+                tasks.start_soon(one, index, prompt, completion)
         return scores
 
     async def score(self, text: Text) -> float:
-        """The model's output for a conversation, or a plain text.
+        """Score a conversation, or a plain text, by the model's output.
 
         Raises:
             UserError: the model cannot be loaded, or its output is no number.
         """
-        asked = _Asked(text)
-        self._waiting.append(asked)
-        await anyio.lowlevel.checkpoint()  # whoever asks at the same moment comes along
+        request = _ScoreRequest(text)
+        self._waiting.append(request)
+        await anyio.lowlevel.checkpoint()  # requests of the same moment join this pass
         async with self._turn:
-            while asked.score is None:
+            while request.score is None:
                 await to_thread.run_sync(self._pass)
-        if not isfinite(asked.score):
-            raise UserError(f"reward model {self.source!r} gave {asked.score} for {str(text)!r:.80}")
-        return asked.score
+        if not isfinite(request.score):
+            raise UserError(f"reward model {self.source!r} gave {request.score} for {str(text)!r:.80}")
+        return request.score
 
     async def load(self) -> None:
-        """Now, instead of with the first score. Raises UserError."""
+        """Load the model now, instead of with the first score. Raises UserError."""
         async with self._turn:
             await to_thread.run_sync(lambda: self._loaded)
 
@@ -91,18 +91,18 @@ class RewardModel:
 
         model, renderer = self._loaded
         batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
-        rows = [torch.tensor(self._encoded(asked.text, renderer)) for asked in batch]
+        rows = [torch.tensor(self._encoded(request.text, renderer)) for request in batch]
         ids = pad_sequence(rows, batch_first=True)
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         model.config.get_text_config().pad_token_id = pad = self._pad(rows)
         ids = ids.masked_fill(mask == 0, pad)
         with torch.inference_mode():
             logits = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits
-        for asked, score in zip(batch, logits[:, 0].float().tolist(), strict=True):
-            asked.score = score
+        for request, score in zip(batch, logits[:, 0].float().tolist(), strict=True):
+            request.score = score
 
     def _pad(self, rows: Sequence[Any]) -> int:
-        """A token that ends no row: the model takes the last one that is not padding."""
+        """Choose a padding token that ends no row: the model reads the last token that is not padding."""
         last = {int(row[-1]) for row in rows}
         tokenizer = self._tokenizer
         known = [t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id) if t is not None and t not in last]
@@ -116,10 +116,10 @@ class RewardModel:
         else:
             ids = renderer.render_closed_ids(text)
         limit = self._max_length or getattr(self._loaded[0].config.get_text_config(), "max_position_embeddings", None)
-        found: list[int] = ids[-limit:] if limit else ids
-        if not found:
+        kept: list[int] = ids[-limit:] if limit else ids
+        if not kept:
             raise UserError(f"reward model {self.source!r} was given no text")
-        return found
+        return kept
 
     @cached_property
     def _loaded(self) -> tuple[Any, TemplateRenderer | None]:
@@ -134,7 +134,7 @@ class RewardModel:
         return model.eval(), renderer
 
 
-class _Asked:
+class _ScoreRequest:
     """A text that waits for its score."""
 
     def __init__(self, text: Text) -> None:
@@ -145,9 +145,9 @@ def _classifier(name: str) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    with loading(f"reward model {name!r}"):
-        model, told = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True)
-    if missing := sorted(told["missing_keys"]):
+    with explain_load_errors(f"reward model {name!r}"):
+        model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):
         raise UserError(f"reward model {name!r} is not trained as one: its folder has no {missing[0]}")
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -155,5 +155,5 @@ def _classifier(name: str) -> Any:
 def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    with loading(f"the tokenizer of reward model {name!r}", "; give RewardModel(model, tokenizer)"):
+    with explain_load_errors(f"the tokenizer of reward model {name!r}", "; give RewardModel(model, tokenizer)"):
         return AutoTokenizer.from_pretrained(name)

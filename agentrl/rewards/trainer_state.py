@@ -1,4 +1,4 @@
-"""How far the training has come, for reward functions: those fields of transformers' ``TrainerState`` that apply."""
+"""The progress of the training, for reward functions: the fields of transformers' ``TrainerState`` that apply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainerState:
 _state = RunVar[TrainerState]("agentrl_trainer_state")
 
 
-def trainer_state() -> TrainerState:
+def get_trainer_state() -> TrainerState:
     """Return the state of the training that this event loop runs."""
     return _state.get(TrainerState())
 

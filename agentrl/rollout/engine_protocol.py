@@ -17,12 +17,12 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many sequences it samples at the same time; further ones wait inside."""
+        """Return the number of sequences that it samples at the same time; further ones wait inside."""
         ...
 
     @property
     def max_context(self) -> int:
-        """The longest sequence (prompt and sampled tokens) it can hold."""
+        """Return the length of the longest sequence (prompt and sampled tokens) that it can hold."""
         ...
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
@@ -30,11 +30,11 @@ class Engine(Protocol):
         ...
 
     def end_session(self, session: str) -> None:
-        """The episode is over: what was kept for it may go."""
+        """Drop the cache of an episode that is over."""
         ...
 
     async def update_weights(self, policy: Any, version: int) -> None:
-        """From now on sample from ``policy``, and stamp tokens with ``version``."""
+        """Sample from ``policy`` from now on, and stamp tokens with ``version``."""
         ...
 
     async def close(self) -> None: ...
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 @dataclass
 class Meter:
-    """What an engine has done since it was made."""
+    """The counters of an engine since it was made."""
 
     sampled: int = 0  # tokens
     prefilled: int = 0  # tokens of prompts that went through the model
@@ -52,7 +52,7 @@ class Meter:
     pass_since: float | None = None  # when the pass began that is being computed
 
     def signs_of_life(self) -> tuple[float, ...]:
-        """Return numbers of which one changes where the engine is at work: a pass may take long where the model is."""
+        """Return numbers of which one changes while the engine works: a large model's pass may take long."""
         computing = self.pass_since is not None and perf_counter() - self.pass_since < LONGEST_PASS_S
         return self.sampled, self.prefilled, self.passes, self.answers, perf_counter() if computing else 0.0
 

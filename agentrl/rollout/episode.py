@@ -1,4 +1,4 @@
-"""An episode while it is played: generate -> environment -> generate ...
+"""An episode while it runs: generate -> environment -> generate ...
 
 The context handed to the engine is exactly the concatenation of the segments so far; what the model sampled is never
 encoded again.
@@ -8,29 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import traceback
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, overload
 
 import anyio
 
-from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
-from agentrl.env import Env, ToolEnv
-from agentrl.errors import ContractError, UserError, WorldFault
-from agentrl.lanes import Track
-from agentrl.types import Fault, Message, Observation, Segment, Stop, Trajectory
+from agentrl.environments.env import Env, ToolEnv
+from agentrl.environments.spec import EnvSpec
+from agentrl.environments.task_sampler import describe_task
+from agentrl.environments.validation import (
+    as_messages,
+    check_attributes,
+    check_records,
+    validate_reset,
+    validate_rewards,
+    validate_step,
+)
+from agentrl.errors import ContractError, InfraError, UserError, is_failure
+from agentrl.renderer import Renderer
+from agentrl.rollout.concurrency import ConcurrencyLimiter
+from agentrl.rollout.engine_protocol import Engine
+from agentrl.runtime.lanes import Lanes, Track
+from agentrl.tools.offered_tools import OfferedTools
+from agentrl.types import Fault, JsonSchema, Message, Observation, Reply, SamplingParams, Segment, Stop, Trajectory
 
-if TYPE_CHECKING:
-    from agentrl.rollout import Rollout
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How far an episode may go. Deadlines nest: a tool's < the environment's turn < the episode's."""
+class EpisodeLimits:
+    """The limits of an episode. Deadlines nest: a tool's < the environment's turn < the episode's."""
 
     max_turns: int | None = None  # None: the environment's own
-    max_turn_tokens: int = 512
+    max_tokens: int = 512
     turn_timeout_s: float = 120.0
     episode_timeout_s: float = 600.0
 
@@ -43,11 +56,40 @@ class Branching:
     branches: int
 
 
-class Episode:
-    """One episode while it is played. ``stage`` and ``since`` say what it is at, and since when."""
+@dataclass
+class EpisodeContext:
+    """The parts that all episodes of a run share.
 
-    def __init__(self, rollout: Rollout, task: int, seed: int, options: Mapping[str, Any]) -> None:
-        self.rollout, self.task, self.seed, self.options = rollout, task, seed, options
+    ``reset`` and ``score`` of an environment are bounded by ``turn_timeout_s`` as ``step`` is.
+    """
+
+    spec: EnvSpec
+    engine: Engine
+    renderer: Renderer
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    split: str = "train"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    turns: int = 0  # that have ended, of all episodes
+    tokens: int = 0  # that were sampled in them
+    running: set[Episode] = field(default_factory=set)
+    lanes: Lanes = field(default_factory=Lanes)
+    offered_tools: OfferedTools = field(default_factory=OfferedTools)
+
+    def __post_init__(self) -> None:
+        self.concurrency = ConcurrencyLimiter(self.engine.capacity)
+
+    def record_turn(self, engine_s: float, other_s: float) -> None:
+        """Count a turn that has ended; the concurrency limit follows its seconds with the engine and elsewhere."""
+        self.turns += 1
+        self.concurrency.record_turn(engine_s, other_s)
+
+
+class Episode:
+    """One episode while it runs. ``stage`` and ``since`` say what it is doing, and since when."""
+
+    def __init__(self, context: EpisodeContext, task: int, seed: int, options: Mapping[str, Any] | None = None) -> None:
+        self.context, self.task, self.seed, self.options = context, task, seed, options or {}
         self.session = f"{task}-{seed:x}-{next(_count)}"
         self.env: Env | None = None
         self.segments: list[Segment] = []
@@ -59,95 +101,120 @@ class Episode:
         self.fault: Fault | None = None
         self.stage = "reset"
         self.timings: dict[str, float] = defaultdict(float)
-        self.track, self.clock = Track(rollout.lanes), rollout.lanes.clock
+        self.track, self.clock = Track(context.lanes), context.lanes.clock
         self.started = self.since = self.clock()
         self.turn = 0
+        self.shared_turns = 0  # turns there had been when it branched
         self.forks: list[Episode] = []
 
-    async def run(self, until: Branching | None = None) -> bool:
-        """Play to the end and score, or to where it branches: then it is true, and ``forks`` are there too."""
+    @overload
+    async def run(self) -> Trajectory: ...
+    @overload
+    async def run(self, until: Branching | None) -> Trajectory | None: ...
+    async def run(self, until: Branching | None = None) -> Trajectory | None:
+        """Play until the end and score, or until ``until.turn``; return the trajectory, or None if it branched.
+
+        After it branched, ``forks`` holds the other branches. Failures of the infrastructure are in
+        ``Trajectory.fault``, never raised.
+
+        Raises:
+            UserError: the environment or a tool broke its contract.
+        """
+        context, branched = self.context, False
+        context.running.add(self)
+        try:
+            with anyio.move_on_after(context.limits.episode_timeout_s) as deadline:
+                branched = await self._play(until)
+            if deadline.cancelled_caught:
+                limit = f"over {context.limits.episode_timeout_s:g} s, in {self._describe_method()}"
+                self._end(Stop.TIMEOUT, Fault("episode_timeout", limit))
+        except UserError:
+            raise
+        except InfraError as fault:
+            self._end(Stop.FAULT, Fault(fault.kind, str(fault)))
+        except BaseException as error:  # the other of the two boundaries: around an episode
+            if self.stage not in _METHODS or not is_failure(error):
+                raise  # the engine and the renderer are ours, and Ctrl-C is the user's
+            message = f"{self._describe_method()}: {traceback.format_exc(limit=-4)}"
+            self._end(Stop.FAULT, Fault(f"env_{_METHODS[self.stage]}", message))
+        finally:
+            if not branched:
+                context.running.discard(self)
+                await self.close()
+        if branched:
+            return None
+        context.lanes.ended(self.track)
+        return self.trajectory()
+
+    async def _play(self, until: Branching | None) -> bool:
+        """Play until the end and score, or until ``until.turn``. Return True if it stopped to branch."""
         env = self.env or await self._reset()
-        max_turns = self.rollout.limits.max_turns or env.max_turns
+        max_turns = self.context.limits.max_turns or env.max_turns
         while self.turn < max_turns:
             if until is not None and self.turn == until.turn:
                 with self._stage("clone"):
                     for number in range(1, until.branches):
                         self.forks.append(self._fork(env, number))
+                self.shared_turns = self.turn
                 return True
-            engine_s, begun = self.timings["generate"], self.clock()
-            goes_on = await self._turn(env, self.turn)
+            engine_s, started = self.timings["generate"], self.clock()
+            continues = await self._turn(env)
             engine_s = self.timings["generate"] - engine_s
-            self.rollout.admission.took(engine_s, self.clock() - begun - engine_s)
-            self.turn, self.rollout.turns = self.turn + 1, self.rollout.turns + 1
-            if not goes_on:
+            self.turn += 1
+            self.context.record_turn(engine_s, self.clock() - started - engine_s)
+            if not continues:
                 break
         else:
             self.stop = Stop.MAX_TURNS
         with self._stage("score"):
-            scored = await self._bounded(env.score(self.trajectory()))
-            self.rewards = checked_rewards(scored, env)
+            rewards = await self._bounded(env.score(self.trajectory()))
+            self.rewards = validate_rewards(rewards, env)
         return False
 
     async def _reset(self) -> Env:
-        rollout = self.rollout
+        context = self.context
         with self._stage("reset"):
-            self.env = env = rollout.spec.make()
+            self.env = env = context.spec.make()
             env._track = self.track
-            options = {"split": rollout.split, **rollout.options, **self.options}
-            found = await self._bounded(env.reset(seed=self.task, options=options))
-            observation, self.info = checked_reset(found, env)
+            options = {"split": context.split, **context.options, **self.options}
+            result = await self._bounded(env.reset(seed=self.task, options=options))
+            observation, self.info = validate_reset(result, env)
+            check_attributes(env)
             tools = [t.schema for t in env.tool_list]
-        rollout.offered.add(tools)
+        context.offered_tools.add(tools)
         self._observe(observation, tools)
-        if len(self.token_ids) >= rollout.engine.max_context:
-            raise WorldFault(
+        if len(self.token_ids) >= context.engine.max_context:
+            raise InfraError(
                 "prompt_too_long",
-                f"the prompt of task {self.task} has {len(self.token_ids)} tokens, of {rollout.engine.max_context} "
-                "that the engine can hold",
+                f"the prompt of {describe_task(self.task, context.split)} has {len(self.token_ids)} tokens, of "
+                f"{context.engine.max_context} that the engine can hold",
             )
         return env
 
     def _fork(self, env: Env, number: int) -> Episode:
-        """An episode that has come as far as this one, and throws its own dice from here."""
-        fork = Episode(self.rollout, self.task, mixed(self.seed, number), self.options)
+        """Copy the episode as it stands after this turn, with a seed of its own."""
+        fork = Episode(self.context, self.task, mix_seeds(self.seed, number), self.options)
         fork.env = env.clone()
         if not isinstance(fork.env, Env) or fork.env is env:
             raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
         fork.env.shared = env.shared
         fork.env._track = fork.track = self.track.fork()
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
-            fork.env.part_from(env)
+            fork.env.fork_tools(env)
         fork.segments, fork.messages = list(self.segments), list(self.messages)
         fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
         fork.timings.update(self.timings)
+        fork.started, fork.shared_turns = self.started, self.turn
         return fork
 
-    async def _turn(self, env: Env, turn: int) -> bool:
-        """One turn of the model and the world's answer; whether the episode goes on."""
-        rollout = self.rollout
-        with self._stage("generate"):
-            context = self.token_ids
-            room = min(rollout.limits.max_turn_tokens, rollout.engine.max_context - len(context))
-            if room <= 0:
-                self.stop = Stop.MAX_TOKENS
-                return False
-            stops = tuple(rollout.renderer.get_stop_token_ids())
-            params = replace(
-                rollout.sampling,
-                max_tokens=room,
-                stop_token_ids=stops,
-                seed=mixed(self.seed, turn, rollout.sampling.seed),
-            )
-            done = await rollout.engine.generate(context, params, session=self.session)
-            rollout.tokens += len(done.token_ids)
-            self.segments.append(Segment("model", done.token_ids, done.logprobs, done.versions))
-            reply = rollout.renderer.parse_response(done.token_ids, prompt_ids=context)
-            self.messages.append(reply.message())
-        if done.stop_reason == "length":
+    async def _turn(self, env: Env) -> bool:
+        """Play one turn of the model and the environment's answer. Return True if the episode continues."""
+        reply = await self._generate()
+        if reply is None:
             self.stop = Stop.MAX_TOKENS
             return False
         with self._stage("tools"):
-            step = checked_step(await self._bounded(env.step(reply)), env)
+            step = validate_step(await self._bounded(env.step(reply)), env)
             tools = [t.schema for t in env.tool_list]
         self.step_rewards.append(float(step.reward))
         self.info |= step.info
@@ -158,41 +225,60 @@ class Episode:
         self._observe(step.observation, tools)
         return True
 
-    def _observe(self, observation: Observation, tools: Sequence[dict[str, Any]]) -> None:
-        """Append what the world said: the prompt at first, later a segment that extends the context."""
+    async def _generate(self) -> Reply | None:
+        """Sample the model's turn and read it. Return None if the turn, or the context, ran out of tokens."""
+        context, sampling = self.context, self.context.sampling
+        with self._stage("generate"):
+            token_ids = self.token_ids
+            room = min(context.limits.max_tokens, context.engine.max_context - len(token_ids))
+            if room <= 0:
+                return None
+            params = replace(
+                sampling,
+                max_tokens=room,
+                stop_token_ids=tuple(context.renderer.get_stop_token_ids()),
+                seed=mix_seeds(self.seed, self.turn, sampling.seed),
+            )
+            completion = await context.engine.generate(token_ids, params, session=self.session)
+            context.tokens += len(completion.token_ids)
+            self.segments.append(Segment("model", completion.token_ids, completion.logprobs, completion.versions))
+            reply = context.renderer.parse_response(completion.token_ids, prompt_ids=token_ids)
+            self.messages.append(reply.message())
+        return None if completion.stop_reason == "length" else reply
+
+    def _observe(self, observation: Observation, tools: Sequence[JsonSchema]) -> None:
+        """Append an observation: the prompt at first, later a segment that extends the context."""
         messages = as_messages(observation)
         self.messages.extend(messages)
-        renderer = self.rollout.renderer
+        renderer = self.context.renderer
         with self._stage("render"):
             if not self.segments:
                 self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
                 return
-            context, completion = self.token_ids, self.segments[-1].token_ids
-            prompt = context[: len(context) - len(completion)]
+            token_ids, completion = self.token_ids, self.segments[-1].token_ids
+            prompt = token_ids[: len(token_ids) - len(completion)]
             extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
-            if extended[: len(context)] != context:
+            if extended[: len(token_ids)] != token_ids:
                 raise ContractError("the renderer changed tokens that were already in the context")
-            self.segments.append(Segment("world", tuple(extended[len(context) :])))
+            self.segments.append(Segment("env", tuple(extended[len(token_ids) :])))
 
-    async def _bounded(self, call: Any) -> Any:
+    async def _bounded(self, call: Awaitable[T]) -> T:
         """Await an environment's method under the turn's deadline."""
         if not hasattr(call, "__await__"):
             raise ContractError(f"{self._method()} must be `async def`; it returned {call!r:.80}")
-        limit = self.rollout.limits.turn_timeout_s
+        limit = self.context.limits.turn_timeout_s
         with anyio.move_on_after(limit) as scope:
             try:
                 return await call
             except TimeoutError:
                 if not scope.cancel_called:
-                    raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised TimeoutError") from None
+                    raise self._method_fault("raised TimeoutError") from None
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised CancelledError") from None
-            except SystemExit as error:
-                raise WorldFault(f"env_{METHODS[self.stage]}", f"{self.where()} raised {error!r}") from None
-        raise WorldFault("turn_timeout", f"{self.where()} took over {limit:g} s")
+                raise self._method_fault("raised CancelledError") from None
+        raise InfraError("turn_timeout", f"{self._describe_method()} took over {limit:g} s")
 
     @property
     def token_ids(self) -> list[int]:
@@ -202,27 +288,30 @@ class Episode:
         return _Stage(self, name)
 
     def _method(self) -> str:
-        return f"{self.rollout.spec.cls.__name__}.{METHODS[self.stage]}" if self.stage in METHODS else self.stage
+        return f"{self.context.spec.cls.__name__}.{_METHODS[self.stage]}" if self.stage in _METHODS else self.stage
 
-    def waits_on(self) -> str:
-        """In the words of a report."""
+    def _describe_method(self) -> str:
+        return f"{self._method()} of {describe_task(self.task, self.context.split)}"
+
+    def _method_fault(self, message: str) -> InfraError:
+        return InfraError(f"env_{_METHODS[self.stage]}", f"{self._describe_method()} {message}")
+
+    def describe_wait(self) -> str:
+        """Name what the episode waits for, in the words of a report: a tool, the engine, a method."""
         calls = self.env.running_calls if self.env is not None else {}
         if self.stage == "tools" and calls:
             names = sorted(set(calls.values()))
             return f"tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
         return "the engine" if self.stage == "generate" else self._method()
 
-    def where(self) -> str:
-        return f"{self._method()} of task {self.task}"
-
-    def end(self, stop: Stop, fault: Fault) -> None:
+    def _end(self, stop: Stop, fault: Fault) -> None:
         self.stop, self.fault = stop, fault
 
     async def close(self) -> None:
-        """Also on cancellation: the environment is closed, and the engine told."""
-        for fork in self.forks:  # that were never played
+        """Close the environment and end the engine's session, also on cancellation."""
+        for fork in self.forks:  # that never ran
             await fork.close()
-        self.rollout.engine.end_session(self.session)
+        self.context.engine.end_session(self.session)
         if self.env is None:
             return
         self.stage = "close"
@@ -235,13 +324,20 @@ class Episode:
                     await self._bounded(self.env.close_tools())
             except UserError:
                 raise
-            except Exception as error:  # belongs to the boundary around an episode
+            except BaseException as error:  # belongs to the boundary around an episode
+                if not is_failure(error):
+                    raise
                 if self.fault is None:
-                    self.end(Stop.FAULT, Fault("env_close", f"{self.where()}: {type(error).__name__}: {error}"))
+                    message = f"{self._describe_method()}: {type(error).__name__}: {error}"
+                    self._end(Stop.FAULT, Fault("env_close", message))
             finally:
                 self.track.leave(self.clock())
 
     def trajectory(self) -> Trajectory:
+        """Return the episode so far."""
+        if self.env is not None:
+            check_attributes(self.env)
+            check_records(self.env)
         return Trajectory(
             task=self.task,
             segments=tuple(self.segments),
@@ -255,14 +351,15 @@ class Episode:
             fault=self.fault,
             info={**self.info, **self.env.extras} if self.env else dict(self.info),
             metrics=dict(self.env.metrics) if self.env else {},
-            temperature=self.rollout.sampling.temperature,
+            temperature=self.context.sampling.temperature,
+            shared_turns=self.shared_turns,
         )
 
 
 class _Stage:
-    """Inside, an episode is at that, and the seconds count. No generator: there are several a turn."""
+    """A stage of an episode: counts the block's seconds. No generator, as there are several stages a turn."""
 
-    __slots__ = ("begun", "episode", "name")
+    __slots__ = ("episode", "name", "started")
 
     def __init__(self, episode: Episode, name: str) -> None:
         self.episode, self.name = episode, name
@@ -270,21 +367,21 @@ class _Stage:
     def __enter__(self) -> None:
         episode = self.episode
         episode.stage = self.name
-        episode.since = self.begun = now = episode.clock()
+        episode.since = self.started = now = episode.clock()
         episode.track.enter(self.name, now)
 
     def __exit__(self, *_: object) -> None:
         now = self.episode.clock()
-        self.episode.timings[self.name] += now - self.begun
+        self.episode.timings[self.name] += now - self.started
         self.episode.track.leave(now)
 
 
 # The environment's methods, by stage.
-METHODS = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
+_METHODS = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
 _count = iter(range(1 << 62))
 
 
-def mixed(*numbers: int) -> int:
-    """One 63-bit seed from several numbers."""
+def mix_seeds(*numbers: int) -> int:
+    """Mix several numbers into one 63-bit seed."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

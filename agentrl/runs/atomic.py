@@ -1,4 +1,4 @@
-"""A run's folder on the disk: one process at a time, files that are whole or not there, failures as sentences."""
+"""Atomic writes to a run's folder: one process at a time, files that are whole or absent, errors as sentences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from agentrl.errors import UserError
 
 
-class Lock:
-    """A folder for this process alone, until it is closed, forgotten, or the process ends."""
+class FolderLock:
+    """A lock on a folder, until it is closed or collected, or the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError where another one has it."""
+        """Take the lock. Raises UserError if another process has it."""
         self._descriptor: int | None = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,34 +32,34 @@ class Lock:
 
 
 @contextmanager
-def put(path: Path) -> Iterator[Path]:
-    """Inside, a file is written aside; then it has its name. What was there before stays until the new one is whole."""
-    aside = path.with_name(f".{path.name}.part")
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a file's new content, and rename it to ``path`` at the end, if nothing failed."""
+    partial_path = path.with_name(f".{path.name}.part")
     try:
-        yield aside
-        aside.replace(path)
+        yield partial_path
+        partial_path.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)  # a full disk needs the room
+        partial_path.unlink(missing_ok=True)  # a full disk needs the room
         raise
 
 
-class Unwritable(UserError):
-    """Raised where the disk is full, or the run folder cannot be written; ``reason`` is the system's."""
+class FolderWriteError(UserError):
+    """The error of a full disk, or a run folder that cannot be written; ``reason`` is the system's."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
-        self.reason = reason(error)
+        self.reason = describe_os_error(error)
         super().__init__(f"cannot write to the run folder {str(folder)!r}: {self.reason}; what is in it is kept")
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raise Unwritable for an OSError of the block."""
+def raise_write_errors(folder: Path) -> Iterator[None]:
+    """Raise FolderWriteError for an OSError of the block."""
     try:
         yield
     except OSError as error:
-        raise Unwritable(folder, error) from None
+        raise FolderWriteError(folder, error) from None
 
 
-def reason(error: OSError) -> str:
-    """Why, in the system's words; a library may have put others in their place."""
+def describe_os_error(error: OSError) -> str:
+    """Return the system's words for an error; a library may have replaced them by its own."""
     return os.strerror(error.errno) if error.errno else str(error)

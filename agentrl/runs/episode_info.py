@@ -1,4 +1,4 @@
-"""An episode's ``info`` as JSON of a bounded size, and the texts by which a person knows an episode in a list."""
+"""An episode's ``info`` as JSON of a bounded size, and short texts that identify it in a list."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from agentrl.types import Message, Trajectory, utf8
+from agentrl.types import Message, Trajectory, to_utf8
 
-# Keys of info under which the right answer is looked for; the first that is set counts.
+# Keys of info that may hold the expected answer; the first that is set counts.
 EXPECTED = ("expected", "answer", "answers", "solution", "target", "ground_truth")
 MAX_INFO = 8_000  # characters of the JSON
 MAX_TEXT = 2_000  # of a text in it
 MAX_ITEMS = 64  # of a list or table in it
 MAX_DEPTH = 4
 LINE = 200  # characters of a text in a list
-CUT = "\u2026"
+_ELLIPSIS = "\u2026"
 
 
-def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
+def jsonable_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Make a copy of ``info`` that JSON can hold, of at most ``MAX_INFO`` characters.
 
     Long texts and lists end with an ellipsis; an object that is no JSON is the name of its type in angle brackets; a
@@ -38,7 +38,7 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int, room: list[int]) -> Any:
-    """``room`` holds the characters that are left for the whole value."""
+    """Copy a value as JSON can hold it; ``room`` holds the characters that are left for the whole."""
     if value is None or isinstance(value, bool | int | float):
         room[0] -= 8
         return _number(value)
@@ -53,7 +53,7 @@ def _plain(value: Any, depth: int, room: list[int]) -> Any:
         return {_cut(str(k), LINE): _plain(v, depth - 1, room) for k, v in kept}
     if isinstance(value, list | tuple) and depth:
         plain = [_plain(v, depth - 1, room) for v in _while_room(value, room)]
-        return [*plain, CUT] if len(plain) < len(value) else plain
+        return [*plain, _ELLIPSIS] if len(plain) < len(value) else plain
     name = f"<{type(value).__name__}>"
     room[0] -= len(name) + 2
     return name
@@ -67,7 +67,7 @@ def _while_room(items: Iterable[Any], room: list[int]) -> Iterator[Any]:
 
 
 def _cut(text: str, limit: int) -> str:
-    return utf8(text if len(text) <= limit else text[:limit] + CUT)
+    return to_utf8(text if len(text) <= limit else text[:limit] + _ELLIPSIS)
 
 
 def _number(value: float | None) -> Any:
@@ -79,8 +79,8 @@ def _number(value: float | None) -> Any:
     return value
 
 
-def expected_answer(info: Mapping[str, Any]) -> str | None:
-    """Return the right answer that ``info`` names under one of the keys ``EXPECTED``; None where it names none."""
+def find_expected_answer(info: Mapping[str, Any]) -> str | None:
+    """Return the right answer that ``info`` names under one of the keys ``EXPECTED``; None if it names none."""
     for key in EXPECTED:
         value = info.get(key)
         if value is not None and value != "":
@@ -89,31 +89,31 @@ def expected_answer(info: Mapping[str, Any]) -> str | None:
     return None
 
 
-def question_of(messages: Sequence[Message], turns: int) -> str:
-    """Return the last thing that was asked before the first of the model's ``turns``; empty where nothing was."""
+def find_question(messages: Sequence[Message], turns: int) -> str:
+    """Return the last user message before the first of the model's ``turns``; empty if there is none."""
     replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     first = replies[-turns] if 0 < turns <= len(replies) else len(messages)
-    asked = [m["content"] for m in messages[:first] if m["role"] == "user"]
-    return _text(asked[-1]) if asked else ""
+    questions = [m["content"] for m in messages[:first] if m["role"] == "user"]
+    return _text(questions[-1]) if questions else ""
 
 
-def last_answer(trajectory: Trajectory) -> str:
-    """Return what the model said last, without its thoughts; a turn of calls alone is an arrow and the tools' names."""
-    said = trajectory.answer.strip()
+def find_last_answer(trajectory: Trajectory) -> str:
+    """Return the model's last answer, without its thoughts; a turn of calls alone is an arrow and the tools' names."""
+    answer = trajectory.answer.strip()
     last = next((m for m in reversed(trajectory.messages) if m["role"] == "assistant"), None)
-    if said or last is None or not trajectory.turns:
-        return said
+    if answer or last is None or not trajectory.turns:
+        return answer
     return "".join(f"\u2192 {c['function']['name'] or '?'} " for c in last.get("tool_calls", ())).strip()
 
 
-def one_line(text: str | None, *, end: bool = False) -> str | None:
+def shorten_to_line(text: str | None, *, end: bool = False) -> str | None:
     """Return the text in one line of at most ``LINE`` characters: its beginning, or its ``end``."""
     if text is None:
         return None
     words = " ".join((text[-8 * LINE :] if end else text[: 8 * LINE]).split())
     if len(words) > LINE:
-        words = CUT + words[-LINE:] if end else words[:LINE] + CUT
-    return utf8(words)
+        words = _ELLIPSIS + words[-LINE:] if end else words[:LINE] + _ELLIPSIS
+    return to_utf8(words)
 
 
 def _text(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""Prompts that a run was both trained on and measured with: where there are some, not all that is measured is new."""
+"""The overlap of prompts that a run trains on and evaluates on: those held-out tasks are not unseen."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from agentrl.types import Trajectory
 
 
 @dataclass
-class Overlap:
+class PromptOverlap:
     """The different prompts of a run, as digests of their tokens: eight bytes each."""
 
     trained: set[int] = field(default_factory=set)
     held_out: set[int] = field(default_factory=set)
-    reported: int = 0  # prompts in both, when that was said last
+    reported: int = 0  # prompts in both, at the last warning
 
-    def train(self, episodes: Iterable[Trajectory]) -> None:
-        self.trained.update(digest(t) for t in episodes if t.segments)
+    def add_trained(self, episodes: Iterable[Trajectory]) -> None:
+        self.trained.update(_digest(t) for t in episodes if t.segments)
 
-    def hold_out(self, episodes: Iterable[Trajectory]) -> None:
-        self.held_out.update(digest(t) for t in episodes if t.segments)
+    def add_held_out(self, episodes: Iterable[Trajectory]) -> None:
+        self.held_out.update(_digest(t) for t in episodes if t.segments)
 
     def counts(self) -> dict[str, int]:
         """Return how many different prompts are held out, and how many of those were trained on too."""
         return {"held_out": len(self.held_out), "also_trained": len(self.trained & self.held_out)}
 
-    def look(self) -> list[str]:
-        """Return a sentence on the prompts in both splits where there are more than were said before.
+    def new_warnings(self) -> list[str]:
+        """Return a sentence if there are more prompts in both splits than at the last warning.
 
-        Where all held-out tasks begin with the same prompt, a prompt does not tell tasks apart, and nothing is said.
+        If all held-out tasks begin with the same prompt, a prompt does not identify a task, and there is no warning.
         """
         both, held_out = len(self.trained & self.held_out), len(self.held_out)
         if both <= self.reported or held_out < 2:
@@ -43,7 +43,7 @@ class Overlap:
         ]
 
 
-def digest(trajectory: Trajectory) -> int:
+def _digest(trajectory: Trajectory) -> int:
     """Return 64 bits of the first prompt's tokens."""
     tokens = array("q", trajectory.segments[0].token_ids).tobytes()
     return int.from_bytes(blake2b(tokens, digest_size=8).digest(), "big")

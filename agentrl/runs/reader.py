@@ -1,4 +1,4 @@
-"""Episodes as a run folder keeps them, read back: rows, and trajectories as they were."""
+"""The reader of a run folder's episodes: rows, and trajectories made of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,30 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl import __version__
 from agentrl.errors import UserError
+from agentrl.runs.writer import SCHEMA_VERSION
 from agentrl.types import Author, CallRecord, Fault, Segment, Stop, Trajectory
 
 _FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
 _NAME = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
 Row = Mapping[str, Any]
-_OUTLINE = ["task", "member", "rewards", "weights", "stop", "fault", "fault_message", "calls", "temperature"]
-_OUTLINE += ["segments.list.element.author"]
+REQUIRED = (
+    "task",
+    "sample",
+    "rewards",
+    "stop",
+    "fault",
+    "segments",
+    "messages",
+    "calls",
+)  # in each version of the schema
+_OUTLINE = ["task", "sample", "rewards", "weights", "stop", "fault", "fault_message", "calls", "temperature"]
+_OUTLINE += ["shared_turns", "segments.list.element.author"]
 
 
-class Place(NamedTuple):
-    """Where an episode stands: ``train-3:17`` is row 17 of ``train-000003.parquet``; ``3:17`` is the same."""
+class EpisodeId(NamedTuple):
+    """The name of a stored episode: ``train-3:17`` is row 17 of ``train-000003.parquet``; ``3:17`` is the same."""
 
     split: str
     step: int
@@ -33,31 +45,31 @@ class Place(NamedTuple):
         return f"{self.split}-{self.step}:{self.row}"
 
 
-def place(name: str) -> Place:
-    """Raises UserError: it is no name of an episode."""
-    found = _NAME.match(name)
-    if found is None or ".." in name:
+def parse_episode_id(name: str) -> EpisodeId:
+    """Parse the name of an episode. Raises UserError: it is none."""
+    match = _NAME.match(name)
+    if match is None or ".." in name:
         raise UserError(f"an episode is SPLIT-STEP:ROW, such as train-3:17 or 3:17, not {name!r}")
-    return Place(found[1] or "train", int(found[2]), int(found[3]))
+    return EpisodeId(match[1] or "train", int(match[2]), int(match[3]))
 
 
-def files(run: Path, splits: Sequence[str] = ()) -> list[tuple[str, int, Path]]:
-    """Split, step and path, in order. Raises UserError where there are none."""
-    found = [(m[1], int(m[2]), p) for p in (run / "trajectories").glob("*.parquet") if (m := _FILE.match(p.name))]
-    wanted = sorted((f for f in found if not splits or f[0] in splits), key=lambda f: (f[0] != "train", f[0], f[1]))
-    if not wanted:
+def list_files(run: Path, splits: Sequence[str] = ()) -> list[tuple[str, int, Path]]:
+    """List the files of episodes as split, step and path, in order. Raises UserError if there are none."""
+    files = [(m[1], int(m[2]), p) for p in (run / "trajectories").glob("*.parquet") if (m := _FILE.match(p.name))]
+    selected = sorted((f for f in files if not splits or f[0] in splits), key=lambda f: (f[0] != "train", f[0], f[1]))
+    if not selected:
         raise UserError(f"{str(run)!r} holds no episodes{' of split ' + ', '.join(splits) if splits else ''}")
-    return wanted
+    return selected
 
 
-def rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Read one at a time, whole or some columns; those that an older run lacks are left out.
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """Read a file's rows one at a time, with all columns or some; those that an older run lacks are left out.
 
     Raises:
         UserError: the file cannot be read.
     """
     try:
-        file = pq.ParquetFile(path)
+        file = _open(path)
         have = None if columns is None else [n for n in columns if n.partition(".")[0] in file.schema_arrow.names]
         for batch in file.iter_batches(64 if columns is None else 1024, columns=have):
             yield from batch.to_pylist()
@@ -65,13 +77,13 @@ def rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
         raise _unreadable(path, error) from None
 
 
-def outlines(path: Path) -> Iterator[Row]:
-    """Read episodes without their tokens, one at a time: what a measurement needs. Raises UserError as `rows` does."""
-    return rows(path, _OUTLINE)
+def read_outlines(path: Path) -> Iterator[Row]:
+    """Read rows without their tokens, one at a time, as an evaluation needs them; as `read_rows`."""
+    return read_rows(path, _OUTLINE)
 
 
-def outline(row: Row) -> Trajectory:
-    """Make an episode of an outline: its segments have no tokens, and it has no messages."""
+def build_outline(row: Row) -> Trajectory:
+    """Make the trajectory of an outline: its segments have no tokens, and it has no messages."""
     return Trajectory(
         task=row["task"],
         segments=tuple(_empty(s["author"]) for s in row["segments"]),
@@ -82,11 +94,12 @@ def outline(row: Row) -> Trajectory:
         calls=tuple(CallRecord(**c) for c in row["calls"]),
         fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
         temperature=row.get("temperature"),
+        shared_turns=row.get("shared_turns") or 0,
     )
 
 
-def without_tokens(t: Trajectory) -> Trajectory:
-    """Make the outline of an episode, as `outline` does of a stored one."""
+def strip_tokens(t: Trajectory) -> Trajectory:
+    """Return a trajectory without tokens and messages, as `build_outline` makes it of a row."""
     segments = tuple(_empty(s.author) for s in t.segments)
     return replace(t, segments=segments, messages=(), step_rewards=(), timings={}, info={})
 
@@ -95,30 +108,49 @@ def _empty(author: Author) -> Segment:
     return Segment(author, (), (), ()) if author == "model" else Segment(author, ())
 
 
-def row(run: Path, where: Place) -> Row:
-    """Raises UserError: there is no such file, or no such row in it."""
+def read_row(run: Path, where: EpisodeId) -> Row:
+    """Read an episode's row. Raises UserError: there is no such file, or no such row in it."""
     path = run / "trajectories" / f"{where.split}-{where.step:06d}.parquet"
     if not path.is_file():
         raise UserError(f"the run {str(run)!r} has no {path.name}")
     try:
-        file = pq.ParquetFile(path)
+        file = _open(path)
         left, count = where.row, file.metadata.num_rows
         for group in range(file.num_row_groups):
             if left < (size := file.metadata.row_group(group).num_rows):
-                found: Row = file.read_row_group(group).slice(left, 1).to_pylist()[0]
-                return found
+                row: Row = file.read_row_group(group).slice(left, 1).to_pylist()[0]
+                return row
             left -= size
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
     raise UserError(f"{path.name} has the episodes 0 to {count - 1}, not {where.row}")
 
 
+def _open(path: Path) -> pq.ParquetFile:
+    """Open a file of episodes. Raises UserError if it is another table."""
+    file = pq.ParquetFile(path)
+    check_version(path, file.schema_arrow)
+    if missing := [name for name in REQUIRED if name not in file.schema_arrow.names]:
+        raise UserError(f"{path} is no file of episodes: it has no column {missing[0]!r}")
+    return file
+
+
+def check_version(path: Path, schema: pa.Schema) -> None:
+    """Raise UserError if another version of the schema was written into a file of episodes."""
+    version = (schema.metadata or {}).get(b"agentrl_trajectories", SCHEMA_VERSION.encode()).decode()
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} was written by another agentrl, version {version} of trajectories; this is agentrl {__version__}, "
+            f"version {SCHEMA_VERSION}: read it with the one that wrote it"
+        )
+
+
 def _unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be read: {str(error).splitlines()[0]}")
+    return UserError(f"{path} cannot be read: {str(error).splitlines()[0].rstrip('.')}")
 
 
-def trajectory(row: Row) -> Trajectory:
-    """Make the episode as it was; ``info`` as far as it was kept, which is as JSON, cut where it was long."""
+def build_trajectory(row: Row) -> Trajectory:
+    """Make the trajectory of a row; its ``info`` is what was kept of it, as JSON."""
     return Trajectory(
         task=row["task"],
         segments=tuple(_segment(s) for s in row["segments"]),
@@ -132,6 +164,7 @@ def trajectory(row: Row) -> Trajectory:
         fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
         info=json.loads(row.get("info") or "{}"),
         temperature=row.get("temperature"),
+        shared_turns=row.get("shared_turns") or 0,
     )
 
 

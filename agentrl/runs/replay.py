@@ -1,7 +1,7 @@
-"""An episode played again from its record: the model's turns and the tools' answers are those of then.
+"""The replay of an episode from its record: the same turns of the model, the same answers of the tools.
 
-From a turn on another policy may go on. A tool that is then asked what it was asked before says what it said; asked
-anything else, it is called.
+Another policy may take over at a turn. A tool call that is on record then gets the recorded answer; any other calls the
+tool.
 """
 
 from __future__ import annotations
@@ -12,66 +12,68 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.engine import Engine
-from agentrl.env import Env, EnvSpec, ToolEnv
-from agentrl.errors import ToolError, WorldFault
-from agentrl.rollout import Rollout
-from agentrl.tool import Tool
-from agentrl.types import REFUSAL, Completion, SamplingParams, Stop, Trajectory, refused_answers
+from agentrl.environments.env import Env, ToolEnv
+from agentrl.environments.spec import EnvSpec
+from agentrl.errors import InfraError, ToolError
+from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.rollout import Rollout
+from agentrl.tools.tool import Tool
+from agentrl.types import ERROR_PREFIX, Completion, SamplingParams, Stop, Trajectory, find_failed_answers
 
 
-class Recording:
-    """What the tools of an episode said: by name and arguments, in order."""
+class _Recording:
+    """The answers of an episode's tools, in order, by name and arguments."""
 
     def __init__(self, before: Trajectory, live: bool) -> None:
         self.live, self.called = live, 0
-        self._said: dict[tuple[str, str], deque[tuple[str, bool]]] = defaultdict(deque)  # text, and was it a refusal
-        asked: dict[str, tuple[str, str]] = {}  # in the last turn; the same words twice have the same id
-        refused = refused_answers(before.messages, any(c.status == "refused" for c in before.calls))
-        for message, refusal in zip(before.messages, refused, strict=True):
+        self._answers: dict[tuple[str, str], deque[tuple[str, bool]]] = defaultdict(deque)  # text, has it failed
+        keys: dict[str, tuple[str, str]] = {}  # in the last turn; the same words twice have the same id
+        failed = find_failed_answers(before.messages, any(c.failed for c in before.calls))
+        for message, is_error in zip(before.messages, failed, strict=True):
             for call in message.get("tool_calls") or ():
-                asked[call["id"]] = _key(call["function"]["name"], call["function"]["arguments"])
-            if (key := asked.get(message.get("tool_call_id", ""))) is not None:
-                self._said[key].append((message["content"], refusal))
+                keys[call["id"]] = _key(call["function"]["name"], call["function"]["arguments"])
+            if (key := keys.get(message.get("tool_call_id", ""))) is not None:
+                self._answers[key].append((message["content"], is_error))
 
-    def of(self, tool: Tool) -> Tool:
-        """The tool, which says what it said; asked anything else, it is called, where that is allowed."""
+    def wrap(self, tool: Tool) -> Tool:
+        """Return a tool that answers from the record, and calls ``tool`` for what is not in it, if that is allowed."""
 
         async def function(**arguments: Any) -> str:
-            said = self._said.get(_key(tool.name, arguments))
-            if said:
-                text, refusal = said.popleft() if len(said) > 1 else said[0]
-                if refusal:
-                    raise ToolError(text.removeprefix(REFUSAL))
+            answers = self._answers.get(_key(tool.name, arguments))
+            if answers:
+                text, is_error = answers.popleft() if len(answers) > 1 else answers[0]
+                if is_error:
+                    raise ToolError(text.removeprefix(ERROR_PREFIX))
                 return text
             if not self.live:
-                raise WorldFault("not_recorded", f"tool {tool.name!r} was not asked {arguments!r:.200} then")
+                raise InfraError("not_recorded", f"tool {tool.name!r} was not asked {arguments!r:.200} then")
             self.called += 1
             return await tool(**arguments)
 
-        return replace(tool, function=function, retries=0, process=False, limit=None, breaker=None)
+        unlimited = replace(tool, max_concurrency=None, max_consecutive_failures=None)
+        return replace(unlimited, function=function, retries=0, process=False)
 
 
 def _key(name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
     return name, json.dumps(arguments, sort_keys=True, default=str)
 
 
-class RecordedSpec(EnvSpec):
-    """Makes environments whose tools say what they said."""
+class _RecordedSpec(EnvSpec):
+    """A spec whose environments have tools that answer from a record."""
 
-    def __init__(self, spec: EnvSpec, recording: Recording) -> None:
+    def __init__(self, spec: EnvSpec, recording: _Recording) -> None:
         self.__dict__.update(vars(spec))
         self.recording = recording
 
     def make(self) -> Env:
         env = super().make()
         if isinstance(env, ToolEnv):
-            env.__dict__["_tools"] = {name: self.recording.of(t) for name, t in env._tools.items()}
+            env.__dict__["_tools"] = {name: self.recording.wrap(t) for name, t in env._tools.items()}
         return env
 
 
 class RecordedEngine:
-    """Says what the model said, turn by turn; then another engine goes on, or it is over."""
+    """An engine that generates the recorded turns; then another engine takes over, or the episode fails."""
 
     capacity = 1
 
@@ -92,7 +94,7 @@ class RecordedEngine:
                 ended = turn + 1 < self.recorded or self.stop is not Stop.MAX_TOKENS
             return Completion(s.token_ids, s.logprobs or (), s.versions or (), "stop" if ended else "length")
         if self.then is None:
-            raise WorldFault("record_ended", f"the environment goes on after turn {turn}, where the record ends")
+            raise InfraError("record_ended", f"the environment goes on after turn {turn}, where the record ends")
         return await self.then.generate(token_ids, params, session=session)
 
     def end_session(self, session: str) -> None:
@@ -106,37 +108,37 @@ class RecordedEngine:
 
 @dataclass(frozen=True)
 class Replay:
-    """An episode as it went this time. ``differs`` says where first; empty where nothing does."""
+    """An episode and its replay. ``differs`` describes the first difference; empty if there is none."""
 
     before: Trajectory
     after: Trajectory
-    called: int  # tools that were called, since they had not been asked that then
+    called: int  # tool calls that were not on record
     differs: str
 
 
-async def replayed(
+async def replay_episode(
     rollout: Rollout, before: Trajectory, *, turns: int | None = None, live: bool = True, then: Engine | None = None
 ) -> Replay:
-    """Play it again.
+    """Replay an episode.
 
     Args:
         rollout: of the run's environment and renderer; its spec is open, its engine is not used.
         turns: the model's turns that are taken from the record; all by default.
-        live: tools may be called for what is not on record.
-        then: what goes on after those turns.
+        live: call tools for what is not on record.
+        then: the engine that takes over after those turns.
     """
-    recording = Recording(before, live)
-    taken = before.turns if turns is None else turns
-    engine = RecordedEngine(before, taken, then)
-    again = replace(rollout, spec=RecordedSpec(rollout.spec, recording), engine=engine, spare=0, branching=None)
-    again.playing = set()
+    recording = _Recording(before, live)
+    recorded = before.turns if turns is None else turns
+    engine = RecordedEngine(before, recorded, then)
+    again = replace(rollout, spec=_RecordedSpec(rollout.spec, recording), engine=engine, oversample=0, branching=None)
+    again.running = set()
     group = await again.group(before.task, 1)
     (after,) = group.trajectories
-    return Replay(before, after, recording.called, difference(before, after))
+    return Replay(before, after, recording.called, _find_difference(before, after))
 
 
-def difference(before: Trajectory, after: Trajectory) -> str:
-    """Where two episodes first go different ways, in words; empty where they do not."""
+def _find_difference(before: Trajectory, after: Trajectory) -> str:
+    """Describe the first difference of two episodes; empty if there is none."""
     for number, (one, other) in enumerate(zip(before.segments, after.segments, strict=False)):
         if one.token_ids != other.token_ids or one.author != other.author:
             turn = sum(s.author == "model" for s in before.segments[:number])
@@ -144,7 +146,11 @@ def difference(before: Trajectory, after: Trajectory) -> str:
                 (i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)) if a != b),
                 min(len(one.token_ids), len(other.token_ids)),
             )
-            what = {"prompt": "the prompt", "model": f"turn {turn}", "world": f"what the world said to turn {turn - 1}"}
+            what = {
+                "prompt": "the prompt",
+                "model": f"turn {turn}",
+                "env": f"what the environment said to turn {turn - 1}",
+            }
             return f"{what[one.author]} differs from its token {same} on"
     if len(before.segments) != len(after.segments) or before.stop != after.stop:
         then, now = (f"by {t.stop.value} after {t.turns} turns" for t in (before, after))

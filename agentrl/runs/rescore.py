@@ -1,4 +1,4 @@
-"""Stored episodes, scored anew: by the environment as it is now, or by other reward functions. Nothing is played."""
+"""New scores for stored episodes: by the environment as it is now, or by other reward functions. No model is used."""
 
 from __future__ import annotations
 
@@ -8,159 +8,159 @@ from typing import Any
 
 import anyio
 
-from agentrl.aside import together
-from agentrl.contract import checked_reset, checked_rewards, checked_step
-from agentrl.env import Env, EnvSpec
-from agentrl.errors import UserError, WorldFault
-from agentrl.group_scoring import score_group
-from agentrl.reward_log import RewardLog
-from agentrl.rewards import Reward, call_rewards, is_per_episode
-from agentrl.stored import Place
+from agentrl.environments.env import Env
+from agentrl.environments.spec import EnvSpec
+from agentrl.environments.validation import validate_reset, validate_rewards, validate_step
+from agentrl.errors import InfraError, UserError
+from agentrl.rewards.functions import Reward, call_rewards, is_per_episode
+from agentrl.rewards.reward_log import RewardLog
+from agentrl.rollout.group_scoring import score_group
+from agentrl.runs.reader import EpisodeId
+from agentrl.runtime.threads import open_task_group
 from agentrl.types import Fault, Message, Reply, ToolCall, Trajectory
 
-AT_ONCE = 32
+_CONCURRENCY = 32
 Rewards = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
-class Rescored:
-    """An episode's rewards, as they were and as they are; ``None`` and why, where it could not be scored."""
+class RescoredEpisode:
+    """An episode with its old and new rewards; ``None`` and the reason if it could not be scored."""
 
-    where: Place
+    where: EpisodeId
     before: Trajectory
     rewards: Rewards | None
     reward: float | None
     why: str = ""
 
 
-async def rescored(
+async def rescore_episodes(
     spec: EnvSpec,
-    groups: Iterable[Sequence[tuple[Place, Trajectory]]],
+    groups: Iterable[Sequence[tuple[EpisodeId, Trajectory]]],
     functions: Mapping[str, Reward] | None = None,
     *,
     act: bool = False,
     timeout_s: float = 120.0,
-) -> AsyncIterator[Rescored]:
-    """Each episode that ended without a fault.
+) -> AsyncIterator[RescoredEpisode]:
+    """Score each episode that ended without a fault again.
 
     Args:
         spec: open.
-        groups: the episodes, those together that are compared with each other.
-        functions: instead of the environment's ``score``; the episode's task is reset all the same, and what that tells
-            in ``info`` is a column each.
-        act: the replies are given to the environment again, tools and all: for one whose score is about the state it
-            is in.
+        groups: the episodes, in groups whose members are compared with each other.
+        functions: instead of the environment's ``score``. The episode's task is reset all the same, and each key of
+            its ``info`` is a column.
+        act: give the replies to the environment again, tools and all, for one whose score depends on its state.
     """
-    fair = ([(where, t) for where, t in group if t.fault is None] for group in groups)
-    left = iter([group for group in fair if group])
+    valid = ([(where, t) for where, t in group if t.fault is None] for group in groups)
+    left = iter([group for group in valid if group])
     scoring = _Scoring(spec, functions, act, timeout_s)
-    send, receive = anyio.create_memory_object_stream[Rescored](AT_ONCE)
+    send, receive = anyio.create_memory_object_stream[RescoredEpisode](_CONCURRENCY)
 
     async def work() -> None:
         for group in left:
-            for one in await scoring.of_group(group):
-                await send.send(one)
+            for episode in await scoring.score(group):
+                await send.send(episode)
 
-    async def all_of_it() -> None:
-        async with send, together() as workers:
-            for _ in range(AT_ONCE):
+    async def score_all() -> None:
+        async with send, open_task_group() as workers:
+            for _ in range(_CONCURRENCY):
                 workers.start_soon(work)
 
-    async with together() as tasks:
-        tasks.start_soon(all_of_it)
+    async with open_task_group() as tasks:
+        tasks.start_soon(score_all)
         async with receive:
-            async for found in receive:
-                yield found
+            async for episode in receive:
+                yield episode
 
 
 @dataclass(frozen=True)
 class _Scoring:
-    """How the episodes of a run are scored anew."""
+    """The way to score the episodes of a run."""
 
     spec: EnvSpec
     functions: Mapping[str, Reward] | None
     act: bool
     timeout_s: float
 
-    async def of_group(self, group: Sequence[tuple[Place, Trajectory]]) -> list[Rescored]:
+    async def score(self, group: Sequence[tuple[EpisodeId, Trajectory]]) -> list[RescoredEpisode]:
         """Score each member by itself, then those that could be scored together."""
         members: list[tuple[Env | None, Trajectory]] = [(None, t) for _, t in group]
 
-        async def one(number: int) -> None:
-            members[number] = await self._of_episode(*group[number])
+        async def score_member(number: int) -> None:
+            members[number] = await self._score_episode(*group[number])
 
-        async with together() as episodes:
+        async with open_task_group() as episodes:
             for number in range(len(group)):
-                episodes.start_soon(one, number)
+                episodes.start_soon(score_member, number)
         if (env := next((e for e, t in members if e is not None and t.fault is None), None)) is not None:
-            after = await self._together(env, [t for _, t in members])
+            after = await self._score_group(env, [t for _, t in members])
         else:
             after = [t for _, t in members]
-        return [_found(where, before, t) for (where, before), t in zip(group, after, strict=True)]
+        return [_compare(where, before, t) for (where, before), t in zip(group, after, strict=True)]
 
-    async def _of_episode(self, where: Place, before: Trajectory) -> tuple[Env | None, Trajectory]:
+    async def _score_episode(self, where: EpisodeId, before: Trajectory) -> tuple[Env | None, Trajectory]:
         """Score an episode; return its environment, closed, and the episode with new rewards, or its fault."""
         env = self.spec.make()
         bare = replace(before, rewards={}, metrics={}, weights=env.reward_weights if self.functions is None else {})
         try:
             with anyio.fail_after(self.timeout_s):
-                found = await env.reset(seed=before.task, options={"split": where.split})
-                _, info = checked_reset(found, env)
+                result = await env.reset(seed=before.task, options={"split": where.split})
+                _, info = validate_reset(result, env)
                 if self.act:
                     await _act(env, before)
                 if self.functions is not None:
                     own = {name: f for name, f in self.functions.items() if is_per_episode(f)}
-                    return env, (await _scored(own, [replace(bare, info=info)]))[0]
-                return env, bare.with_rewards(checked_rewards(await env.score(before), env))
+                    return env, (await _score_by_functions(own, [replace(bare, info=info)]))[0]
+                return env, bare.with_rewards(validate_rewards(await env.score(before), env))
         except UserError:
             raise
         except Exception as error:  # around an episode
-            kind = error.kind if isinstance(error, WorldFault) else type(error).__name__
+            kind = error.kind if isinstance(error, InfraError) else type(error).__name__
             return env, replace(bare, fault=Fault(kind, str(error)))
         finally:
             with anyio.CancelScope(shield=True):
                 await env.close()
                 await env.close_tools()
 
-    async def _together(self, env: Env, members: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    async def _score_group(self, env: Env, members: Sequence[Trajectory]) -> Sequence[Trajectory]:
         if self.functions is not None:
-            env = _Compared({name: f for name, f in self.functions.items() if not is_per_episode(f)})
+            env = _GroupFunctions({name: f for name, f in self.functions.items() if not is_per_episode(f)})
         return await score_group(env, members, self.timeout_s) if env.scores_groups else members
 
 
-class _Compared(Env):
-    """An environment that scores by reward functions alone, all of a group at once."""
+class _GroupFunctions(Env):
+    """An environment that scores a whole group by reward functions alone."""
 
     def __init__(self, functions: Mapping[str, Reward]) -> None:
         self.functions, self.scores_groups = functions, bool(functions)
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        return await _scored(self.functions, trajectories)
+        return await _score_by_functions(self.functions, trajectories)
 
 
-async def _scored(functions: Mapping[str, Reward], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+async def _score_by_functions(functions: Mapping[str, Reward], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     if not functions:
         return list(trajectories)
     rewards = await call_rewards(functions, _columns(trajectories), RewardLog(len(trajectories)))
     return [t.with_rewards(own) for t, own in zip(trajectories, rewards, strict=True)]
 
 
-def _found(where: Place, before: Trajectory, after: Trajectory) -> Rescored:
+def _compare(where: EpisodeId, before: Trajectory, after: Trajectory) -> RescoredEpisode:
     if after.fault is not None:
-        return Rescored(where, before, None, None, f"{after.fault.kind}: {after.fault.message}")
-    return Rescored(where, before, after.rewards, after.reward)
+        return RescoredEpisode(where, before, None, None, f"{after.fault.kind}: {after.fault.message}")
+    return RescoredEpisode(where, before, after.rewards, after.reward)
 
 
 async def _act(env: Env, before: Trajectory) -> None:
     for message in before.messages:
         if message["role"] == "assistant":
-            step = checked_step(await env.step(reply_of(message)), env)
+            step = validate_step(await env.step(_rebuild_reply(message)), env)
             if step.terminated or step.truncated:
                 return
 
 
-def reply_of(message: Message) -> Reply:
-    """What the model said, as the environment is given it; a call that could not be read has no arguments."""
+def _rebuild_reply(message: Message) -> Reply:
+    """Rebuild the reply of a message; a call that could not be read has no arguments."""
     calls = [
         ToolCall(c.get("id", ""), c["function"]["name"], c["function"]["arguments"])
         for c in message.get("tool_calls") or ()

@@ -9,36 +9,40 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import UserError, nearest
+from agentrl.errors import UserError, suggest
 from agentrl.types import Trajectory
 
 COLUMNS = ["step", "task", "reward", "stop", "calls", "conversation"]
-SHOWN = 8  # episodes of a step
-MAX_CHARS = 4_000  # of a conversation
+_SHOWN = 8  # episodes of a step
+_MAX_CHARS = 4_000  # of a conversation
+NUMBERS_ALONE = ("mlflow",)  # trackers whose log takes no text
 
 
-class Tracking:
-    """What is logged goes to each tracker. One that fails is told of and left: a run does not end for it."""
+class Trackers:
+    """Several trackers as one. One that fails is reported and dropped: a run does not end for it."""
 
-    def __init__(self, trackers: Sequence[Any], said: Callable[[str], None]) -> None:
-        self.trackers, self.said = list(trackers), said
+    def __init__(self, trackers: Sequence[Any], say: Callable[[str], None]) -> None:
+        self.trackers, self.say = list(trackers), say
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         finite = {k: float(v) for k, v in values.items() if isinstance(v, int | float) and isfinite(v)}
         self._each(lambda t: t.log(finite, step=step))
 
     def episodes(self, step: int, played: Sequence[Trajectory]) -> None:
-        """Some episodes of a step as a table, the best and the worst first; as text where a tracker has no tables."""
-        rows = [_row(step, t) for t in _telling(played)]
+        """Log some episodes of a step as a table, the best and the worst first; as text where a tracker has no tables.
 
-        def tell(tracker: Any) -> None:
+        Nothing where it has no texts either: mlflow warns of each, and drops it.
+        """
+        rows = [_row(step, t) for t in _select(played)]
+
+        def log_rows(tracker: Any) -> None:
             if hasattr(tracker, "log_table"):
                 tracker.log_table("episodes", columns=COLUMNS, data=rows, step=step)
-            else:
+            elif tracker.name not in NUMBERS_ALONE:
                 tracker.log({f"episodes/{i}": _text(row) for i, row in enumerate(rows[:2])}, step=step)
 
         if rows:
-            self._each(tell)
+            self._each(log_rows)
 
     def finish(self) -> None:
         self._each(lambda t: t.finish())
@@ -49,37 +53,37 @@ class Tracking:
                 do(tracker)
             except Exception as error:  # somebody else's server
                 self.trackers.remove(tracker)
-                self.said(f"tracker {tracker.name}: {type(error).__name__}: {error}; nothing more is logged there")
+                self.say(f"tracker {tracker.name}: {type(error).__name__}: {error}; nothing more is logged there")
 
 
 @contextmanager
-def tracking(
+def open_trackers(
     names: Sequence[str],
     project: str,
     folder: Path,
     config: Mapping[str, Any],
-    said: Callable[[str], None],
+    say: Callable[[str], None],
     begun: int = 0,
-) -> Iterator[Tracking]:
-    """Trackers that are started and finished.
+) -> Iterator[Trackers]:
+    """Start the trackers, and finish them at the end.
 
     Args:
-        project: what a tracker calls the place of many runs; the run is called as its folder.
+        project: the trackers' name for a place of many runs; the run has the name of its folder.
         config: dotted names and values.
-        begun: the step after which a run goes on: what a tracker has of later ones is said again.
+        begun: the step after which a run resumes: later ones are logged again.
 
     Raises:
         UserError: there is no such tracker, its package is not installed, or it does not start.
     """
-    found = Tracking([_started(name, project, folder, config, begun) for name in names], said)
+    trackers = Trackers([_start_tracker(name, project, folder, config, begun) for name in names], say)
     try:
-        yield found
+        yield trackers
     finally:
-        found.finish()
+        trackers.finish()
 
 
-def check(names: Sequence[str]) -> None:
-    """Raises UserError for a name that is no tracker's, or where a package is missing."""
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse a name that is no tracker's, or whose package is missing, by a UserError."""
     if not names:
         return
     try:
@@ -89,27 +93,27 @@ def check(names: Sequence[str]) -> None:
     known = [str(n) for n in LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
-            raise UserError(f"run.trackers: no tracker {name!r}{nearest(name, known)}")
+            raise UserError(f"run.trackers: no tracker {name!r}{suggest(name, known)}")
         if name not in [str(n) for n in get_available_trackers()]:
             raise UserError(f"run.trackers: {name} needs its package: pip install {name}")
 
 
-def _started(name: str, project: str, folder: Path, config: Mapping[str, Any], begun: int) -> Any:
+def _start_tracker(name: str, project: str, folder: Path, config: Mapping[str, Any], begun: int) -> Any:
     from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    check([name])
+    check_trackers([name])
     PartialState()
     kind = LOGGER_TYPE_TO_CLASS[name]
     run = folder.resolve().name
-    given = _given(name, run, folder, begun)
+    arguments = _tracker_arguments(name, run, folder, begun)
     if name == "wandb":
         os.environ.setdefault("WANDB_SILENT", "true")
     try:
         tracker = (
-            kind(".", logging_dir=str(folder / name), **given)
+            kind(".", logging_dir=str(folder / name), **arguments)
             if kind.requires_logging_directory
-            else kind(project, **given)
+            else kind(project, **arguments)
         )
         if hasattr(tracker, "start"):
             tracker.start()
@@ -120,35 +124,35 @@ def _started(name: str, project: str, folder: Path, config: Mapping[str, Any], b
     return tracker
 
 
-def _given(name: str, run: str, folder: Path, begun: int) -> dict[str, Any]:
-    """What a tracker is told beside the project; where a run goes on, by what it finds the one before."""
-    given: dict[str, Any] = {}
+def _tracker_arguments(name: str, run: str, folder: Path, begun: int) -> dict[str, Any]:
+    """Return a tracker's arguments beside the project, among them those by which it resumes a run."""
+    arguments: dict[str, Any] = {}
     if name == "wandb":
-        given = {"name": run, "dir": str(folder)}
+        arguments = {"name": run, "dir": str(folder)}
         before = sorted((folder / "wandb").glob("*run-*-*"), key=lambda p: p.name.partition("run-")[2])
         if begun and before:
-            given |= {"id": before[-1].name.rpartition("-")[2], "resume": "allow"}
+            arguments |= {"id": before[-1].name.rpartition("-")[2], "resume": "allow"}
     if name == "mlflow":
-        given = {"run_name": run}
+        arguments = {"run_name": run}
     if name == "trackio":
-        given = {"name": run} | ({"resume": "allow"} if begun else {})
+        arguments = {"name": run} | ({"resume": "allow"} if begun else {})
     if name == "tensorboard" and (folder / "tensorboard").exists():
-        given = {"purge_step": begun + 1 if begun else 0}  # what is there of these steps is shown no more
-    return given
+        arguments = {"purge_step": begun + 1 if begun else 0}  # what is there of these steps is shown no more
+    return arguments
 
 
-def _telling(played: Sequence[Trajectory]) -> list[Trajectory]:
+def _select(played: Sequence[Trajectory]) -> list[Trajectory]:
     scored = sorted((t for t in played if t.reward is not None), key=lambda t: t.reward or 0.0)
-    half = SHOWN // 2
-    return scored[::-1] if len(scored) <= SHOWN else [*reversed(scored[-half:]), *scored[:half]]
+    half = _SHOWN // 2
+    return scored[::-1] if len(scored) <= _SHOWN else [*reversed(scored[-half:]), *scored[:half]]
 
 
 def _row(step: int, t: Trajectory) -> list[Any]:
-    said = "\n\n".join(f"{m['role']}: {m['content']}" for m in t.messages)
-    return [step, t.task, t.reward, t.stop.value, len(t.calls), said[:MAX_CHARS]]
+    conversation = "\n\n".join(f"{m['role']}: {m['content']}" for m in t.messages)
+    return [step, t.task, t.reward, t.stop.value, len(t.calls), conversation[:_MAX_CHARS]]
 
 
 def _text(row: Sequence[Any]) -> str:
-    """Indented, as Markdown takes what is to be left as it is."""
+    """Return a row as text, indented so that Markdown leaves it as it is."""
     head = ", ".join(f"{name} {value}" for name, value in zip(COLUMNS[:-1], row, strict=False))
     return f"{head}\n\n" + "\n".join(f"    {line}" for line in str(row[-1]).splitlines())

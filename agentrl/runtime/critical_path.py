@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from agentrl.lanes import IDLE, Piece, Stretch, Track
+from agentrl.runtime.lanes import IDLE, Piece, Stretch, Track
 
 EPISODES = "episodes"  # the mark of a step that waits for those
 QUEUE = "queue"  # no episode had ended by then: the first were being made, or the event loop was at others
@@ -34,11 +34,11 @@ def find_critical_path(stretch: Stretch, marks: Sequence[tuple[float, str]]) -> 
     found: list[Piece] = []
     for (begin, owner), end in zip(begins, ends, strict=True):
         if end > begin:
-            found += trace_back(stretch.tracks, begin, end) if owner == EPISODES else [(begin, end, owner)]
+            found += trace_critical_path(stretch.tracks, begin, end) if owner == EPISODES else [(begin, end, owner)]
     return _joined(found)
 
 
-def trace_back(tracks: Sequence[Track], begin: float, end: float) -> list[Piece]:
+def trace_critical_path(tracks: Sequence[Track], begin: float, end: float) -> list[Piece]:
     """Return what was waited for from `begin` to `end`, for the episode that ended last and those it waited for."""
     order = sorted((t for t in tracks if t.path), key=lambda t: t.end)
     ends = [t.end for t in order]
@@ -68,7 +68,7 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     return found
 
 
-def seconds_by_owner(pieces: Sequence[Piece]) -> dict[str, float]:
+def sum_by_owner(pieces: Sequence[Piece]) -> dict[str, float]:
     """Sum the lengths of pieces by owner."""
     found: dict[str, float] = {}
     for begin, end, owner in pieces:

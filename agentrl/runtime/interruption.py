@@ -43,7 +43,7 @@ class Interruption:
         return self.event.is_set()
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
+    def install_handlers(self) -> Iterator[None]:
         """Handle signals until the block ends, if this is the main thread. A program's own handlers stay."""
         before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -57,7 +57,7 @@ class Interruption:
                 signal.signal(number, handler)
 
     @asynccontextmanager
-    async def heeded(self) -> AsyncIterator[None]:
+    async def cancel_on_signal(self) -> AsyncIterator[None]:
         """Run the block until it ends, or a second signal cancels it.
 
         Raises:
@@ -69,7 +69,7 @@ class Interruption:
         if self._leaving and self._scope.cancelled_caught:
             raise Interrupted(self.signal or signal.SIGINT)
 
-    async def unless(self, work: Awaitable[T]) -> T | None:
+    async def run_unless_set(self, work: Awaitable[T]) -> T | None:
         """Return the result of ``work``; None if the run is to end, which cancels it."""
         with anyio.CancelScope() as scope:
             watch = asyncio.create_task(self._cancel(scope))
@@ -79,7 +79,7 @@ class Interruption:
                 watch.cancel()
         return None
 
-    def hear(self, number: int) -> None:
+    def receive(self, number: int) -> None:
         """Note a signal, in the loop's thread."""
         again, self.signal = self.is_set or not self.begun, signal.Signals(number)
         if again:
@@ -99,11 +99,11 @@ class Interruption:
             raise Interrupted(signal.Signals(number))  # no loop runs yet, or none that still listens
         if not self.begun:
             self.signal = signal.Signals(number)
-        self._loop.call_soon_threadsafe(self.hear, number)
+        self._loop.call_soon_threadsafe(self.receive, number)
 
 
 @contextmanager
-def as_ctrl_c() -> Iterator[list[signal.Signals]]:
+def raise_signals_as_interrupts() -> Iterator[list[signal.Signals]]:
     """Make SIGTERM and SIGHUP do what Ctrl-C does, whatever handles that. Yields those that came."""
     came: list[signal.Signals] = []
 

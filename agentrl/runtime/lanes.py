@@ -26,7 +26,7 @@ KEPT = 1024  # intervals of a lane that are held while they are recorded, before
 TRACKS = 4096  # episodes that ended and are held until the next cut
 
 
-def coalesce(intervals: Sequence[Interval], most: int) -> list[Interval]:
+def merge_intervals(intervals: Sequence[Interval], most: int) -> list[Interval]:
     """Join neighbours across the narrowest gaps until `most` intervals are left. They are sorted and apart."""
     if len(intervals) <= most:
         return list(intervals)
@@ -49,7 +49,7 @@ class _Lane:
         self.seconds += now - self.since
         self.intervals.append((self.since, now))
         if len(self.intervals) > 2 * KEPT:
-            self.intervals = coalesce(self.intervals, KEPT)
+            self.intervals = merge_intervals(self.intervals, KEPT)
 
     def cut(self, now: float) -> tuple[float, list[Interval]]:
         if self.inside:

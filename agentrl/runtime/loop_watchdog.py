@@ -1,4 +1,4 @@
-"""Is the event loop held up, and by whom? Code that does not await stops every episode, and the engine with them.
+"""A watchdog of the event loop: code that does not await stops every episode, and the engine with them; it is named.
 
 A thread looks at the loop's stack now and then. Where the loop does not turn, a function of the user's is blamed if
 one and the same call of it was there all the while: not whatever happened to run when a busy machine let the loop go
@@ -20,16 +20,19 @@ from typing import NamedTuple
 
 LIMIT_S = 0.25
 _OURS = ("agentrl", "agentrl_envs", "agentrl_tools")
-_CALLERS = tuple(f"agentrl.{room}" for room in ("episode", "env", "tool", "group_scoring", "rewards"))  # of the user's
+_CALLERS = tuple(
+    f"agentrl.{module}"
+    for module in ("rollout.episode", "environments.env", "tools.tool", "rollout.group_scoring", "rewards.functions")
+)  # of the user's
 _LIBRARIES = tuple({*(sysconfig.get_path(name) for name in ("purelib", "platlib")), "<"})  # and frozen modules
 _PYTHON = tuple({*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))})
 
 
 @contextmanager
-def blocking_told(
+def watch_event_loop(
     tell: Callable[[str], None], limit_s: float = LIMIT_S, *, whose: tuple[str, ...] | None = None
 ) -> Iterator[None]:
-    """Inside, ``tell`` is called, in the loop, for each function that held it up that long, once a function.
+    """Call ``tell``, in the loop, for each function that held it up that long, once a function.
 
     To be entered where the loop runs. ``whose``: the beginnings of file names; only functions
     from there are told of, and not while they call agentrl's.
@@ -45,7 +48,7 @@ def blocking_told(
         thread.join()
 
 
-class _Seen(NamedTuple):
+class _Sighting(NamedTuple):
     """Calls that were there at each look from the first to the last, the innermost first, and their lines.
 
     In seconds without those that the thread waited for a processor.
@@ -70,11 +73,11 @@ class _Watch:
     ) -> None:
         self.loop, self.tell, self.limit_s, self.whose = loop, tell, limit_s, whose
         self.ident = threading.get_ident()
-        self.queued = _Queued(threading.get_native_id())
+        self.queued = _QueuedCall(threading.get_native_id())
         self.over = threading.Event()
         self.beaten, self.waited = perf_counter(), self.queued.seconds()
-        self.seen = _Seen()
-        self.longest = _Seen()  # of this block
+        self.seen = _Sighting()
+        self.longest = _Sighting()  # of this block
         self.known: set[CodeType] = set()
 
     def beat(self) -> None:
@@ -82,7 +85,7 @@ class _Watch:
         now, waited = perf_counter(), self.queued.seconds()
         held = now - self.beaten - (waited - self.waited)  # what it waited for a processor is the machine's fault
         seen = max(self.longest, self.seen, key=lambda s: s.seconds)
-        self.beaten, self.waited, self.seen, self.longest = now, waited, _Seen(), _Seen()
+        self.beaten, self.waited, self.seen, self.longest = now, waited, _Sighting(), _Sighting()
         if seen.seconds >= self.limit_s / 2 and held > self.limit_s:
             code, line = seen.calls[0][0].f_code, seen.calls[0][1]
             if code not in self.known:
@@ -107,10 +110,10 @@ class _Watch:
                 now -= self.queued.seconds()  # a short call lasts on a busy machine
                 before = {id(one) for one, _ in self.seen.calls}  # which live, as they are held
                 if kept := [call for call in calls if id(call[0]) in before]:
-                    self.seen = _Seen(kept, self.seen.first, now)
+                    self.seen = _Sighting(kept, self.seen.first, now)
                 else:
                     self.longest = max(self.longest, self.seen, key=lambda s: s.seconds)
-                    self.seen = _Seen(calls, now, now)
+                    self.seen = _Sighting(calls, now, now)
 
 
 def _calls(innermost: FrameType, whose: tuple[str, ...] | None) -> list[tuple[FrameType, int]]:
@@ -147,7 +150,7 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-class _Queued:
+class _QueuedCall:
     """Read how long a thread waited for a processor, where the system tells (Linux)."""
 
     def __init__(self, thread: int) -> None:

@@ -18,7 +18,7 @@ SELDOM = (50_000, 20, 100)  # allocations, and collections of the younger genera
 
 
 def keep_freed_memory() -> bool:
-    """Let the process keep up to a gigabyte that it freed, instead of giving it back; whether that could be set."""
+    """Let the process keep up to a gigabyte that it freed, and return True if that could be set."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
@@ -28,8 +28,8 @@ def keep_freed_memory() -> bool:
 
 
 @contextmanager
-def garbage_sought_seldom() -> Iterator[None]:
-    """Inside, Python collects garbage seldom, and never looks at what was there before."""
+def collect_garbage_seldom() -> Iterator[None]:
+    """Let Python collect garbage seldom, and never look at what was there before."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -80,12 +80,12 @@ def _answer(message: bytes) -> bytes:
     try:
         return pickle.dumps((RETURNED, function(*arguments)))
     except BaseException as error:
-        return _raised(error)
+        return _pack_error(error)
     finally:
         _limit(None, None)
 
 
-def _raised(error: BaseException) -> bytes:
+def _pack_error(error: BaseException) -> bytes:
     """Pickle an exception, or its words where it cannot be made again from its arguments."""
     try:
         message = pickle.dumps((RAISED, error))

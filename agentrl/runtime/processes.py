@@ -23,15 +23,15 @@ from typing import Any, TypeVar
 import anyio
 from anyio.lowlevel import RunVar
 
-from agentrl.aside import in_thread
 from agentrl.errors import ContractError
-from agentrl.process_worker import RAISED, UNREADABLE, close_streams, read_message, write_message
+from agentrl.runtime.process_worker import RAISED, UNREADABLE, close_streams, read_message, write_message
+from agentrl.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 PROGRAM = Path(__file__).with_name("process_worker.py")
 
 
-class WorkerEnded(Exception):
+class WorkerDied(Exception):
     """The worker ended before it answered: it was killed by a limit, by the system, or by what it ran."""
 
 
@@ -74,14 +74,14 @@ async def call_in_process(
 async def _ask(request: bytes) -> tuple[str, Any]:
     worker, answer = _take(), None
     try:
-        answer = await in_thread(partial(worker.ask, request))
+        answer = await run_in_thread(partial(worker.ask, request))
     finally:
         if answer is None:
             worker.kill()
         else:
             _give_back(worker)
     if answer is None:
-        raise WorkerEnded(f"the worker process ended with exit status {worker.process.returncode} before it answered")
+        raise WorkerDied(f"the worker process ended with exit status {worker.process.returncode} before it answered")
     status, value = pickle.loads(answer)
     return str(status), value
 
@@ -90,7 +90,7 @@ def _pickled(function: Callable[..., Any], arguments: tuple[object, ...]) -> byt
     written = BytesIO()
     try:
         _Pickler(written).dump((function, arguments))
-    except _OfTheScript as found:
+    except _DefinedInScript as found:
         raise ContractError(
             f"{_name_of(function)} cannot be called in a worker process: {found} is defined in the script or notebook "
             "that was started, which a worker never imports; move it to a module of its own, and import it from there"
@@ -100,7 +100,7 @@ def _pickled(function: Callable[..., Any], arguments: tuple[object, ...]) -> byt
     return written.getvalue()
 
 
-class _OfTheScript(Exception):
+class _DefinedInScript(Exception):
     pass
 
 
@@ -109,7 +109,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if getattr(obj, "__module__", None) == "__main__" and isinstance(obj, type | FunctionType):
-            raise _OfTheScript(repr(obj.__qualname__))
+            raise _DefinedInScript(repr(obj.__qualname__))
         return NotImplemented
 
 
@@ -178,7 +178,7 @@ def _give_back(worker: _Worker) -> None:
 
 
 @atexit.register
-def close_idle() -> None:
+def _close_idle() -> None:
     """End the workers that wait for a call."""
     with _lock:
         workers, _idle[:] = list(_idle), []

@@ -1,4 +1,4 @@
-"""Who waits on what, since when: the words for a run that seems to hang."""
+"""Stalls: a run in which nothing goes on is told with who waits on what, since when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from agentrl.aside import together
+from agentrl.runtime.threads import open_task_group
 
 LOOK_S = 1.0  # between two looks at whether anything goes on
 PATIENCE_S = 60.0  # before a stall is told, where no setting says otherwise
@@ -27,8 +27,8 @@ class Wait(NamedTuple):
         return self.limit is None or self.seconds > self.limit
 
 
-class Playing(Protocol):
-    """Where episodes are played."""
+class Progressing(Protocol):
+    """A source of waits: a rollout, or a whole training."""
 
     @property
     def progress(self) -> object:
@@ -38,13 +38,13 @@ class Playing(Protocol):
     def waits(self) -> list[Wait]: ...
 
 
-def told(waits: Iterable[Wait]) -> str:
-    """``7 episodes wait on tool 'search' (oldest 94 s), 1 on the engine (2 s)``; the oldest first."""
+def describe_waits(waits: Iterable[Wait]) -> str:
+    """Describe waits, the longest first: ``7 episodes wait on tool 'search' (oldest 94 s), 1 on the engine (2 s)``."""
     by_what: dict[str, list[float]] = {}
     for wait in waits:
         by_what.setdefault(wait.what, []).append(wait.seconds)
     if not by_what:
-        return "no episode is being played"
+        return "no episode is running"
     rows = sorted(by_what.items(), key=lambda item: -max(item[1]))
     words = [f"{len(s)} on {what} ({'oldest ' * (len(s) > 1)}{max(s):.0f} s)" for what, s in rows]
     first = len(rows[0][1])
@@ -53,15 +53,17 @@ def told(waits: Iterable[Wait]) -> str:
 
 
 @asynccontextmanager
-async def stalls_told(playing: Playing, stall_s: float | None, tell: Callable[[str], None]) -> AsyncIterator[None]:
+async def watch_stalls(
+    playing: Progressing, stall_timeout_s: float | None, tell: Callable[[str], None]
+) -> AsyncIterator[None]:
     """Call ``tell`` when nothing has gone on for that long though episodes wait, and again as it lasts.
 
     A machine that is too busy to look, or asleep, is not a stall: a look that comes late counts as one in time.
 
     Args:
-        stall_s: None: a minute, and not while all that is waited for is within a deadline of its own.
+        stall_timeout_s: None: a minute, and not while all that is waited for is within a deadline of its own.
     """
-    patience = PATIENCE_S if stall_s is None else stall_s
+    patience = PATIENCE_S if stall_timeout_s is None else stall_timeout_s
     pause = min(LOOK_S, patience)
 
     async def look() -> None:
@@ -73,11 +75,11 @@ async def stalls_told(playing: Playing, stall_s: float | None, tell: Callable[[s
             waits = playing.waits()
             if playing.progress != progress or not waits:
                 progress, quiet = playing.progress, 0.0
-            elif quiet >= patience and (stall_s is not None or any(w.overdue for w in waits)):
-                tell(f"nothing has gone on for {patience:g} s: {told(waits)}")
+            elif quiet >= patience and (stall_timeout_s is not None or any(w.overdue for w in waits)):
+                tell(f"nothing has gone on for {patience:g} s: {describe_waits(waits)}")
                 quiet = 0.0
 
-    async with together() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(look)
         try:
             yield
@@ -85,5 +87,5 @@ async def stalls_told(playing: Playing, stall_s: float | None, tell: Callable[[s
             tasks.cancel_scope.cancel()
 
 
-def oldest(waits: Sequence[Wait]) -> float:
+def find_longest_wait(waits: Sequence[Wait]) -> float:
     return max((w.seconds for w in waits), default=0.0)

@@ -15,27 +15,29 @@ from anyio.abc import TaskGroup
 from anyio.from_thread import start_blocking_portal
 from anyio.lowlevel import RunVar
 
+from agentrl.errors import is_failure
+
 T = TypeVar("T")
 GRACE_S = 1.0  # to clean up after a deadline
 THREADS = 128
 
 
-class Overdue(Exception):
+class DeadlineExceeded(Exception):
     """The deadline passed. Not a TimeoutError: the work itself may raise one."""
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, in a task of its own: one that does not end when it is cancelled is left behind.
+async def with_deadline(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, in a task of its own, which is left behind if it ignores its cancellation.
 
     Raises:
-        Overdue: it took longer.
+        DeadlineExceeded: it took longer than ``seconds``.
     """
     task = asyncio.create_task(work)
     task.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody may be left to read it
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
-            raise Overdue
+            raise DeadlineExceeded
         if task.cancelled():
             raise RuntimeError("it cancelled itself")
         return task.result()
@@ -46,7 +48,20 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
                 await asyncio.wait({task}, timeout=GRACE_S)
 
 
-def run(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+async def contain_exits(work: Awaitable[T]) -> T:
+    """Return the result of `work`. A SystemExit, which would end the event loop from within a task, is a RuntimeError.
+
+    So is any other exception of somebody else's code that is no Exception, but for Ctrl-C and a cancellation.
+    """
+    try:
+        return await work
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise RuntimeError(f"it raised {error!r}") from None
+
+
+def run_sync(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Run an event loop; in a thread of its own where one runs here already, as in a notebook."""
     try:
         asyncio.get_running_loop()
@@ -57,8 +72,8 @@ def run(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 
 @asynccontextmanager
-async def together() -> AsyncIterator[TaskGroup]:
-    """A task group that raises what the first of its tasks raised, which cancelled the others."""
+async def open_task_group() -> AsyncIterator[TaskGroup]:
+    """Open a task group. If a task fails, cancel the others and raise its exception, not an ExceptionGroup."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
@@ -69,20 +84,20 @@ async def together() -> AsyncIterator[TaskGroup]:
         raise first from first.__cause__
 
 
-# One run is one event loop. A thread that nobody waits for any more holds its place until it ends.
-_places = RunVar[asyncio.Semaphore]("agentrl_threads")
+# One run is one event loop. A thread that nobody waits for any more holds its slot until it ends.
+_thread_slots = RunVar[asyncio.Semaphore]("agentrl_threads")
 
 
-async def in_thread(function: Callable[[], T]) -> T:
+async def run_in_thread(function: Callable[[], T]) -> T:
     """Call a sync function off the event loop, ``THREADS`` of them at once.
 
     A cancelled caller does not wait for it, nor does the process's end.
     """
     try:
-        places = _places.get()
+        slots = _thread_slots.get()
     except LookupError:
-        _places.set(places := asyncio.Semaphore(THREADS))
-    await places.acquire()
+        _thread_slots.set(slots := asyncio.Semaphore(THREADS))
+    await slots.acquire()
     loop, future = asyncio.get_running_loop(), Future[T]()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -94,7 +109,7 @@ async def in_thread(function: Callable[[], T]) -> T:
             future.set_exception(error)
         finally:
             with suppress(RuntimeError):  # the loop is over
-                loop.call_soon_threadsafe(places.release)
+                loop.call_soon_threadsafe(slots.release)
 
     threading.Thread(target=work, name="agentrl function", daemon=True).start()
     return await asyncio.wrap_future(future)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from agentrl.critical_path import EPISODES, find_critical_path, seconds_by_owner
-from agentrl.lanes import IDLE, Interval, Lanes, Piece, coalesce
+from agentrl.runtime.critical_path import EPISODES, find_critical_path, sum_by_owner
+from agentrl.runtime.lanes import IDLE, Interval, Lanes, Piece, merge_intervals
 
 ALWAYS = ("generate", "tools", "env", "reward", "learn", "sync", "write", IDLE)  # lanes that every row of a step has
 DRAWN = 120  # intervals of a lane, and pieces of the waited-for lane, in a picture
 TOOLS = 12  # lanes of tools in a picture, those with the most seconds; `tools` has them all
 
 
-class Measured(NamedTuple):
-    """What came of a stretch. `values` are metrics; `picture` is its line in timeline.jsonl."""
+class MeasuredStretch(NamedTuple):
+    """A stretch of time as numbers and as a picture: `values` are metrics; `picture` is its line in timeline.jsonl."""
 
     wall: float
     cpu: float
@@ -60,14 +60,14 @@ class Timeline:
             self.lanes.begin(self._own, now)
         self._marks.append((now, owner))
 
-    def cut(self) -> Measured:
+    def cut(self) -> MeasuredStretch:
         """Return the stretch since the last cut. What is open goes on in the next."""
         stretch, cpu, cpu_before = self.lanes.cut(), self.cpu_clock(), self._cpu
         waited = find_critical_path(stretch, self._marks)
         self._cpu, self._marks = cpu, [(stretch.end, self._marks[-1][1])]
         values = {f"time/{owner}": stretch.seconds.get(owner, 0.0) for owner in ALWAYS}
         values |= {f"time/{owner}": seconds for owner, seconds in stretch.seconds.items()}
-        values |= {f"wait/{owner}": seconds for owner, seconds in seconds_by_owner(waited).items()}
+        values |= {f"wait/{owner}": seconds for owner, seconds in sum_by_owner(waited).items()}
         values |= {"clock/unix": self.unix_clock(), "clock/elapsed": stretch.end - self._start}
         picture = {
             "begin": round(stretch.begin - self._start, 4),
@@ -76,9 +76,9 @@ class Timeline:
             "lanes": {
                 owner: _relative(stretch.intervals[owner], stretch.begin) for owner in _drawn_lanes(stretch.seconds)
             },
-            "waited": drawn_pieces(waited, stretch.begin),
+            "waited": thin_pieces(waited, stretch.begin),
         }
-        return Measured(stretch.wall, cpu - cpu_before, values, picture)
+        return MeasuredStretch(stretch.wall, cpu - cpu_before, values, picture)
 
 
 def _drawn_lanes(seconds: dict[str, float]) -> list[str]:
@@ -88,10 +88,10 @@ def _drawn_lanes(seconds: dict[str, float]) -> list[str]:
 
 
 def _relative(intervals: list[Interval], begin: float) -> list[list[float]]:
-    return [[round(a - begin, 4), round(b - begin, 4)] for a, b in coalesce(intervals, DRAWN)]
+    return [[round(a - begin, 4), round(b - begin, 4)] for a, b in merge_intervals(intervals, DRAWN)]
 
 
-def drawn_pieces(pieces: list[Piece], begin: float) -> list[list[Any]]:
+def thin_pieces(pieces: list[Piece], begin: float) -> list[list[Any]]:
     """Return at most `DRAWN` pieces as [begin, end, owner], without gaps: the shortest join the one before."""
     longest = sorted((b - a for a, b, _ in pieces), reverse=True)
     least = longest[DRAWN - 1] if len(longest) > DRAWN else 0.0

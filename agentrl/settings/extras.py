@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.config import TrainConfig
-from agentrl.registry import check_package
+from agentrl.settings.registry import check_package
+from agentrl.settings.schema import TrainConfig
 
 
 def check_extras(config: TrainConfig) -> None:

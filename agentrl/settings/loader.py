@@ -1,9 +1,9 @@
-"""Settings read and written: a TOML file, then dotted overrides, each one checked. Unknown ones name the nearest."""
+"""Settings from TOML files and dotted overrides, each one checked. Unknown ones name the nearest."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Any
 import pydantic
 import tomli_w
 
-from agentrl.config import Section, TrainConfig
-from agentrl.errors import ConfigError, nearest
-from agentrl.signature import problems
+from agentrl.errors import ConfigError, UserError, suggest
+from agentrl.settings import registry
+from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.signature import build_arguments_model, list_problems
 
 Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
 
 
-def build(*layers: Layer) -> TrainConfig:
+def build_config(*layers: Layer) -> TrainConfig:
     """Merge layers, later ones win, and check them.
 
     Raises:
@@ -32,7 +33,7 @@ def build(*layers: Layer) -> TrainConfig:
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
             del merged["env"]  # another environment: the first one's settings are not its own
         for path, value in leaves.items():
-            _check_known(path, source)
+            _check_known(path, source, leaves.get("env.name") or _get(merged, "env.name"))
             _set(merged, path, value, source)
             origin[path] = source
     if "env" not in merged:
@@ -40,7 +41,7 @@ def build(*layers: Layer) -> TrainConfig:
     try:
         return TrainConfig.model_validate(merged)
     except pydantic.ValidationError as error:
-        where, what = problems(error)[0]
+        where, what = list_problems(error)[0]
         raise ConfigError(f"{where}: {_plain(what)}{_shown(merged, where)} [{_origin(origin, where)}]") from None
 
 
@@ -75,7 +76,7 @@ def _origin(origin: Mapping[str, str], where: str) -> str:
 
 
 def read_toml(path: Path) -> Layer:
-    """A layer from a file. Raises ConfigError where it is missing or no TOML."""
+    """Read a file as a layer. Raises ConfigError if it is missing or no TOML."""
     try:
         return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -87,23 +88,44 @@ def read_toml(path: Path) -> Layer:
 
 
 def read_overrides(arguments: Sequence[str]) -> Layer:
-    """A layer from ``--learner.lr 2e-6 --env=math-tools``. Raises ConfigError for what has no such form."""
+    """Read ``--learner.lr 2e-6 --env=math-tools`` as a layer. Raises ConfigError for words of another form."""
     settings: dict[str, Any] = {}
+    for path, text in split_options(arguments):
+        set_option(settings, f"{path}.name" if path in ("env", "engine") else path, text, "command line")
+    return "command line", settings
+
+
+def split_options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each ``--name value`` or ``--name=value``, as typed.
+
+    Raises:
+        ConfigError: a word has no such form.
+    """
     words = iter(arguments)
     for word in words:
         if not word.startswith("--") or word == "--":
             raise ConfigError(f"unexpected argument {word!r}; settings look like --learner.lr 1e-6")
-        path, given, text = word[2:].partition("=")
-        if not given and ((text := next(words, "")) == "" or text.startswith("--")):
+        path, equals, text = word[2:].partition("=")
+        if not equals and ((text := next(words, "")) == "" or text.startswith("--")):
             raise ConfigError(f"--{path} has no value")
-        if path == "engine":
-            path = "engine.name"
-        _set(settings, "env.name" if path == "env" else path, _literal(text), "command line")
-    return "command line", settings
+        yield path, text
 
 
-def _literal(text: str) -> Any:
-    """A number, boolean, list or table as TOML writes it; anything else is text, dates too."""
+def set_option(settings: dict[str, Any], path: str, text: str, source: str, *, as_text: bool = False) -> None:
+    """Put a value under its dotted name into nested settings.
+
+    Args:
+        text: a number, boolean, list or table as TOML writes it; anything else is text, dates too.
+        source: where it was given, for error messages.
+        as_text: take the value as it is.
+
+    Raises:
+        ConfigError: a part of ``path`` has a value of its own.
+    """
+    _set(settings, path, text if as_text else _read_value(text), source)
+
+
+def _read_value(text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -112,7 +134,7 @@ def _literal(text: str) -> Any:
 
 
 def dump_toml(config: TrainConfig) -> str:
-    """The config as a TOML file that `agentrl train` reads back; objects given in Python are named in a comment."""
+    """Format the config as TOML that `agentrl train` reads back; objects given in Python are named in a comment."""
     env = {k: v for k, v in config.env.items() if _is_plain(v)}
     left_out = [f"env.{k}" for k, v in config.env.items() if k not in env and v is not None]
     note = f"# given in Python, so not written here: {', '.join(left_out)}\n" if left_out else ""
@@ -120,7 +142,7 @@ def dump_toml(config: TrainConfig) -> str:
 
 
 def _is_plain(value: Any, tables: bool = False) -> bool:
-    """Whether TOML holds it. Tables in a list are rows of a dataset, unless they are within a table of settings."""
+    """Return True if TOML holds it. Tables in a list are rows of a dataset, unless they are in a table of settings."""
     if isinstance(value, Mapping):
         return all(isinstance(k, str) and _is_plain(v, tables=True) for k, v in value.items())
     if isinstance(value, list | tuple):
@@ -129,7 +151,7 @@ def _is_plain(value: Any, tables: bool = False) -> bool:
 
 
 def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``env = "shop"`` and ``engine = "transformers"`` are short for a table with a name."""
+    """Expand ``env = "shop"`` and ``engine = "transformers"`` to tables with a name."""
     short = {k: {"name": layer[k]} for k in ("env", "engine") if isinstance(layer.get(k), str)}
     return {**layer, **short}
 
@@ -142,7 +164,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def known_settings() -> dict[str, pydantic.fields.FieldInfo]:
+def list_settings() -> dict[str, pydantic.fields.FieldInfo]:
     """Every setting by its dotted name, but the environments' own."""
     found: dict[str, pydantic.fields.FieldInfo] = {}
     for name, field in TrainConfig.model_fields.items():
@@ -153,18 +175,31 @@ def known_settings() -> dict[str, pydantic.fields.FieldInfo]:
     return found
 
 
-def _check_known(path: str, source: str) -> None:
+def _check_known(path: str, source: str, env: Any = None) -> None:
     if path.startswith(("env.", "tool.")):
         return  # the environment checks its own, and a tool
-    known = known_settings()
+    known = list_settings()
     if path in known:
         return
+    if path in _own_settings(env):
+        raise ConfigError(f"{path}: unknown setting; it is one of env {env!r}: --env.{path} [{source}]")
     last = path.rpartition(".")[2]
     alias = get_close_matches(last, _ALIASES, n=1, cutoff=0.85)
-    close = _ALIASES[alias[0]] if alias else next((k for k in known if k.rpartition(".")[2] == last), None)
-    hint = f"; did you mean {close!r}?" if close else nearest(path, known)
+    longer = [k for k in known if "." in path and k.startswith(path)]  # rollout.tasks of rollout.tasks_per_step
+    alike = longer or [k for k in known if k.rpartition(".")[2] == last]
+    close = _ALIASES[alias[0]] if alias else next(iter(alike), None)
+    hint = f"; did you mean {close!r}?" if close else suggest(path, known)
     hint = hint if "did you mean" in hint else "; agentrl train --help tells of them all"
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
+
+
+def _own_settings(env: Any) -> Sequence[str]:
+    """List the settings of an environment, by its name; none where it has no such name, or is not to be had."""
+    try:
+        cls, _ = registry.load_member("env", env) if isinstance(env, str) else (None, None)
+        return [f.alias or "" for f in build_arguments_model(cls.__init__, env).model_fields.values()] if cls else []
+    except UserError:  # that comes next
+        return []
 
 
 # What users of TRL type first.
@@ -172,11 +207,11 @@ _ALIASES = {
     "learning_rate": "learner.lr",
     "max_steps": "steps",
     "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_turn_tokens",
-    "per_device_train_batch_size": "rollout.tasks",
+    "max_completion_length": "rollout.max_tokens",
+    "per_device_train_batch_size": "rollout.tasks_per_step",
     "output_dir": "run.dir",
     "optim": "learner.optimizer",
     "loss_type": "learner.loss",
-    "lr_scheduler_type": "learner.schedule",
+    "lr_scheduler_type": "learner.lr_scheduler",
     "model_name_or_path": "model",
 }

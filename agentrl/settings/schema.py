@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from agentrl.settings.signature import refuse_bool
 from agentrl.types import Stop
 
 
@@ -15,32 +16,41 @@ def _split(value: Any) -> Any:
 
 
 _listed = pydantic.BeforeValidator(_split)
-Words = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
+CommaSeparated = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
 
 
 class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Refuse true and false for a number, where pydantic would read 1 and 0."""
+        return refuse_bool(value, cls.model_fields[str(info.field_name)].annotation)
+
 
 class EngineConfig(Section):
-    """What samples."""
+    """The engine that samples."""
 
     name: Literal["auto", "transformers", "vllm", "server"] = Field(
         "auto",
         description="transformers: embedded; vllm: vLLM in process; server: vLLM servers at engine.urls; "
         "auto: vllm on a GPU where it is installed, else transformers",
     )
-    capacity: int = Field(128, ge=1, description="rows sampled at the same time; of each server, as it was started")
-    max_context: int | None = Field(None, ge=2, description="positions of an episode; the model's own limit by default")
+    max_num_seqs: int = Field(128, ge=1, description="rows sampled at the same time; of each server, as it was started")
+    max_model_len: int | None = Field(
+        None, ge=2, description="positions of an episode; the model's own limit by default"
+    )
     threads: int | None = Field(None, ge=1, description="threads while sampling; by the model's size by default")
-    urls: Words = Field((), description="vLLM servers, as agentrl serve prints them; commas between them")
+    urls: CommaSeparated = Field((), description="vLLM servers, as agentrl serve prints them; commas between them")
     update: Literal["in-flight", "drain"] | None = Field(
-        None, description="running requests go on with new weights (in-flight, the default), or end first; vllm, server"
+        None,
+        description="in-flight (default): requests continue with new weights; drain: they end first; vllm, server",
     )
 
     @pydantic.model_validator(mode="after")
-    def _fitting(self) -> EngineConfig:
-        """What the chosen engine would not heed is refused."""
+    def _check_engine(self) -> EngineConfig:
+        """Reject settings that the chosen engine ignores."""
         if self.name == "server" and not self.urls:
             raise ValueError("engine server needs engine.urls, the servers' addresses; agentrl serve starts one")
         if wrong := [u for u in self.urls if not u.startswith(("http://", "https://"))]:
@@ -50,16 +60,16 @@ class EngineConfig(Section):
         if self.name != "server" and self.urls:
             raise ValueError(f"engine.urls is for --engine server; engine {self.name} talks to no server")
         if self.name in ("auto", "transformers") and self.update is not None:
-            raise ValueError("engine.update is for the engines vllm and server; the embedded one just goes on")
+            raise ValueError("engine.update is for the engines vllm and server")
         return self
 
 
 class RolloutConfig(Section):
-    """How episodes are played."""
+    """The rollout of episodes."""
 
-    tasks: int = Field(16, ge=1, description="tasks a step")
+    tasks_per_step: int = Field(16, ge=1, description="tasks of a step, each with group_size episodes")
     group_size: int = Field(8, ge=2, description="episodes of each task")
-    min_group: int = Field(2, ge=2, description="a group with fewer members left by faults is lost")
+    min_group_size: int = Field(2, ge=2, description="a group with fewer samples left by faults is dropped")
     max_staleness: int = Field(
         0, ge=0, description="updates between a group's beginning and its being learned from; over 0 both overlap"
     )
@@ -69,14 +79,20 @@ class RolloutConfig(Section):
     curriculum: str | None = Field(
         None, description="module:function, from the outcomes so far to the options of a reset"
     )
-    dynamic: bool = Field(False, description="groups whose rewards are all the same are played anew, with other tasks")
-    redraw: int | None = Field(
-        None, ge=0, description="groups a step that may be played anew, lost ones or (dynamic) flat; tasks by default"
+    dynamic_sampling: bool = Field(
+        False, description="zero-variance groups (all rewards the same) are replaced by others, with other tasks"
     )
-    spare: int = Field(0, ge=0, description="episodes a group begins beyond its size; the last to end are cancelled")
+    max_resamples: int | None = Field(
+        None,
+        ge=0,
+        description="replaced groups a step, lost or zero-variance ones; tasks_per_step by default",
+    )
+    oversample: int = Field(
+        0, ge=0, description="episodes a group begins beyond its size; the last to end are cancelled"
+    )
     branches: int = Field(1, ge=1, description="episodes that one becomes after branch_turn turns, by Env.clone")
     branch_turn: int = Field(1, ge=0, description="turns before an episode branches")
-    stall_s: float | None = Field(
+    stall_timeout_s: float | None = Field(
         None,
         gt=0,
         description="after that long without a turn or a token it is told who waits on what; by default after 60 s, "
@@ -84,27 +100,29 @@ class RolloutConfig(Section):
     )
     temperature: float = Field(1.0, gt=0, description="of sampling; the learner's logprobs are at the same one")
     max_turns: int | None = Field(None, ge=1, description="turns of an episode; the environment's own by default")
-    max_turn_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")
+    max_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")
     turn_timeout_s: float = Field(120.0, gt=0, description="deadline of an environment's reset, step or score")
     episode_timeout_s: float = Field(600.0, gt=0, description="deadline of an episode")
 
     @pydantic.model_validator(mode="after")
     def _nested(self) -> RolloutConfig:
-        if self.min_group > self.group_size:
-            raise ValueError(f"min_group {self.min_group} is over group_size {self.group_size}: every group is dropped")
+        if self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size {self.min_group_size} is over group_size {self.group_size}: every group is dropped"
+            )
         if self.curriculum is not None and self.sampler != "order":
             raise ValueError("curriculum and sampler difficulty do not go together")
         if self.group_size % self.branches:
             raise ValueError(f"group_size {self.group_size} is no multiple of branches {self.branches}")
-        if self.spare and self.branches > 1:
-            raise ValueError("spare and branches do not go together")
+        if self.oversample and self.branches > 1:
+            raise ValueError("oversample and branches do not go together")
         if self.turn_timeout_s > self.episode_timeout_s:
             raise ValueError("turn_timeout_s is over episode_timeout_s; deadlines nest")
         return self
 
 
 LossName = Literal["dapo", "grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"]
-CorrectionName = Literal[
+ImportanceSamplingMode = Literal[
     "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"
 ]
 
@@ -115,13 +133,13 @@ CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 
 class LearnerConfig(Section):
-    """How the policy is updated."""
+    """The update of the policy."""
 
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
         "adamw", description="adamw_8bit keeps its state in 8 bits (bitsandbytes); muon: docs/algorithms.md"
     )
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
+    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the rate, after the warm-up: linear and cosine fall to a tenth"
     )
     warmup_steps: int = Field(0, ge=0)
@@ -133,16 +151,18 @@ class LearnerConfig(Section):
     gamma: float = Field(1.0, gt=0, le=1, description="what a later turn's reward counts in a turn's return")
     step_weight: float = Field(1.0, ge=0, description="of the turn's part in gigpo's advantage")
     importance_level: Literal["token", "sequence"] = Field("token", description="whose ratio; sequence: GSPO")
-    updates: int = Field(1, ge=1, description="optimizer steps on one batch")
+    num_iterations: int = Field(1, ge=1, description="optimizer steps on one batch")
     epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
     epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; cispo's cap, 5.0 by default there")
     delta: float | None = Field(None, gt=1, description="cap of the ratio where the advantage is negative")
     beta: float = Field(0.0, ge=0, description="of the KL term to the reference, the policy as the run began")
-    kl_ratio: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
+    use_bias_correction_kl: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
     ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference is the policy again")
-    correction: CorrectionName = Field("token_truncate", description="of p_learner / p_engine outside its bounds")
-    correction_min: float | None = Field(None, ge=0, description="its lower bound")
-    correction_max: float | None = Field(2.0, gt=0, description="its upper bound")
+    importance_sampling_mode: ImportanceSamplingMode = Field(
+        "token_truncate", description="of p_learner / p_engine outside its bounds; docs/algorithms.md"
+    )
+    importance_sampling_min: float | None = Field(None, ge=0, description="its lower bound")
+    importance_sampling_max: float | None = Field(2.0, gt=0, description="its upper bound")
     off_policy_threshold: float | None = Field(
         None, description="rows to be punished whose mean(sampled - learner's logprob) is above it are left out"
     )
@@ -152,8 +172,10 @@ class LearnerConfig(Section):
     packing: Literal["prefix", "padded"] = Field(
         "prefix", description="prefix: what rows begin with alike is computed once, where the model allows it"
     )
-    token_budget: int = Field(8192, ge=1, description="tokens in one forward and backward pass, padding included")
-    mask_stops: Annotated[tuple[Stop, ...], _listed] = Field(
+    max_tokens_per_microbatch: int = Field(
+        8192, ge=1, description="tokens in one forward and backward pass, padding included"
+    )
+    mask_stop_reasons: Annotated[tuple[Stop, ...], _listed] = Field(
         (), description="episodes that stopped so are not trained, such as max_tokens"
     )
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
@@ -162,14 +184,14 @@ class LearnerConfig(Section):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _cap_of_cispo(cls, given: Any) -> Any:
-        """TRL's cap is epsilon_high itself, whose usual values make every weight that small."""
+        """Set cispo's cap. TRL takes epsilon_high itself, whose usual values make every weight that small."""
         if isinstance(given, dict) and given.get("loss") == "cispo" and "epsilon_high" not in given:
             return {**given, "epsilon_high": 5.0}
         return given
 
     @pydantic.model_validator(mode="after")
-    def _heeded(self) -> LearnerConfig:
-        """What the chosen loss would not heed is refused."""
+    def _check_loss(self) -> LearnerConfig:
+        """Reject settings that the chosen loss ignores."""
         given = {
             n for n, f in type(self).model_fields.items() if getattr(self, n) != f.default
         }  # a saved config has all
@@ -182,13 +204,16 @@ class LearnerConfig(Section):
             raise ValueError(f"step_weight is for the advantage gigpo, not {self.advantage}")
         if self.loss == "cispo" and self.epsilon_high < 1:
             raise ValueError(f"epsilon_high {self.epsilon_high} caps cispo's weights below 1; 5.0 is usual")
-        if self.loss == "vespo" and not self.correction.startswith("token"):
-            raise ValueError(f"correction {self.correction} is by row; vespo sums the corrections of tokens")
-        if not self.beta and (not self.kl_ratio or self.ref_sync_steps):
-            raise ValueError("kl_ratio and ref_sync_steps are of the KL term, which beta = 0 leaves out")
-        low, high = self.correction_min, self.correction_max
+        if self.loss == "vespo" and not self.importance_sampling_mode.startswith("token"):
+            raise ValueError(
+                f"importance_sampling_mode {self.importance_sampling_mode} is by row; "
+                "vespo sums the corrections of tokens"
+            )
+        if not self.beta and (not self.use_bias_correction_kl or self.ref_sync_steps):
+            raise ValueError("use_bias_correction_kl and ref_sync_steps are of the KL term, which beta = 0 leaves out")
+        low, high = self.importance_sampling_min, self.importance_sampling_max
         if low is not None and high is not None and low > high:
-            raise ValueError(f"correction_min {low} is over correction_max {high}")
+            raise ValueError(f"importance_sampling_min {low} is over importance_sampling_max {high}")
         return self
 
 
@@ -200,7 +225,7 @@ class LoraConfig(Section):
     quantize: Literal["4bit"] | None = Field(
         None, description="of the weights beside the adapter (QLoRA, bitsandbytes)"
     )
-    targets: Words = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
+    targets: CommaSeparated = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
 
     @pydantic.model_validator(mode="after")
     def _ranked(self) -> LoraConfig:
@@ -210,30 +235,40 @@ class LoraConfig(Section):
 
 
 class EvalConfig(Section):
-    """How the policy is measured on held-out tasks."""
+    """The evaluation of the policy on held-out tasks."""
 
-    every: int = Field(10, ge=0, description="steps between measurements; 0: only before and after")
+    every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after")
     mode: Literal["pause", "overlap"] = Field(
         "pause",
-        description="pause: no training episode is begun meanwhile; overlap: the next batch is played beside it, and "
+        description="pause: no training episode starts meanwhile; overlap: the next batch is rolled out beside it, and "
         "the update waits for both",
     )
-    tasks: int = Field(128, ge=1, description="held-out tasks of a measurement in mid-run, sampled and greedy")
-    final_tasks: int = Field(256, ge=1, description="held-out tasks of the measurements before and after")
+    tasks: int = Field(
+        128, ge=1, description="held-out tasks every eval.every steps; before and after take eval.final_tasks"
+    )
+    final_tasks: int = Field(
+        256, ge=1, description="held-out tasks before the first step and after the last: the table at the end"
+    )
     trials: int = Field(1, ge=1, description="times that each task is sampled, beside the greedy trial")
     pass_at: float = Field(1.0, description="the reward from which on a trial passes, for pass@k and pass^k")
+
+    @pydantic.model_validator(mode="after")
+    def _made(self) -> EvalConfig:
+        if self.mode == "overlap" and not self.every:
+            raise ValueError("mode overlap is of the evaluations in mid-run, and every 0 makes none")
+        return self
 
 
 class RunConfig(Section):
     """The run folder."""
 
     dir: str | None = Field(None, description="runs/DATE-TIME-ENV by default")
-    resume: bool = Field(False, description="a run that the folder holds goes on from its newest checkpoint")
+    resume: bool = Field(False, description="resume the run that the folder holds from its newest checkpoint")
     save_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
     fallback_dir: str | None = Field(
         None, description="a folder on another disk, for checkpoints and the model where that of dir is full"
     )
-    trackers: Words = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
+    trackers: CommaSeparated = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
     project: str = Field("agentrl", description="what the trackers call the place of many runs")
 
     @pydantic.model_validator(mode="after")
@@ -249,7 +284,7 @@ class TrainConfig(Section):
     """Everything a run is made of. ``env`` holds the name and the environment's own settings."""
 
     env: dict[str, Any] = Field(description="name (or module:Class), and the environment's own settings")
-    tools: Words = Field((), description="more tools for the environment, by name; commas between them")
+    tools: CommaSeparated = Field((), description="more tools for the environment, by name; commas between them")
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
     model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
@@ -274,9 +309,9 @@ class TrainConfig(Section):
             raise ValueError(
                 "deterministic and rollout.max_staleness do not go together: what is how old is up to time"
             )
-        if self.deterministic and self.rollout.spare:
+        if self.deterministic and self.rollout.oversample:
             raise ValueError(
-                "deterministic and rollout.spare do not go together: which episodes end last is up to time"
+                "deterministic and rollout.oversample do not go together: which episodes end last is up to time"
             )
         if self.deterministic and self.eval.mode == "overlap":
             raise ValueError("deterministic and eval.mode overlap do not go together: what is begun when is up to time")

@@ -1,20 +1,22 @@
-"""A function's signature as a pydantic model: what a tool's arguments and an environment's settings are checked by."""
+"""A function's signature as a pydantic model, which checks a tool's arguments and an environment's settings."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import pydantic
 
-from agentrl.errors import ConfigError, ContractError, nearest
+from agentrl.errors import ConfigError, ContractError, suggest
 
 
-def arguments_model(function: Callable[..., Any], what: str, *, described: bool = False) -> type[pydantic.BaseModel]:
-    """A model with one field a parameter, ``self`` left out; unknown arguments are refused.
+def build_arguments_model(
+    function: Callable[..., Any], what: str, *, described: bool = False
+) -> type[pydantic.BaseModel]:
+    """Build a pydantic model with one field a parameter, ``self`` left out; unknown arguments are refused.
 
     Args:
         what: how a sentence calls the function, such as ``tool 'search'``.
@@ -48,29 +50,49 @@ def arguments_model(function: Callable[..., Any], what: str, *, described: bool 
     return pydantic.create_model("arguments", __config__=config, **fields)
 
 
-def checked(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments converted to their types, by name. Raises pydantic.ValidationError."""
+def convert_arguments(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert arguments to their types, by name. Raises pydantic.ValidationError."""
     values = model.model_validate(dict(arguments))
     return {field.alias or name: getattr(values, name) for name, field in model.model_fields.items()}
 
 
-def checked_argument(name: str, value: Any, kind: Any) -> Any:
+def convert_value(name: str, value: Any, kind: Any) -> Any:
     """Convert a value to a type. Raises ConfigError where it is no such value; ``name`` is how the user gave it."""
     try:
-        return pydantic.TypeAdapter(kind).validate_python(value)
+        return pydantic.TypeAdapter(kind).validate_python(refuse_bool(value, kind))
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{name}: {problems(error)[0][1]}, not {value!r:.80}") from None
+        raise ConfigError(f"{name}: {list_problems(error)[0][1]}, not {value!r:.80}") from None
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}, not {value!r:.80}") from None
 
 
-def problems(error: pydantic.ValidationError) -> list[tuple[str, str]]:
-    """What is wrong, as (where, what) with dots between the parts of where."""
-    return [(".".join(str(p) for p in e["loc"]), e["msg"][:1].lower() + e["msg"][1:]) for e in error.errors()]
+def refuse_bool(value: Any, annotation: Any) -> Any:
+    """Return a value. Raises ValueError where it is true or false, and the annotation wants a number and no switch."""
+    kinds = set(_kinds(annotation))
+    if isinstance(value, bool) and not kinds & {bool, Any} and (number := kinds & {int, float}):
+        raise ValueError(f"input should be a valid {'integer' if int in number else 'number'}")
+    return value
 
 
-def settings_of(
-    cls: Any, given: Mapping[str, Any], what: str, section: str, family: tuple[str, str | None] = ("", None)
+def _kinds(annotation: Any) -> Sequence[Any]:
+    """List the types of a union, and of what is annotated."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return (annotation,)
+
+
+def list_problems(error: pydantic.ValidationError) -> list[tuple[str, str]]:
+    """List what is wrong, as (where, what) with dots between the parts of where."""
+    errors = ((e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors())
+    return [(".".join(map(str, where)), what[:1].lower() + what[1:]) for where, what in errors]
+
+
+def convert_settings(
+    cls: Any, settings: Mapping[str, Any], what: str, section: str, family: tuple[str, str | None] = ("", None)
 ) -> dict[str, Any]:
-    """The settings given, converted to the types of ``cls.__init__``; ``a,b`` is a list where one is wanted.
+    """Convert settings to the types of ``cls.__init__``; ``a,b`` is a list where the type is one.
 
     Args:
         what: how a sentence calls it, such as ``env 'shop'``.
@@ -80,22 +102,31 @@ def settings_of(
     Raises:
         ContractError: a setting is unknown, missing or wrong.
     """
-    model = arguments_model(cls.__init__, what)
+    model = build_arguments_model(cls.__init__, what)
     known = {f.alias or "": f.annotation for f in model.model_fields.values()}
-    for name in given:
+    for name in settings:
         if name not in known:
-            raise ContractError(f"{what} has no setting '{section}.{name}'{nearest(name, known)}")
+            raise ContractError(f"{what} has no setting '{section}.{name}'{suggest(name, known)}")
+        try:
+            refuse_bool(settings[name], known[name])
+        except ValueError as error:
+            raise ContractError(f"{section}.{name} of {what}: {error}, not {settings[name]!r}") from None
     try:
-        values = checked(model, _listed(given, known))
+        values = convert_arguments(model, _listed(settings, known))
     except pydantic.ValidationError as error:
-        where, wrong = problems(error)[0]
+        where, wrong = list_problems(error)[0]
         if wrong == "field required":
             name, named_by = family
-            form = f"name: {name}:{where.upper()}" if where == named_by else f"value for --{section}.{where}"
+            value = f"value for --{section}.{where}{_in_python(section, where)}"
+            form = f"name: {name}:{where.upper()}" if where == named_by else value
             raise ContractError(f"{what} needs a {form}") from None
-        value = given[where.partition(".")[0]]
-        raise ContractError(f"{section}.{where} of {what}: {wrong}, not {value!r}") from None
-    return {name: values[name] for name in given}
+        value = settings[where.partition(".")[0]]
+        raise ContractError(f"{section}.{where} of {what}: {wrong}, not {value!r:.200}") from None
+    return {name: values[name] for name in settings}
+
+
+def _in_python(section: str, name: str) -> str:
+    return f" (in Python: env_args={{{name!r}: ...}})" if section == "env" else ""
 
 
 def _listed(settings: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,5 +137,5 @@ def _listed(settings: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_list(annotation: Any) -> bool:
-    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    kinds = _kinds(annotation)
     return any((get_origin(k) or k) in (list, tuple, Sequence) for k in kinds) and str not in kinds

@@ -1,6 +1,6 @@
-"""A circuit breaker for each tool: one that fails again and again is left alone for a while.
+"""A circuit breaker for each tool: one that fails again and again is not called for a while.
 
-closed --- ``threshold`` faults in a row ---> open --- ``rest_s`` later ---> one call tries: closed again, or open again
+closed --- ``max_failures`` failures in a row ---> open --- ``cooldown_s`` later ---> one call tries: closed, or open
 """
 
 from __future__ import annotations
@@ -12,49 +12,56 @@ from dataclasses import dataclass
 import anyio
 import anyio.lowlevel
 
-from agentrl.errors import ToolError, UserError, WorldFault
+from agentrl.errors import InfraError, ToolError, UserError
 
 
 @dataclass
-class Breaker:
-    """Counts the faults of a tool in a row, over all episodes of a run."""
+class CircuitBreaker:
+    """A count of the failures of a tool in a row, over all episodes of a run."""
 
     tool: str
-    threshold: int
-    rest_s: float
-    failed: int = 0
-    _until: float = 0.0
-    _trying: bool = False
+    max_failures: int
+    cooldown_s: float
+    failures: int = 0
+    _open_until: float = 0.0
+    _probing: bool = False
 
     @asynccontextmanager
-    async def closed(self) -> AsyncIterator[None]:
-        """Inside, the tool is called. Raises WorldFault at once while the tool is left alone."""
-        now = anyio.current_time()
-        if self.failed >= self.threshold and (now < self._until or self._trying):
-            raise WorldFault("tool_open", f"tool {self.tool!r} failed {self.failed} times in a row, and is left alone")
-        self._trying = self.failed >= self.threshold
+    async def guard(self) -> AsyncIterator[None]:
+        """Allow one call of the tool and count its outcome.
+
+        Raises:
+            InfraError: ``tool_open``, at once, while the tool is not called.
+        """
+        if self.failures >= self.max_failures and (anyio.current_time() < self._open_until or self._probing):
+            raise InfraError(
+                "tool_open",
+                f"tool {self.tool!r} failed {self.failures} times in a row; not called again for {self.cooldown_s:g} s",
+            )
+        self._probing = self.failures >= self.max_failures
         try:
             yield
         except (ToolError, UserError):
-            self.failed = 0
+            self.failures = 0
             raise
         except Exception:
-            self.failed += 1
-            self._until = anyio.current_time() + self.rest_s
+            self.failures += 1
+            self._open_until = anyio.current_time() + self.cooldown_s
             raise
         else:
-            self.failed = 0
+            self.failures = 0
         finally:
-            self._trying = False
+            self._probing = False
 
 
 # One run is one event loop: a tool's breaker is shared by all environments of the run.
-_breakers = anyio.lowlevel.RunVar[dict[str, Breaker]]("agentrl_tool_breakers")
+_breakers = anyio.lowlevel.RunVar[dict[str, CircuitBreaker]]("agentrl_tool_breakers")
 
 
-def breaker_of(tool: str, threshold: int, rest_s: float) -> Breaker:
+def get_circuit_breaker(tool: str, max_failures: int, cooldown_s: float) -> CircuitBreaker:
+    """Return the run's breaker of a tool, made at the first call."""
     try:
         breakers = _breakers.get()
     except LookupError:
         _breakers.set(breakers := {})
-    return breakers.setdefault(tool, Breaker(tool, threshold, rest_s))
+    return breakers.setdefault(tool, CircuitBreaker(tool, max_failures, cooldown_s))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.types import JsonSchema, utf8_within
+from agentrl.types import JsonSchema, to_utf8_json
 
 MOST = 8  # lists of a run; an environment that offers others to each episode shows the first ones
 LONGEST = 64_000  # characters of a list as JSON
@@ -38,5 +38,5 @@ def _bounded(tools: Sequence[JsonSchema]) -> list[Any]:
         left -= len(json.dumps(tool, ensure_ascii=False, default=str))
         if left < 0:
             break
-        kept.append(utf8_within(tool))
+        kept.append(to_utf8_json(tool))
     return kept

@@ -14,14 +14,14 @@ import anyio
 import docstring_parser
 import pydantic
 
-from agentrl.aside import Overdue, in_thread, within
-from agentrl.errors import ContractError, ToolError, UserError, WorldFault
-from agentrl.processes import call_in_process
-from agentrl.signature import arguments_model, checked, problems
+from agentrl.errors import ContractError, InfraError, ToolError, UserError
+from agentrl.runtime.processes import call_in_process
+from agentrl.runtime.threads import DeadlineExceeded, contain_exits, run_in_thread, with_deadline
+from agentrl.settings.signature import build_arguments_model, convert_arguments, list_problems
 from agentrl.types import JsonSchema
 
-Check = Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
-"""Says what is wrong with a call's arguments, as (where, what): nothing, or the arguments are passed on as they are."""
+ArgumentCheck = Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+"""Returns what is wrong with a call's arguments, as (where, what); if nothing is, they are passed on as they are."""
 
 
 @dataclass(frozen=True)
@@ -29,37 +29,39 @@ class Tool:
     """A tool as the rollout sees it.
 
     Args:
-        name, description, parameters: what the model is told; ``parameters`` is a JSON schema.
-        arguments: what checks a call's arguments: a pydantic model, which converts them too, or a `Check`.
-        function: sync functions run in a thread, off the event loop.
-        timeout_s: a try that takes longer is given up, and repeated ``retries`` times; then it is the world's fault.
-        limit: how many calls may run at once in one run; ``None``: any number.
-        breaker: after that many faults in a row, over all episodes, it is left alone for ``rest_s``; calls fail at once
-            meanwhile. ``None``: never.
-        process: a sync function runs in a process of its own, which ends with its deadline: for what computes long, or
-            cannot be interrupted. It must be in a module that can be imported, and its arguments and result picklable.
+        name, description, parameters: the model is told these; ``parameters`` is a JSON schema.
+        arguments: checks a call's arguments: a pydantic model, which converts them too, or an `ArgumentCheck`.
+        function: a sync function runs in a thread, off the event loop.
+        timeout_s: seconds of one attempt. An attempt that takes longer is cancelled and repeated ``retries`` times;
+            then the call is an infrastructure fault.
+        max_concurrency: calls that may run at once in one run; ``None``: any number.
+        max_consecutive_failures: after that many failures in a row, over all episodes, the tool is not called for
+            ``cooldown_s``; calls fail at once meanwhile. ``None``: never.
+        process: run a sync function in a process of its own, which ends at the deadline: for what computes long, or
+            cannot be interrupted. It must be in a module that can be imported; its arguments and result are pickled.
         max_chars: a longer result is cut, and says so.
-        writes: whether a call may change what is outside of the episode (``None``: not known). ``agentrl check`` does
-            not call one that does, unless it is named in ``--allow-writes``; an MCP server is told.
+        writes: whether a call may change what is outside of the episode (``None``: not known). ``agentrl check`` calls
+            such a tool only if ``--allow_writes`` names it; an MCP server tells its clients.
     """
 
     name: str
     description: str
     parameters: JsonSchema
-    arguments: type[pydantic.BaseModel] | Check
+    arguments: type[pydantic.BaseModel] | ArgumentCheck
     function: Callable[..., Any]
     timeout_s: float = 30.0
     retries: int = 0
-    limit: int | None = None
+    max_concurrency: int | None = None
     max_chars: int = 20_000
-    breaker: int | None = 32
-    rest_s: float = 10.0
+    max_consecutive_failures: int | None = 32
+    cooldown_s: float = 10.0
     process: bool = False
     writes: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.breaker is not None and self.breaker < 1:
-            raise ContractError(f"tool {self.name!r}: breaker is 1 or more, or None; not {self.breaker!r}")
+        if self.max_consecutive_failures is not None and self.max_consecutive_failures < 1:
+            failures = self.max_consecutive_failures
+            raise ContractError(f"tool {self.name!r}: max_consecutive_failures is 1 or more, or None; not {failures!r}")
         if self.process and (self.is_method or inspect.iscoroutinefunction(self.function)):
             raise ContractError(f"tool {self.name!r}: process is for sync functions of a module, not for methods")
         if self.process and self.function.__module__ == "__main__":
@@ -68,15 +70,16 @@ class Tool:
                 "defined in the script or notebook that was started, which a worker process never imports: move it to "
                 "a module of its own, or leave out process=True to run it in a thread"
             )
-        if not self.timeout_s > 0 or self.retries < 0 or (self.limit is not None and self.limit < 1):
+        no_calls = self.max_concurrency is not None and self.max_concurrency < 1
+        if not self.timeout_s > 0 or self.retries < 0 or no_calls:
             raise ContractError(
-                f"tool {self.name!r}: timeout_s must be over 0, retries 0 or more, limit 1 or more (or None); "
-                f"not {self.timeout_s!r}, {self.retries!r} and {self.limit!r}"
+                f"tool {self.name!r}: timeout_s must be over 0, retries 0 or more, max_concurrency 1 or more "
+                f"(or None); not {self.timeout_s!r}, {self.retries!r} and {self.max_concurrency!r}"
             )
 
     @property
     def schema(self) -> JsonSchema:
-        """The OpenAI function schema, which chat templates take."""
+        """Return the OpenAI function schema, which chat templates take."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
@@ -85,50 +88,48 @@ class Tool:
         return next(iter(inspect.signature(self.function).parameters), None) == "self"
 
     @property
-    def longest_s(self) -> float:
-        """How long a call may take, its retries and the pauses between them included."""
+    def max_duration_s(self) -> float:
+        """Return the longest seconds a call may take, its retries and the pauses between them included."""
         pauses = sum(_pause(attempt) for attempt in range(self.retries))
         return self.timeout_s * (self.retries + 1) + pauses
 
     def bind(self, owner: object) -> Tool:
-        """The tool of one environment, for functions that take ``self``."""
+        """Return the tool of one environment, for a function that takes ``self``."""
         return replace(self, function=partial(self.function, owner))
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as Python values.
+        """Convert a call's arguments to Python values.
 
         Raises:
-            ToolError: with words for the model on every argument that is wrong.
+            ToolError: tells the model every argument that is wrong.
         """
         if isinstance(self.arguments, type):
             try:
-                return checked(self.arguments, arguments)
+                return convert_arguments(self.arguments, arguments)
             except pydantic.ValidationError as error:
-                wrong: Sequence[tuple[str, str]] = problems(error)
+                wrong: Sequence[tuple[str, str]] = list_problems(error)
         elif not (wrong := self.arguments(arguments)):
             return dict(arguments)
         words = "; ".join(f"{where}: {what}" for where, what in wrong)
-        raise ToolError(f"bad arguments for {self.name}: {words}")
+        raise ToolError(f"bad arguments for {self.name}: {words}", kind="arguments")
 
     async def __call__(self, /, **arguments: Any) -> str:
-        """Call it; the result as text for the model.
+        """Call the tool, with its retries; return the result as text for the model.
 
         Raises:
-            ToolError: the tool says no; the model may read why.
-            WorldFault: it timed out, or raised something else, ``retries + 1`` times. One of its own keeps its kind.
+            ToolError: the tool refuses; the model may read why.
+            InfraError: it timed out, or raised something else, ``retries + 1`` times. One of its own keeps its kind.
             ContractError: its result is neither text nor JSON.
         """
         for attempt in range(self.retries + 1):
             try:
-                return self._text(await within(self.timeout_s, self._invoke(arguments)))
+                return self._format(await self._run_with_timeout(arguments))
             except (ToolError, UserError):
                 raise
-            except WorldFault as raised:
+            except InfraError as raised:
                 fault = raised
-            except Overdue:
-                fault = WorldFault("tool_timeout", f"tool {self.name!r} took over {self.timeout_s:g} s")
             except Exception as error:  # one of the two boundaries: around a tool call
-                fault = WorldFault(
+                fault = InfraError(
                     "tool_error",
                     f"tool {self.name!r} raised {type(error).__name__}: {error} "
                     "(raise agentrl.ToolError for what the model should read)",
@@ -138,17 +139,25 @@ class Tool:
                 await anyio.sleep(_pause(attempt))
         raise fault
 
-    async def _invoke(self, arguments: dict[str, Any]) -> Any:
+    async def _run_with_timeout(self, arguments: dict[str, Any]) -> Any:
+        """Run one attempt within ``timeout_s``. Raises InfraError ``tool_timeout``."""
+        try:
+            # `contain_exits` in a task of its own, where a SystemExit would end the run
+            return await with_deadline(self.timeout_s, contain_exits(self._run(arguments)))
+        except DeadlineExceeded:
+            raise InfraError("tool_timeout", f"tool {self.name!r} took over {self.timeout_s:g} s") from None
+
+    async def _run(self, arguments: dict[str, Any]) -> Any:
+        """Run the function where it belongs: in the event loop, a thread, or a process of its own."""
         function = self.function.func if isinstance(self.function, partial) else self.function
         if inspect.iscoroutinefunction(function):
             return await self.function(**arguments)
-        call = partial(self.function, **arguments)
         if self.process:
-            return await call_in_process(_called, self.function.__module__, self.function.__qualname__, arguments)
-        result = await in_thread(call)
+            return await call_in_process(_run_by_name, self.function.__module__, self.function.__qualname__, arguments)
+        result = await run_in_thread(partial(self.function, **arguments))
         return await result if isinstance(result, Awaitable) else result
 
-    def _text(self, result: Any) -> str:
+    def _format(self, result: Any) -> str:
         if not isinstance(result, str):
             if isinstance(result, pydantic.BaseModel):
                 result = result.model_dump(mode="json")
@@ -165,16 +174,16 @@ class Tool:
 
 
 def _pause(attempt: int) -> float:
-    """Seconds before the next try."""
+    """Return the seconds before the next attempt."""
     return min(0.1 * 2.0**attempt, 5.0)
 
 
-def _called(module: str, name: str, arguments: dict[str, Any]) -> Any:
-    """In another process: the function by its name, since the name in its module is the tool."""
-    found: Any = importlib.import_module(module)
+def _run_by_name(module: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Run a function in another process; the name in its module is the tool."""
+    function: Any = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return (found.function if isinstance(found, Tool) else found)(**arguments)
+        function = getattr(function, part)
+    return (function.function if isinstance(function, Tool) else function)(**arguments)
 
 
 @overload
@@ -185,10 +194,10 @@ def tool(
     name: str | None = ...,
     timeout_s: float = ...,
     retries: int = ...,
-    limit: int | None = ...,
+    max_concurrency: int | None = ...,
     max_chars: int = ...,
-    breaker: int | None = ...,
-    rest_s: float = ...,
+    max_consecutive_failures: int | None = ...,
+    cooldown_s: float = ...,
     process: bool = ...,
     writes: bool | None = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
@@ -209,7 +218,7 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool
 def _make(function: Callable[..., Any], name: str | None = None, **settings: Any) -> Tool:
     name = name or function.__name__
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
-    model = arguments_model(function, f"tool {name!r}", described=True)
+    model = build_arguments_model(function, f"tool {name!r}", described=True)
     try:
         parameters = _untitled(model.model_json_schema(by_alias=True))
     except pydantic.errors.PydanticInvalidForJsonSchema as error:
@@ -219,7 +228,7 @@ def _make(function: Callable[..., Any], name: str | None = None, **settings: Any
 
 
 def _untitled(schema: Any) -> Any:
-    """Without pydantic's generated ``title`` strings, which cost tokens and say nothing."""
+    """Remove pydantic's generated ``title`` strings from a schema: they cost tokens and say nothing."""
     if isinstance(schema, list):
         return [_untitled(s) for s in schema]
     if not isinstance(schema, dict):

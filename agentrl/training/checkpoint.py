@@ -1,4 +1,4 @@
-"""What a killed run goes on from: complete, written aside and renamed, checked when it is read.
+"""Checkpoints on the disk: written to a hidden folder, renamed once they are whole, verified when they are read.
 
 checkpoints/step-000010/state.pt      weights that are trained, optimizers, cursor, counters: see `training`
 checkpoints/step-000010/version       of what state.pt is made of, and of agentrl
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from agentrl import __version__
-from agentrl.config import TrainConfig
-from agentrl.disk import KEPT, Needs, is_full, link, remove
 from agentrl.errors import UserError
-from agentrl.lora import has_adapter
+from agentrl.models.lora import has_adapter
+from agentrl.runs.disk import KEPT_CHECKPOINTS, DiskNeeds, is_disk_full, link_folder, remove_folder
+from agentrl.settings.schema import TrainConfig
 
-VERSION = "2"  # another one where a state has other parts, or its classes have
+VERSION = "4"  # another one where a state has other parts, or its classes have
 
 
 def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> None:
@@ -40,15 +40,15 @@ def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None 
     try:
         _save(target, state)
     except OSError as error:
-        if is_full(error) and drop_older(folder):
+        if is_disk_full(error) and drop_older(folder):
             save(folder, step, state, elsewhere)
         elif elsewhere is not None:
             _save(elsewhere / target.name, state)
-            link(target, elsewhere / target.name)
+            link_folder(target, elsewhere / target.name)
         else:
             raise
     _sync(folder)
-    tidy(folder, step)
+    prune(folder, step)
 
 
 def _save(target: Path, state: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def _save(target: Path, state: dict[str, Any]) -> None:
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    remove(target)  # of a run that went on from an earlier one
+    remove_folder(target)  # of a run that went on from an earlier one
     aside.rename(target)
 
 
@@ -73,7 +73,7 @@ def drop_older(folder: Path) -> bool:
     newest = newest_step(folder)
     older = [p for p in _steps(folder) if newest is not None and _step(p) < newest]
     for path in older:
-        remove(path)
+        remove_folder(path)
     return bool(older)
 
 
@@ -82,7 +82,7 @@ def newest_step(folder: Path) -> int | None:
     return max((_step(p) for p in _steps(folder) if (p / "digest").is_file()), default=None)
 
 
-def needs(model: Any, config: TrainConfig) -> Needs:
+def estimate_disk_needs(model: Any, config: TrainConfig) -> DiskNeeds:
     """Estimate the bytes of a checkpoint of ``model``, and of the model itself."""
     trained = [p for p in model.parameters() if p.requires_grad]
     weights = sum(p.numel() * p.itemsize for p in trained)
@@ -91,7 +91,7 @@ def needs(model: Any, config: TrainConfig) -> Needs:
     masters = sum(4 * p.numel() for p in trained if p.itemsize < 4)
     adapter = has_adapter(model)
     reference = whole if config.learner.beta and not adapter else 0
-    return Needs(weights + moments + masters + reference, weights if adapter else whole)
+    return DiskNeeds(weights + moments + masters + reference, weights if adapter else whole)
 
 
 MOMENTS: dict[str, Callable[[Any], int]] = {  # bytes an optimizer keeps of a weight
@@ -101,13 +101,13 @@ MOMENTS: dict[str, Callable[[Any], int]] = {  # bytes an optimizer keeps of a we
 }
 
 
-def standing(folder: Path) -> str:
+def describe_newest(folder: Path) -> str:
     """Say what a run could be resumed from."""
     newest = newest_step(folder)
     return "there is none yet" if newest is None else f"that of step {newest} is whole"
 
 
-def left_behind(run: Path) -> str:
+def describe_resume(run: Path) -> str:
     """Say how the run in a folder can be resumed, if it can."""
     newest = newest_step(run / "checkpoints")
     if newest is None:
@@ -115,14 +115,14 @@ def left_behind(run: Path) -> str:
     return f"resume   agentrl train --resume {run}  (after step {newest})"
 
 
-def tidy(folder: Path, step: int) -> None:
+def prune(folder: Path, step: int) -> None:
     """Remove what a run at a step has no use for: the oldest, damaged ones of later steps, what is half-written."""
     before: list[Path] = []
     later: list[Path] = []
     for path in _steps(folder):
         (later if _step(path) > step else before).append(path)
-    for path in [*before[:-KEPT], *later, *folder.glob(".step-*.part")]:
-        remove(path)
+    for path in [*before[:-KEPT_CHECKPOINTS], *later, *folder.glob(".step-*.part")]:
+        remove_folder(path)
 
 
 def _write(aside: Path, state: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def _write(aside: Path, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint that is whole, and its step; nothing where none was written yet.
+    """Return the newest checkpoint that is whole with its step; None where none was written yet.
 
     Raises:
         UserError: there are some, and none is whole; or the newest is of another version of agentrl.
@@ -148,7 +148,11 @@ def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
         if _whole(path):
             return _step(path), _read(path)
     if found:
-        raise UserError(f"no checkpoint in {str(folder)!r} is whole: {', '.join(p.name for p in found)} do not match")
+        names = ", ".join(p.name for p in found)
+        raise UserError(
+            f"no checkpoint in {str(folder)!r} is whole: {names} do not match; what is there is kept: to begin anew, "
+            "give another --run.dir"
+        )
     return None
 
 
@@ -158,7 +162,7 @@ def _read(path: Path) -> dict[str, Any]:
     if version != VERSION:
         raise UserError(
             f"{str(path)!r} was written by {by}, version {version} of checkpoints; this is agentrl {__version__}, "
-            f"version {VERSION}: go on with the one that wrote it"
+            f"version {VERSION}: resume it with the one that wrote it"
         )
     state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=False)
     return state

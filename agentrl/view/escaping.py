@@ -1,12 +1,15 @@
-"""Text that others wrote, made safe to look at, on a terminal as on a page: what is invisible or steers is spelled out.
+"""Escaping of text that others wrote: a model, a tool, a data set. Characters that are invisible or steer a terminal
+are spelled out.
 
-``static/dom.js`` has the same rule for the browser; a browser test compares the two over all of Unicode.
+The terminal, the page and the report all use it. ``static/dom.js`` has the same rule for the browser; a browser test
+compares the two over all of Unicode.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from html import escape
 
 # By general category: controls, invisible and directional marks, half surrogates, private and unassigned code points,
 # line and paragraph separators.
@@ -25,30 +28,42 @@ _CONTROLS = re.findall(
 )
 
 
-def visible(text: str, *, newlines: bool = True) -> str:
-    """Spell out as ``[ESC]`` or ``[U+202E]`` whatever cannot be seen or would move the text around it.
+def escape_controls(text: str, *, newlines: bool = True) -> str:
+    """Return the text with each character that is invisible or moves others as ``[ESC]`` or ``[U+202E]``.
 
     Args:
-        newlines: whether line ends and tabs stay; else they are shown as signs, and the text is one line.
+        newlines: keep line ends and tabs; else they become signs, and the text is one line.
     """
-    shown = _ODD.sub(_shown, text)
-    return shown if newlines else shown.replace("\n", "\u23ce").replace("\t", "\u21e5")
+    escaped = _ODD.sub(_escape_match, text)
+    return escaped if newlines else escaped.replace("\n", "\u23ce").replace("\t", "\u21e5")
 
 
-def _shown(found: re.Match[str]) -> str:
-    character = found[0]
-    if unicodedata.category(character) in _CATEGORIES or _BLANK.match(found.string, found.start()):
-        return _spelled(character)
+def escape_html(text: str) -> str:
+    """Return the text for HTML, in an element or a quoted attribute, with its control characters spelled out."""
+    return escape(escape_controls(text))
+
+
+def _escape_match(match: re.Match[str]) -> str:
+    character = match[0]
+    if unicodedata.category(character) in _CATEGORIES or _BLANK.match(match.string, match.start()):
+        return _spell_out(character)
     return character
 
 
-def _spelled(character: str) -> str:
+def _spell_out(character: str) -> str:
     code = ord(character)
     if code < 0x20:
         return f"[{_CONTROLS[code]}]"
     return "[DEL]" if code == 0x7F else f"[U+{code:04X}]"
 
 
-def cut(text: str, limit: int) -> str:
-    """At most so many characters, and how many were left out."""
+def truncate(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters, and how many were left out."""
     return text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit:,} more characters]"
+
+
+def shorten_fault(message: str) -> str:
+    """Return a fault's message, its traceback shortened to the last line."""
+    before, mark, trace = message.partition("Traceback (most recent call last)")
+    lines = trace.strip().splitlines()
+    return f"{before}{lines[-1].strip()}" if mark and lines else message

@@ -1,4 +1,4 @@
-"""Why an episode or a token was trained as it was, in words."""
+"""Explanations, in sentences, of the training of an episode or a token: its advantage, its ratio, its mask."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import Any
 import numpy as np
 
 from agentrl import credit
+from agentrl.environments.task_sampler import describe_task
 from agentrl.errors import UserError
+from agentrl.runs.reader import EpisodeId, Row, parse_episode_id
 from agentrl.spread import center
-from agentrl.stored import Place, Row, place
-from agentrl.view import episode, ratio
-from agentrl.view.index import one
-from agentrl.view.search import page
+from agentrl.view import episode, importance_ratio
+from agentrl.view.escaping import escape_controls
+from agentrl.view.evaluation_findings import describe_step, find_scope
+from agentrl.view.index import as_array
+from agentrl.view.search import list_episodes
 from agentrl.view.store import Store
-from agentrl.view.text import visible
-from agentrl.view.tokens import Texts
+from agentrl.view.tokens import TokenTexts
 
 EPS = 1e-4  # added to a standard deviation, as the learner does
 AUTHORS = {
     "prompt": "the prompt: the template, the system's words, the task",
     "model": "the model",
-    "world": "the world: tools, the environment, the template between turns",
+    "env": "the environment: tools, observations, the template between turns",
 }
-IN_WORDS = {
+_DESCRIPTIONS = {
     "batch": "its distance from the group's mean, divided by the standard deviation of all rewards of the step",
-    "gdpo": "each part of the reward normalised in the group, their weighted sum normalised over the step",
+    "gdpo": "each reward component normalised in the group, their weighted sum normalised over the step",
     "rebn": "each turn's return, normalised over all turns of the group",
     "first_turn": "each turn's return, normalised by the group's returns at the first turn",
     "gigpo": "GRPO's advantage of the episode, plus that of the turn among turns that answered the same observation",
@@ -49,8 +51,8 @@ def _rloo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
     return own - others, f"{own:g} - {others:.4g}, the mean of the others"
 
 
-# Of an episode's reward and its group's to the advantage, and how it comes about; compared with the learner's in
-# tests/test_gradient.py.
+# From an episode's reward and its group's rewards: the advantage, and its formula; compared with the learner's in
+# tests/view/test_gradient.py.
 FORMULAS: dict[str, Callable[[float, Sequence[float]], tuple[float, str]]] = {
     "grpo": _grpo,
     "dr_grpo": _dr_grpo,
@@ -58,42 +60,54 @@ FORMULAS: dict[str, Callable[[float, Sequence[float]], tuple[float, str]]] = {
 }
 
 
-def group_of(store: Store, where: Place) -> list[dict[str, Any]]:
-    """The members of the episode's group, in order; empty where the index does not have it yet."""
+def find_group(store: Store, where: EpisodeId) -> list[dict[str, Any]]:
+    """Return the members of the episode's group, in order; empty if the index does not have it yet."""
     table = store.now.table
-    steps, rows = one(table["step"]).to_numpy(), one(table["row"]).to_numpy()
-    splits = one(table["split"])
+    steps, rows = as_array(table["step"]).to_numpy(), as_array(table["row"]).to_numpy()
+    splits = as_array(table["split"])
     hits = [i for i in np.flatnonzero((steps == where.step) & (rows == where.row)) if splits[i].as_py() == where.split]
     if not hits:
         return []
-    starts = np.flatnonzero(one(table["opens"]).to_numpy(zero_copy_only=False))
+    starts = np.flatnonzero(as_array(table["opens"]).to_numpy(zero_copy_only=False))
     own = int(np.searchsorted(starts, hits[0], side="right")) - 1
     end = starts[own + 1] if own + 1 < len(starts) else table.num_rows
-    return page(table, np.arange(starts[own], end))
+    return list_episodes(table, np.arange(starts[own], end))
 
 
-def why_not_trained(store: Store, row: Row, group: Sequence[Row]) -> str:
-    """Explain why no token of an episode was learned from; empty where some were."""
-    outcome = row.get("credit") or _outcome_of_older_run(store, row, group)
-    if outcome == credit.TRAINED:
+def describe_position(store: Store, row: Row, members: int = 0) -> list[str]:
+    """Return an episode's step, or chunk of an evaluation; its task; and its number among the task's episodes."""
+    scope = find_scope(store.folder)
+    held_out = scope is not None or row["split"] != "train"
+    trials = scope.sampled if scope else int(store.setting("eval.trials", 1))
+    number = row["sample"]
+    sample = f"sample {number}" + (f" of {members}" if members else "")
+    if held_out:
+        sample = "greedy" if number >= trials else f"trial {number + 1} of {trials}" if trials > 1 else "sampled"
+    return [describe_step(store.folder, row["step"]), describe_task(row["task"], row["split"]), sample]
+
+
+def explain_exclusion(store: Store, row: Row, group: Sequence[Row]) -> str:
+    """Explain why no token of an episode was trained; empty if some were."""
+    outcome = row["credit"]
+    if outcome in (None, credit.TRAINED):
         return ""
     scored = [m for m in group if m["reward"] is not None and m["fault"] is None]
     reasons = {
         credit.HELD_OUT: "it measures held-out tasks",
-        credit.FAULT: f"the world failed ({row['fault']}), which says nothing about the model",
+        credit.FAULT: f"an infrastructure error ended it ({row['fault']}), which says nothing about the model",
         credit.RESAMPLED: "its group taught nothing, or too few of it could be scored: another was rolled out for it",
         credit.UNSCORED: "no reward applied",
         credit.TOO_FEW: f"only {len(scored)} of the group's {len(group)} episodes could be scored, too few",
         credit.EMPTY: "the model sampled no token",
-        credit.ZERO: _zero(store, scored),
+        credit.ZERO: _explain_zero(store, scored),
     }
     if outcome.startswith(credit.MASKED):
-        return f"not trained: learner.mask_stops leaves out episodes that stop at {row['stop']}"
-    return f"not trained: {reasons.get(outcome, visible(outcome))}"
+        return f"not trained: learner.mask_stop_reasons leaves out episodes that stop at {row['stop']}"
+    return f"not trained: {reasons.get(outcome, escape_controls(outcome))}"
 
 
-def _zero(store: Store, scored: Sequence[Row]) -> str:
-    """Explain an advantage of 0, and what acts on the episode nevertheless."""
+def _explain_zero(store: Store, scored: Sequence[Row]) -> str:
+    """Explain an advantage of 0, and name the terms that act on the episode nevertheless."""
     terms = [f"learner.{name}" for name in ("beta", "entropy_coef") if store.setting(f"learner.{name}")]
     acted = f"; {' and '.join(terms)} acted on it as on every scored episode" if terms else ""
     if len(scored) > 1 and not any(center([m["reward"] for m in scored])):
@@ -102,27 +116,16 @@ def _zero(store: Store, scored: Sequence[Row]) -> str:
     return f"its advantage is 0{acted}"
 
 
-def _outcome_of_older_run(store: Store, row: Row, group: Sequence[Row]) -> str:
-    """Derive the outcome that schema version 2 and older did not store."""
-    scored = [m for m in group if m["reward"] is not None and m["fault"] is None]
-    if row["split"] != "train" or row["fault"] or row["reward"] is None:
-        return credit.HELD_OUT if row["split"] != "train" else credit.FAULT if row["fault"] else credit.UNSCORED
-    if group and len(scored) < int(store.setting("rollout.min_group", 2)):
-        return credit.TOO_FEW
-    if row["stop"] in store.setting("learner.mask_stops", []):
-        return credit.MASKED
-    return credit.TRAINED if any(row["advantages"] or [row["advantage"]]) else credit.ZERO
-
-
-def where_from(store: Store, row: Row, group: Sequence[Row]) -> str:
-    """Where an episode's advantage comes from."""
+def explain_advantage(store: Store, row: Row, group: Sequence[Row]) -> str:
+    """Explain the advantage of an episode by its group's rewards."""
     name = str(store.setting("learner.advantage", "grpo"))
     rewards = [m["reward"] for m in group if m["reward"] is not None and m["fault"] is None]
     own, advantage = row["reward"], row["advantage"]
     if own is None or advantage is None or len(rewards) < 2:
         return f"advantage {_number(advantage)}"
     mean, std = fmean(rewards), stdev(rewards)
-    others = f"the group's {len(rewards)} rewards are {_listed(rewards)}: mean {mean:.3g}, standard deviation {std:.3g}"
+    spread = f"mean {mean:.3g}, standard deviation {std:.3g}"
+    others = f"the group's {len(rewards)} rewards are {_list_values(rewards)}: {spread}"
     if name in FORMULAS:
         value, text = FORMULAS[name](own, rewards)
         if isclose(value, advantage, rel_tol=1e-3, abs_tol=1e-6):
@@ -130,94 +133,102 @@ def where_from(store: Store, row: Row, group: Sequence[Row]) -> str:
         return f"advantage {advantage:+.4g} is stored, though {name} gives {text} = {value:+.4g}; {others}"
     by_turn = ", ".join(f"{a:+.3g}" for a in row["advantages"])
     turns = f" (by turn: {by_turn})" if len(set(row["advantages"])) > 1 else ""
-    return f"advantage {advantage:+.4g}{turns} ({name}): {IN_WORDS.get(name, 'a rule of its own')}; {others}"
+    return f"advantage {advantage:+.4g}{turns} ({name}): {_DESCRIPTIONS.get(name, 'a rule of its own')}; {others}"
 
 
-def of_episode(store: Store, name: str) -> list[str]:
-    """Sentences about an episode. Raises UserError: there is no such one."""
-    where = place(name)
-    row = episode.read(store, where)
-    group = group_of(store, where)
-    counts = {a: sum(s["length"] for s in episode.segments(row) if s["author"] == a) for a in AUTHORS}
+def explain_episode(store: Store, name: str) -> list[str]:
+    """Explain an episode in sentences. Raises UserError: there is no such one."""
+    where = parse_episode_id(name)
+    row = episode.read_episode(store, where)
+    group = find_group(store, where)
+    counts = {a: sum(s["length"] for s in episode.describe_segments(row) if s["author"] == a) for a in AUTHORS}
     weights = {w["name"]: w["value"] for w in row["weights"]}
-    parts = ", ".join(_part(r, weights.get(r["name"], 1.0)) for r in row["rewards"])
-    said = [
-        f"{where.split}-{where.step}:{where.row} of {store.name}: step {row['step']}, task {row['task']}, "
-        f"member {row['member']} of {len(group) or '?'}",
+    parts = ", ".join(_describe_component(r, weights.get(r["name"], 1.0)) for r in row["rewards"])
+    sentences = [
+        f"{where} of {store.name}: {', '.join(describe_position(store, row, len(group)))}",
         f"it stopped: {row['stop']}"
-        + (f", {row['fault']}: {visible(row['fault_message'] or '')}" if row["fault"] else ""),
+        + (f", {row['fault']}: {escape_controls(row['fault_message'] or '')}" if row["fault"] else ""),
         f"reward {_number(row['reward'])}" + (f" of {parts}" if parts else ""),
-        where_from(store, row, group),
-        why_not_trained(store, row, group)
+        explain_advantage(store, row, group),
+        explain_exclusion(store, row, group)
         or f"trained: {counts['model']} tokens of the model, in {len(row['advantages'])} turns",
-        f"masked: {counts['prompt']} tokens of the prompt and {counts['world']} of the world",
-        *ratio.of_episode(row),
+        f"masked: {counts['prompt']} tokens of the prompt and {counts['env']} of the environment",
+        *importance_ratio.explain_episode_ratios(row),
     ]
-    return said + _tools(row)
+    return sentences + _describe_calls(row)
 
 
-def _part(reward: Row, weight: float) -> str:
-    weighed = "" if weight == 1.0 or reward["value"] is None else f" x {weight:g}"
-    return f"{visible(reward['name'])} {_number(reward['value'])}{weighed}"
+def _describe_component(reward: Row, weight: float) -> str:
+    factor = "" if weight == 1.0 or reward["value"] is None else f" x {weight:g}"
+    return f"{escape_controls(reward['name'])} {_number(reward['value'])}{factor}"
 
 
-def _tools(row: Row) -> list[str]:
+def _describe_calls(row: Row) -> list[str]:
     lines = []
     for c in row["calls"]:
-        lines.append(
-            f"turn {c['turn'] + 1}: {visible(c['name']) or '(unreadable call)'} {c['status']}, {c['seconds']:.3f} s"
-        )
+        name = escape_controls(c["name"]) or "(unreadable call)"
+        lines.append(f"turn {c['turn'] + 1}: {name} {c['status']}, {c['seconds']:.3f} s")
     return lines
 
 
-def of_token(store: Store, texts: Texts, name: str, number: int) -> list[str]:
-    """Sentences about a token, by its place in the episode, from 0. Raises UserError: there is no such one."""
-    where = place(name)
-    row = episode.read(store, where)
-    return token_told(store, texts, row, group_of(store, where), number)
+def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: Row | None = None) -> list[str]:
+    """Explain a token of an episode in sentences.
 
+    Args:
+        number: the token's place in the episode, from 0.
+        row: the episode, if it was read already.
 
-def token_told(store: Store, texts: Texts, row: Row, group: Sequence[Row], number: int) -> list[str]:
-    parts = episode.segments(row)
+    Raises:
+        UserError: there is no such episode, or no such token in it.
+    """
+    where = parse_episode_id(name)
+    row = row or episode.read_episode(store, where)
+    group = find_group(store, where)
+    parts = episode.describe_segments(row)
     total = sum(p["length"] for p in parts)
-    found = [(s, p) for s, p in zip(row["segments"], parts, strict=True) if 0 <= number - p["start"] < p["length"]]
-    if not found:
+    hits = [(s, p) for s, p in zip(row["segments"], parts, strict=True) if 0 <= number - p["start"] < p["length"]]
+    if not hits:
         raise UserError(f"the episode has the tokens 0 to {total - 1}, not {number}")
-    (segment, part), at = found[0], number - found[0][1]["start"]
-    one_token = episode.tokens(row, texts, number, 1)
-    said = [
-        f"token {number} of {total}: {visible(one_token['texts'][0], newlines=False)!r}, id {segment['token_ids'][at]}",
+    (segment, part), at = hits[0], number - hits[0][1]["start"]
+    text = escape_controls(episode.describe_tokens(row, texts, number, 1)["texts"][0], newlines=False)
+    sentences = [
+        f"token {number} of {total}: {text!r}, id {segment['token_ids'][at]}",
         f"written by {AUTHORS[segment['author']]}",
     ]
     if segment["author"] != "model":
-        return [*said, "masked: it is read and never learned from"]
+        return [*sentences, "masked: it is read and never learned from"]
     version, logprob = segment["versions"][at], segment["logprobs"][at]
-    said[1] += f", in turn {part['turn'] + 1}, by version {version} of the policy{_age(store, row, version)}"
+    age = _describe_age(store, row, version)
+    sentences[1] += f", in turn {part['turn'] + 1}, by version {version} of the policy{age}"
     if logprob is not None:
-        said.append(f"logprob {logprob:.4g}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
-    if why := why_not_trained(store, row, group):
-        return [*said, why]
-    weighed = ratio.of_token(store, row, segment, at, part["advantage"] or 0.0)
+        sentences.append(f"logprob {logprob:.4g}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
+    if why := explain_exclusion(store, row, group):
+        return [*sentences, why]
+    weighting = importance_ratio.explain_token_ratio(store, row, segment, at, part["advantage"] or 0.0)
     turns = [p for p in parts if p["author"] == "model"]
-    trained = [_turn_trained(part), *ratio.slope_of(store, row, turns, number)] if weighed.trained else []
-    return [*said, *weighed.said, *trained, where_from(store, row, group)]
+    trained = (
+        [_explain_turn(part), *importance_ratio.explain_token_gradient(store, row, turns, number)]
+        if weighting.trained
+        else []
+    )
+    return [*sentences, *weighting.sentences, *trained, explain_advantage(store, row, group)]
 
 
-def _turn_trained(part: Row) -> str:
+def _explain_turn(part: Row) -> str:
     advantage = part["advantage"] or 0.0
     if advantage == 0.0:
         return "trained with advantage 0: this turn was as good as others"
     return f"trained with advantage {advantage:+.4g}: made {'more' if advantage > 0 else 'less'} likely"
 
 
-def _age(store: Store, row: Row, version: int) -> str:
-    at = store.curves.version_at(row["step"], row["split"])
+def _describe_age(store: Store, row: Row, version: int) -> str:
+    at = store.metrics.version_at(row["step"], row["split"])
     if at is None or row["split"] != "train":
         return ""
     return f" (learned from at version {at}: staleness {at - version})"
 
 
-def _listed(values: Sequence[float]) -> str:
+def _list_values(values: Sequence[float]) -> str:
     shown = " ".join(f"{v:.3g}" for v in values[:16])
     return shown if len(values) <= 16 else f"{shown} ..."
 

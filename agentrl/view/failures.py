@@ -1,4 +1,4 @@
-"""Faults, tools and waits of a run: what went wrong, how often, how long it took."""
+"""Failures of a run: faults, failed calls, stops and slow calls, with their counts and seconds."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.view.arrays import Column
-from agentrl.view.costs import tools
-from agentrl.view.curves import Curves
-from agentrl.view.index import numbers, one
-from agentrl.view.query import faulted
-from agentrl.view.refusals import Refusals
-from agentrl.view.search import page
+from agentrl.types import TOOL_ERRORS
+from agentrl.view.escaping import shorten_fault
+from agentrl.view.index import Column, as_array, as_floats
+from agentrl.view.metrics_file import MetricsFile
+from agentrl.view.query import is_faulted
+from agentrl.view.reward_costs import list_called_tools
+from agentrl.view.search import list_episodes
+from agentrl.view.tool_errors import ToolErrorCount
 
 SLOWEST = 20  # episodes, or steps
-FEWEST = 5  # steps, before one is called slow
+FEWEST_STEPS = 5  # before one is called slow
 
 
-def trouble(curves: Curves, table: Any, refused: Mapping[str, Refusals]) -> dict[str, Any]:
+def describe_failures(
+    metrics: MetricsFile, table: pa.Table, tool_errors: Mapping[str, ToolErrorCount]
+) -> dict[str, Any]:
+    """Return the tables of the page: faults, tools, stops, slow calls and slow steps."""
     return {
-        "faults": faults(table),
-        "tools": tool_rows(table, refused),
-        "stops": stops(table),
-        "waits": waits(table),
-        "slow_steps": slow_steps(curves),
+        "faults": _faults(table),
+        "tools": _tool_rows(table, tool_errors),
+        "stops": _stops(table),
+        "waits": _waits(table),
+        "slow_steps": _slow_steps(metrics),
     }
 
 
-def slow_steps(curves: Curves) -> list[dict[str, Any]]:
-    """Steps that took twice as long as the middle one, and where the time went."""
-    times = [line for line in curves.lines if line.get("step_time")]
-    if len(times) < FEWEST:
+def _slow_steps(metrics: MetricsFile) -> list[dict[str, Any]]:
+    """List the steps that took over twice the median, and where the time went."""
+    times = [line for line in metrics.lines if line.get("step_time")]
+    if len(times) < FEWEST_STEPS:
         return []
     usual = float(np.median([line["step_time"] for line in times]))
     slow = sorted((line for line in times if line["step_time"] > 2 * usual), key=lambda line: -line["step_time"])
@@ -46,61 +50,82 @@ def slow_steps(curves: Curves) -> list[dict[str, Any]]:
     ]
 
 
-def stops(table: Any) -> list[dict[str, Any]]:
-    """Why train episodes ended, and what they earned then."""
-    rewards = numbers(table["reward"])
-    found = []
+def _stops(table: pa.Table) -> list[dict[str, Any]]:
+    """Count the train episodes by the reason they ended, with their mean reward."""
+    rewards = as_floats(table["reward"])
+    rows = []
     for c in sorted(pc.value_counts(table["stop"]).to_pylist(), key=lambda c: -c["counts"]):
-        mask = one(pc.equal(table["stop"], c["values"])).to_numpy(zero_copy_only=False).astype(bool)
+        mask = as_array(pc.equal(table["stop"], c["values"])).to_numpy(zero_copy_only=False).astype(bool)
         own = rewards[mask & ~np.isnan(rewards)]
-        found.append({"stop": c["values"], "episodes": c["counts"], "reward": float(own.mean()) if len(own) else None})
-    return found
+        rows.append({"stop": c["values"], "episodes": c["counts"], "reward": float(own.mean()) if len(own) else None})
+    return rows
 
 
-def faults(table: Any) -> list[dict[str, Any]]:
-    """By kind: how many, in which steps, and what the last one said."""
-    lost = table.filter(pa.array(faulted(table)))
-    found = []
+def _faults(table: pa.Table) -> list[dict[str, Any]]:
+    """Count the faults by kind, with their steps and the last one's message."""
+    lost = table.filter(pa.array(is_faulted(table)))
+    rows = []
     for c in sorted(pc.value_counts(lost["fault"]).to_pylist(), key=lambda c: -c["counts"]):
         own = lost.filter(pc.equal(lost["fault"], c["values"]))
-        steps, message = numbers(own["step"]), own["fault_message"][own.num_rows - 1].as_py()
+        steps, message = as_floats(own["step"]), own["fault_message"][own.num_rows - 1].as_py()
         first, last = int(steps.min()), int(steps.max())
-        found.append(
-            {"kind": c["values"], "episodes": c["counts"], "first": first, "last": last, "message": message or ""}
+        rows.append(
+            {
+                "kind": c["values"],
+                "episodes": c["counts"],
+                "first": first,
+                "last": last,
+                "message": shorten_fault(message or ""),
+            }
         )
-    return found
+    return rows
 
 
-def tool_rows(table: Any, refused: Mapping[str, Refusals]) -> list[dict[str, Any]]:
-    """Each tool's calls, and how long they took, in seconds; names that were only ever refused are one row."""
-    flat = one(table["calls"]).flatten()
+def _tool_rows(table: pa.Table, tool_errors: Mapping[str, ToolErrorCount]) -> list[dict[str, Any]]:
+    """Count each tool's calls, with their seconds; names whose every call failed share one row."""
+    flat = _each_once(table)
     names, statuses = pc.struct_field(flat, "name"), pc.struct_field(flat, "status")
     seconds, bad, good = (
-        numbers(pc.struct_field(flat, "seconds")),
-        _mask(pc.equal(statuses, "refused")),
+        as_floats(pc.struct_field(flat, "seconds")),
+        _mask(pc.is_in(statuses, pa.array(TOOL_ERRORS))),
         _mask(pc.equal(statuses, "ok")),
     )
-    found, invented, of_invented = [], [], np.zeros(len(flat), dtype=bool)
-    for name in tools(table, 200):
+    rows, invented, to_invented = [], [], np.zeros(len(flat), dtype=bool)
+    for name in list_called_tools(table, 200):
         own = _mask(pc.equal(names, name))
+        if not own.any():
+            continue
         if name and bad[own].all():
             invented.append(name)
-            of_invented |= own
+            to_invented |= own
         else:
-            found.append({"tool": name, **_of_calls(own, bad, good, seconds), **_says(refused.get(name))})
+            rows.append({"tool": name, **_summarize_calls(own, bad, good, seconds), **_quote(tool_errors.get(name))})
     if invented:
-        said = next((refused[name] for name in invented if name in refused), None)
-        found.append(
-            {"tool": None, "names": invented[:20], **_of_calls(of_invented, bad, good, seconds), **_says(said)}
+        errors = next((tool_errors[name] for name in invented if name in tool_errors), None)
+        rows.append(
+            {
+                "tool": None,
+                "names": invented[:20],
+                **_summarize_calls(to_invented, bad, good, seconds),
+                **_quote(errors),
+            }
         )
-    return found
+    return rows
 
 
-def _of_calls(own: Column, bad: Column, good: Column, seconds: Column) -> dict[str, Any]:
+def _each_once(table: pa.Table) -> pa.Array:
+    """List all calls; those that branches share are there once."""
+    calls = as_array(table["calls"])
+    shared = np.nan_to_num(as_floats(table["shared_turns"]))
+    turns, parents = as_floats(pc.struct_field(calls.flatten(), "turn")), pc.list_parent_indices(calls).to_numpy()
+    return calls.flatten().filter(pa.array(turns >= shared[parents]))
+
+
+def _summarize_calls(own: Column, bad: Column, good: Column, seconds: Column) -> dict[str, Any]:
     took = seconds[own]
     return {
         "calls": int(own.sum()),
-        "refused": int((own & bad).sum()),
+        "errors": int((own & bad).sum()),
         "faults": int((own & ~bad & ~good).sum()),
         "p50": float(np.median(took)),
         "p95": float(np.quantile(took, 0.95)),
@@ -108,22 +133,25 @@ def _of_calls(own: Column, bad: Column, good: Column, seconds: Column) -> dict[s
     }
 
 
-def _says(said: Refusals | None) -> dict[str, Any]:
-    return {"says": said.example if said else "", "says_share": said.alike / said.total if said else None}
+def _quote(errors: ToolErrorCount | None) -> dict[str, Any]:
+    """Return the most frequent error, and its share of all."""
+    if errors is None:
+        return {"says": "", "says_share": None}
+    return {"says": errors.example, "says_share": errors.alike / errors.total}
 
 
-def _mask(column: Any) -> Column:
+def _mask(column: pa.Array) -> Column:
     return np.asarray(pc.fill_null(column, False).to_numpy(zero_copy_only=False).astype(bool))
 
 
-def waits(table: Any) -> list[dict[str, Any]]:
-    """The episodes with the slowest calls: where a rollout stalls."""
-    slowest = numbers(table["slowest"])
+def _waits(table: pa.Table) -> list[dict[str, Any]]:
+    """List the episodes with the slowest calls, where a rollout stalls."""
+    slowest = as_floats(table["slowest"])
     known = np.flatnonzero(~np.isnan(slowest))
     rows = known[np.argsort(-slowest[known], kind="stable")][:SLOWEST]
-    found = page(table, rows)
-    for shown, row in zip(found, rows, strict=True):
+    episodes = list_episodes(table, rows)
+    for episode, row in zip(episodes, rows, strict=True):
         calls = table["calls"][int(row)].as_py()
         worst = max(calls, key=lambda c: c["seconds"])
-        shown |= {"tool": worst["name"], "status": worst["status"], "waited": worst["seconds"]}
-    return found
+        episode |= {"tool": worst["name"], "status": worst["status"], "waited": worst["seconds"]}
+    return episodes

@@ -1,8 +1,8 @@
-"""What an update did with the tokens of an episode, in plain numbers: corrected ratios, and the slope of the loss.
+"""The gradient of the loss in the tokens of an episode, in plain numbers: corrected ratios, and slopes.
 
 The learner computes with torch, which the view does not load: these are its formulas for lists of floats, at the first
-update of a batch, when the policy is the one before it. ``tests/test_gradient.py`` compares them with the learner's own
-for every loss, level and correction.
+update of a batch, when the policy is the one before it. ``tests/view/test_gradient.py`` compares them with the
+learner's own for every loss, level and correction.
 """
 
 from __future__ import annotations
@@ -21,66 +21,67 @@ LEAST, MOST = log(1e-8), 20.0  # where vespo's logarithms end
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """The learner's settings that say what becomes of a token; the names are theirs."""
+    """The learner's settings that decide the gradient of a token, under their own names."""
 
     loss: str = "dapo"
     importance_level: str = "token"
     epsilon_high: float = 0.28
-    correction: str = "token_truncate"
-    correction_min: float | None = None
-    correction_max: float | None = 2.0
+    importance_sampling_mode: str = "token_truncate"
+    importance_sampling_min: float | None = None
+    importance_sampling_max: float | None = 2.0
     off_policy_threshold: float | None = None
 
     @classmethod
     def of(cls, store: Store) -> GradientSettings | None:
-        """Read a run's; None where its config does not tell."""
-        if store.setting("learner.correction") is None:
+        """Read the settings of a run; None if its config does not have them."""
+        if store.setting("learner.importance_sampling_mode") is None:
             return None
         known: dict[str, Any] = {name: store.setting(f"learner.{name}", None) for name in cls.__dataclass_fields__}
-        unset = ("correction_min", "correction_max", "off_policy_threshold")
+        unset = ("importance_sampling_min", "importance_sampling_max", "off_policy_threshold")
         return cls(**{name: value for name, value in known.items() if value is not None or name in unset})
 
 
-def bounded_exp(nats: float) -> float:
+def exp_bounded(nats: float) -> float:
+    """Compute an exponential, of an argument cut to what can be told apart."""
     return exp(max(min(nats, FARTHEST), -FARTHEST))
 
 
-def ratios(correction: str, differences: Sequence[float]) -> list[float]:
-    """Compute the ratio that a correction looks at, for each trained token of an episode.
+def correction_ratios(correction: str, differences: Sequence[float]) -> list[float]:
+    """Compute the ratio that the correction bounds, for each trained token of an episode.
 
     Args:
         differences: the learner's logprob before the update less the engine's, of each trained token.
     """
     level = correction.partition("_")[0]
     if level == "token":
-        return [bounded_exp(d) for d in differences]
+        return [exp_bounded(d) for d in differences]
     whole = sum(differences) if level == "sequence" else fmean(differences)
-    return [bounded_exp(whole)] * len(differences)
+    return [exp_bounded(whole)] * len(differences)
 
 
-def bound(rule: GradientSettings, ratio: float) -> float:
-    """Cut a ratio to the correction's bounds; 0.0 where it is masked."""
-    low, high = rule.correction_min, rule.correction_max
-    if rule.correction.endswith("_mask"):
+def bound_ratio(rule: GradientSettings, ratio: float) -> float:
+    """Return a ratio cut to the correction's bounds; 0.0 if it is masked."""
+    low, high = rule.importance_sampling_min, rule.importance_sampling_max
+    if rule.importance_sampling_mode.endswith("_mask"):
         return 0.0 if (low is not None and ratio < low) or (high is not None and ratio > high) else ratio
     ratio = ratio if low is None else max(ratio, low)
     return ratio if high is None else min(ratio, high)
 
 
 def is_off_policy(rule: GradientSettings, differences: Sequence[float], advantage: float) -> bool:
-    """Return True for a token to be punished in an episode that the policy has left."""
+    """Return True for a token with a negative advantage in an episode that is far from the policy."""
     threshold = rule.off_policy_threshold
     return threshold is not None and advantage < 0 and -fmean(differences) > threshold
 
 
-def slopes(rule: GradientSettings, differences: Sequence[float], advantages: Sequence[float]) -> list[float]:
+def logprob_gradients(rule: GradientSettings, differences: Sequence[float], advantages: Sequence[float]) -> list[float]:
     """Compute d loss / d logprob of each trained token before its weight, without a KL term or an entropy bonus.
 
     Args:
-        differences: as for ``ratios``.
+        differences: as for ``correction_ratios``.
         advantages: one a token.
     """
-    corrected = [bound(rule, r) for r in ratios(rule.correction, differences)]
+    corrected = [bound_ratio(rule, r) for r in correction_ratios(rule.importance_sampling_mode, differences)]
     kept = [not is_off_policy(rule, differences, a) for a in advantages]
     if rule.loss == "vespo":
         return [-_gamma_weight(corrected, a) * a * k for a, k in zip(advantages, kept, strict=True)]

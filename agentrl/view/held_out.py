@@ -1,4 +1,4 @@
-"""The same held-out tasks at two steps of a run: what was fixed, what broke."""
+"""The same held-out tasks at two steps of a run: those that were fixed, those that broke."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.statistics import estimate_difference, is_pass, is_right
-from agentrl.view.search import page
+from agentrl.evaluation.statistics import estimate_difference, is_pass, is_right
+from agentrl.view.search import list_episodes
 
 MOST = 2_000  # tasks that are listed
 VERDICTS = ("broke", "fixed", "still wrong", "still right")
 Row = Mapping[str, Any]
 
 
-def pair_held_out(table: Any, trials: int = 1, pass_at: float = 1.0, split: str = "test") -> dict[str, Any] | None:
-    """Pair the tasks that were evaluated first and last; None where there are no two evaluations.
+def pair_held_out(table: pa.Table, pass_at: float = 1.0, split: str = "test") -> dict[str, Any] | None:
+    """Pair the tasks that were evaluated first and last; None without two evaluations.
 
     Args:
-        trials: sampled episodes of a task; one more is the greedy one.
         pass_at: the reward from which on an episode passes.
 
     Returns:
@@ -32,12 +32,12 @@ def pair_held_out(table: Any, trials: int = 1, pass_at: float = 1.0, split: str 
     steps = sorted(pc.unique(whole["step"]).to_pylist())
     if len(steps) < 2:
         return None
-    before, after = (_tasks(whole, step, trials) for step in (steps[0], steps[-1]))
+    before, after = (_tasks(whole, step) for step in (steps[0], steps[-1]))
     pairs = [_pair(before[t], after[t], pass_at) for t in before if t in after]
     order = {verdict: at for at, verdict in enumerate(VERDICTS)}
     pairs.sort(key=lambda p: (order.get(p["verdict"], len(order)), p["task"]))
     scored = [t for t in before if t in after and before[t]["rewards"] and after[t]["rewards"]]
-    found = {
+    result = {
         "before": steps[0],
         "after": steps[-1],
         "counts": {v: sum(p["verdict"] == v for p in pairs) for v in VERDICTS},
@@ -45,8 +45,10 @@ def pair_held_out(table: Any, trials: int = 1, pass_at: float = 1.0, split: str 
         "difference": None,
     }
     if len(scored) >= 2:
-        found["difference"] = _difference([before[t]["rewards"] for t in scored], [after[t]["rewards"] for t in scored])
-    return found
+        result["difference"] = _difference(
+            [before[t]["rewards"] for t in scored], [after[t]["rewards"] for t in scored]
+        )
+    return result
 
 
 def _difference(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -54,33 +56,37 @@ def _difference(before: Sequence[Sequence[float]], after: Sequence[Sequence[floa
     return {"mean": float(estimate.mean), "low": float(estimate.low), "high": float(estimate.high)}
 
 
-def _tasks(whole: Any, step: int, trials: int) -> dict[int, dict[str, Any]]:
-    """Gather by task: the sampled episodes, their rewards where they were scored, and the greedy one's."""
-    rows = page(whole, np.flatnonzero(pc.equal(whole["step"], step).to_numpy(zero_copy_only=False)))
+def _tasks(whole: pa.Table, step: int) -> dict[int, dict[str, Any]]:
+    """Gather by task: the sampled episodes, their rewards where they were scored, and the greedy one's.
+
+    The last member of a task is the greedy one; how many come before it may be another number at each evaluation.
+    """
+    rows = list_episodes(whole, np.flatnonzero(pc.equal(whole["step"], step).to_numpy(zero_copy_only=False)))
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["task"], []).append(row)
+    trials = max([1, *(row["sample"] for row in rows)])
     return {task: _task(members, trials) for task, members in groups.items()}
 
 
 def _task(members: Sequence[Row], trials: int) -> dict[str, Any]:
-    sampled = [m for m in members if m["member"] < trials]
-    greedy = next((m for m in members if m["member"] == trials), None)
+    sampled = [m for m in members if m["sample"] < trials]
+    greedy = next((m for m in members if m["sample"] == trials), None)
     rewards = [m["reward"] for m in sampled if m["reward"] is not None]
     return {"rewards": rewards, "rows": sampled or members, "greedy": greedy and greedy["reward"]}
 
 
 def _pair(before: Mapping[str, Any], after: Mapping[str, Any], pass_at: float) -> dict[str, Any]:
-    found = {name: before["rows"][0][name] for name in ("task", "question", "expected")}
+    pair = {name: before["rows"][0][name] for name in ("task", "question", "expected")}
     for name, side in (("before", before), ("after", after)):
         reward = fmean(side["rewards"]) if side["rewards"] else None
-        shown = _find_telling(side, pass_at)
-        found[name] = {"reward": reward, "greedy": side["greedy"], "id": shown["id"], "answer": shown["answer"]}
-    return {**found, "verdict": _verdict(before["rewards"], after["rewards"], pass_at)}
+        shown = _find_example(side, pass_at)
+        pair[name] = {"reward": reward, "greedy": side["greedy"], "id": shown["id"], "answer": shown["answer"]}
+    return {**pair, "verdict": _verdict(before["rewards"], after["rewards"], pass_at)}
 
 
-def _find_telling(side: Mapping[str, Any], pass_at: float) -> Row:
-    """Return an episode that ended as the verdict says; the first where none was scored."""
+def _find_example(side: Mapping[str, Any], pass_at: float) -> Row:
+    """Return an episode that ended as the verdict says; the first if none was scored."""
     right = is_right(side["rewards"], pass_at)
     scored = (r for r in side["rows"] if r["reward"] is not None and is_pass(r["reward"], pass_at) is right)
     return next(scored, side["rows"][0])

@@ -1,4 +1,4 @@
-"""The index of a run's episodes: a row each, without texts and tokens; what is searched, sorted and counted.
+"""The index of a run's episodes: a row each, without texts and tokens, to be searched, sorted and counted.
 
 A table of pyarrow, the columns of ``SCHEMA``. Episodes stand in the order of their files, groups side by side.
 """
@@ -13,18 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from agentrl.run import SCHEMA as STORED
-from agentrl.view.arrays import Column
+from agentrl.environments.task_sampler import HELD_OUT, task_index
+from agentrl.runs.reader import check_version
+from agentrl.runs.writer import SCHEMA as STORED
+from agentrl.types import TOOL_ERRORS
 
+Column = NDArray[Any]  # of numbers
 _CALLS = STORED.field("calls").type
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
         ("split", pa.string()),
         ("row", pa.int32()),  # in its file
-        ("task", pa.int64()),
-        ("member", pa.int32()),
+        ("task", pa.int64()),  # its place in its split, from 0
+        ("sample", pa.int32()),
         ("reward", pa.float64()),
         ("credit", pa.string()),  # trained, or why not; null where an older run does not tell
         ("advantage", pa.float64()),
@@ -33,42 +37,45 @@ SCHEMA = pa.schema(
         ("fault_message", pa.string()),
         ("calls", _CALLS),
         ("n_calls", pa.int32()),
-        ("n_refused", pa.int32()),
+        ("n_errors", pa.int32()),
         ("slowest", pa.float64()),  # seconds of the slowest call; null without calls
         ("seconds", pa.float64()),  # the whole episode; null where it was not measured
         ("turns", pa.int32()),  # null where an older run does not tell
+        ("shared_turns", pa.int32()),  # that another branch counts; null where an older run does not tell
         ("opens", pa.bool_()),  # the first of its group
         ("question", pa.string()),  # in one line, cut; null where an older run does not tell
         ("answer", pa.string()),
         ("expected", pa.string()),
     ]
 )
-READ = (
-    *("step", "split", "task", "member", "reward", "credit", "advantage", "advantages"),
-    *("stop", "fault", "fault_message"),
+_READ = (
+    *("step", "split", "task", "sample", "reward", "credit", "advantage", "advantages"),
+    *("stop", "fault", "fault_message", "shared_turns"),
 )
 TEXTS = ("question", "answer", "expected")
 
 
-def read_file(path: Path) -> Any:
-    """A file's columns that the index is made of; columns that an older run lacks are null.
+def read_index_columns(path: Path) -> pa.Table:
+    """Read the columns of a file that the index needs; those that an older run lacks are null.
 
     Raises:
         OSError, pyarrow.ArrowException: it cannot be read.
+        UserError: another version of agentrl wrote it.
     """
-    wanted = [*READ, *TEXTS, "calls", "timings"]
+    names = [*_READ, *TEXTS, "calls", "timings"]
     file = pq.ParquetFile(path)
-    have = [name for name in wanted if name in file.schema_arrow.names]
+    check_version(path, file.schema_arrow)
+    have = [name for name in names if name in file.schema_arrow.names]
     raw = file.read(columns=have, use_threads=False)
     columns = [
         raw[name].cast(STORED.field(name).type) if name in have else pa.nulls(raw.num_rows, STORED.field(name).type)
-        for name in wanted
+        for name in names
     ]
-    return pa.table(columns, names=wanted)
+    return pa.table(columns, names=names)
 
 
-def indexed(raws: Sequence[Any]) -> list[Any]:
-    """An index of each file, of what ``read_file`` gave."""
+def build_episode_index(raws: Sequence[pa.Table]) -> list[pa.Table]:
+    """Build the index of each file, from its columns as ``read_index_columns`` returns them."""
     raw = pa.concat_tables(raws).combine_chunks()
     rows = np.concatenate([np.arange(r.num_rows, dtype=np.int32) for r in raws])
     table = _derive(raw, rows)
@@ -76,52 +83,55 @@ def indexed(raws: Sequence[Any]) -> list[Any]:
     return [table.slice(end - r.num_rows, r.num_rows) for r, end in zip(raws, ends, strict=True)]
 
 
-def _derive(raw: Any, rows: Column) -> Any:
-    calls, count = one(raw["calls"]), raw.num_rows
+def _derive(raw: pa.Table, rows: Column) -> pa.Table:
+    calls, count = as_array(raw["calls"]), raw.num_rows
     parents = pc.list_parent_indices(calls).to_numpy(zero_copy_only=False)
-    refused = pc.equal(pc.struct_field(calls.flatten(), "status"), "refused").to_numpy(zero_copy_only=False)
+    failed = pc.is_in(pc.struct_field(calls.flatten(), "status"), pa.array(TOOL_ERRORS)).to_numpy(zero_copy_only=False)
     slowest = np.full(count, -1.0)
-    np.maximum.at(slowest, parents, numbers(pc.struct_field(calls.flatten(), "seconds")))
-    made = {
+    np.maximum.at(slowest, parents, as_floats(pc.struct_field(calls.flatten(), "seconds")))
+    derived = {
         "row": rows,
+        "task": _count_from_0(as_array(raw["task"])),
         "n_calls": pc.fill_null(pc.list_value_length(calls), 0),
-        "n_refused": np.bincount(parents[refused.astype(bool)], minlength=count),
+        "n_errors": np.bincount(parents[failed.astype(bool)], minlength=count),
         "slowest": pa.array(slowest, mask=slowest < 0),
-        "seconds": _total(one(raw["timings"]), count),
-        "turns": pc.list_value_length(one(raw["advantages"])),
-        "opens": _opens(rows, numbers(raw["task"]), numbers(raw["member"])),
+        "seconds": _episode_seconds(as_array(raw["timings"]), count),
+        "turns": pc.list_value_length(as_array(raw["advantages"])),
+        "opens": _opens_group(rows, as_floats(raw["task"]), as_floats(raw["sample"])),
     }
-    columns = [pa.array(made[f.name]).cast(f.type) if f.name in made else one(raw[f.name]) for f in SCHEMA]
+    columns = [pa.array(derived[f.name]).cast(f.type) if f.name in derived else as_array(raw[f.name]) for f in SCHEMA]
     return pa.table(columns, schema=SCHEMA)
 
 
-def _total(timings: Any, count: int) -> Any:
+def _count_from_0(task: pa.Array) -> pa.Array:
+    """Return each task's place in its split: a generator's held-out integers count from 0."""
+    known = task.to_numpy(zero_copy_only=False)
+    return pa.array([task_index(int(t)) for t in known] if len(known) and known.max() >= HELD_OUT else known)
+
+
+def _episode_seconds(timings: pa.Array, count: int) -> pa.Array:
     flat = timings.flatten()
     whole = pc.equal(pc.struct_field(flat, "name"), "total").to_numpy(zero_copy_only=False).astype(bool)
-    found = np.full(count, np.nan)
-    found[pc.list_parent_indices(timings).to_numpy(zero_copy_only=False)[whole]] = numbers(
+    seconds = np.full(count, np.nan)
+    seconds[pc.list_parent_indices(timings).to_numpy(zero_copy_only=False)[whole]] = as_floats(
         pc.struct_field(flat, "value")
     )[whole]
-    return pa.array(found, mask=np.isnan(found))
+    return pa.array(seconds, mask=np.isnan(seconds))
 
 
-def _opens(rows: Column, task: Column, member: Column) -> Column:
-    """Where a group begins: a new file, another task, or members that begin again."""
+def _opens_group(rows: Column, task: Column, member: Column) -> Column:
+    """Return a mask of the rows that open a group: in a new file, of another task, or of a lower member."""
     opens = rows == 0
     opens[1:] |= (task[1:] != task[:-1]) | (member[1:] <= member[:-1])
     return np.asarray(opens)
 
 
-def one(column: Any) -> Any:
-    """A column in one piece."""
+def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
-def numbers(column: Any) -> Column:
-    """A column as numbers; nan where it is null."""
-    return np.asarray(pc.cast(one(column), pa.float64()).to_numpy(zero_copy_only=False))
-
-
-def empty() -> Any:
-    return SCHEMA.empty_table()
+def as_floats(column: pa.Array | pa.ChunkedArray) -> Column:
+    """Return a column as floats; nan where it is null."""
+    return np.asarray(pc.cast(as_array(column), pa.float64()).to_numpy(zero_copy_only=False))

@@ -1,4 +1,4 @@
-"""The index of a long run, kept in its folder, so that the next look need not read a thousand files."""
+"""The cache of a long run's index, in its folder, so that the next reader need not read a thousand files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -14,44 +14,44 @@ from agentrl.view.index import SCHEMA
 
 FILE = "view-index.arrow"
 _KEY = b"agentrl_view_index"
-_FORMAT = 1
+_FORMAT = 2
 
 
-class Mark(NamedTuple):
-    """By which a file that was written anew is known."""
+class FileStamp(NamedTuple):
+    """The time and size by which a file that was rewritten is recognized."""
 
     mtime_ns: int
     size: int
 
 
-def read_kept(folder: Path, marks: Mapping[str, Mark]) -> dict[str, tuple[Mark, Any]]:
-    """The tables of the files that are still as they were; none where nothing (readable) was kept."""
+def read_cached_index(folder: Path, stamps: Mapping[str, FileStamp]) -> dict[str, tuple[FileStamp, pa.Table]]:
+    """Read the tables of the files that did not change; none if there is no readable cache."""
     try:
         with pa.memory_map(str(folder / FILE)) as file:
             table = pa.ipc.open_file(file).read_all()
-        said = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+        header = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     except (OSError, ValueError, pa.ArrowException):
         return {}
-    if said.get("format") != _FORMAT or not table.schema.equals(SCHEMA):
+    if header.get("format") != _FORMAT or not table.schema.equals(SCHEMA):
         return {}
-    found, start = {}, 0
+    tables, start = {}, 0
     table = table.replace_schema_metadata(None)
-    for name, mtime_ns, size, rows in said["files"]:
-        if marks.get(name) == (mtime_ns, size):
-            found[name] = (Mark(mtime_ns, size), table.slice(start, rows))
+    for name, mtime_ns, size, rows in header["files"]:
+        if stamps.get(name) == (mtime_ns, size):
+            tables[name] = (FileStamp(mtime_ns, size), table.slice(start, rows))
         start += rows
-    return found
+    return tables
 
 
-def write_kept(folder: Path, files: Mapping[str, tuple[Mark, Any]]) -> None:
-    """Keep them, aside and then renamed; in a folder that cannot be written nothing is kept, and nothing lost."""
-    said = {"format": _FORMAT, "files": [[name, *mark, table.num_rows] for name, (mark, table) in files.items()]}
+def write_cached_index(folder: Path, files: Mapping[str, tuple[FileStamp, pa.Table]]) -> None:
+    """Write the tables atomically; in a folder that cannot be written, do nothing."""
+    header = {"format": _FORMAT, "files": [[name, *stamp, table.num_rows] for name, (stamp, table) in files.items()]}
     table = pa.concat_tables([table for _, table in files.values()])
-    table = table.replace_schema_metadata({_KEY: json.dumps(said).encode()})
-    aside = folder / f".{FILE}-{os.getpid()}"
+    table = table.replace_schema_metadata({_KEY: json.dumps(header).encode()})
+    partial_path = folder / f".{FILE}-{os.getpid()}"
     try:
-        with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        with pa.OSFile(str(partial_path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
-        aside.replace(folder / FILE)
+        partial_path.replace(folder / FILE)
     except OSError:
-        aside.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)

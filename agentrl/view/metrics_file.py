@@ -1,4 +1,4 @@
-"""The metrics of a run, as they are written: a line a step, and a line a measurement."""
+"""The metrics of a run: a line a step, and a line an evaluation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 Columns = dict[str, list[list[float]]]
-TAIL = 64  # bytes before the end of what was read, by which a file that was rewound is known
+TAIL = 64  # last bytes that were read, to recognize a file that was rewound
 
 
-class Curves:
-    """``metrics.jsonl``, read on where the last look ended.
+class MetricsFile:
+    """``metrics.jsonl``, read from where the last refresh ended.
 
-    ``generation`` goes up when lines were taken back, as a run that goes on from a checkpoint does.
+    ``generation`` rises when lines were removed, as a run does that resumes from a checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class Curves:
         self._tail = b""
 
     def refresh(self) -> bool:
-        """Read what is new; whether there was anything."""
+        """Read new lines. Return True if there are any."""
         try:
             size = self.path.stat().st_size
         except OSError:
@@ -37,7 +37,7 @@ class Curves:
         if size == self._read and not size:
             return False
         with self._lock:
-            if size < self._read or not self._goes_on():
+            if size < self._read or not self._continues():
                 self._forget()
             if size == self._read:
                 return False
@@ -48,7 +48,7 @@ class Curves:
             self._add(whole)
         return bool(whole)
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         if not self._tail:
             return True
         with self.path.open("rb") as file:
@@ -62,17 +62,17 @@ class Curves:
     def _add(self, whole: bytes) -> None:
         before = len(self.lines)
         for line in whole.splitlines():
-            found = _line(line)
-            if found is None:
+            values = _parse_line(line)
+            if values is None:
                 self.unreadable += 1
             else:
-                self.lines.append(found)
+                self.lines.append(values)
         _append(self._columns, self.lines[before:])
         self._read += len(whole)
         self._tail = (self._tail + whole)[-TAIL:]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, where it was written."""
+        """Return the steps and values of a metric."""
         points = [(int(line["step"]), float(v)) for line in self.lines if (v := line.get(name)) is not None]
         return [s for s, _ in points], [v for _, v in points]
 
@@ -80,21 +80,22 @@ class Curves:
         return sorted({name for line in self.lines for name in line} - {"step"})
 
     def columns(self, since: int, generation: int) -> tuple[int, int, int, Columns]:
-        """Of the lines from ``since`` on each metric's steps and values; of all where ``generation`` has passed.
+        """Return each metric's steps and values in the lines from ``since`` on; in all if ``generation`` is old.
 
-        Returns the first line that is in it, how many lines there are, the generation, and the columns.
+        Returns:
+            the first line that is included, the number of lines, the generation, and the columns.
         """
         with self._lock:
             since = min(since, len(self.lines)) if generation == self.generation else 0
-            found: Columns = {}
+            columns: Columns = {}
             if since:
-                _append(found, self.lines[since:])
+                _append(columns, self.lines[since:])
             else:
-                found = {name: [list(steps), list(values)] for name, (steps, values) in self._columns.items()}
-            return since, len(self.lines), self.generation, found
+                columns = {name: [list(steps), list(values)] for name, (steps, values) in self._columns.items()}
+            return since, len(self.lines), self.generation, columns
 
     def version_at(self, step: int, split: str) -> int | None:
-        """The policy's version when a step's train episodes were learned from, or its held-out ones played."""
+        """Return the policy's version when a step's train episodes were trained on, or its held-out ones rolled out."""
         steps, versions = self.series("policy_version")
         known = [v for s, v in zip(steps, versions, strict=True) if (s < step if split == "train" else s <= step)]
         if known:
@@ -111,12 +112,12 @@ def _append(columns: Columns, lines: Iterable[dict[str, Any]]) -> None:
                 values.append(float(f"{value:.6g}"))
 
 
-def _line(text: bytes) -> dict[str, Any] | None:
-    """Numbers by name; what is no number is left out."""
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """Parse a line into its numbers by name; other values are dropped."""
     try:
-        found = json.loads(text)
+        line = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
         return None
-    return {k: v for k, v in found.items() if v is None or isinstance(v, int | float)}
+    return {k: v for k, v in line.items() if v is None or isinstance(v, int | float)}

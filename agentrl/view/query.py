@@ -1,38 +1,39 @@
-"""The words of the search box: ``failed calls>3 tool=search "no such product"``.
+"""The query language of the search box: ``failed calls>3 tool=search "no such product"``.
 
-A term is ``FIELD OPERATOR VALUE`` without spaces, a flag, or text that is looked for in the conversations. All must
-hold; ``-`` in front of one turns it round. Of a question, an answer and an expected answer a part is enough.
+A term is ``FIELD OPERATOR VALUE`` without spaces, a flag, or text to find in the conversations. All terms must hold;
+``-`` in front negates one. A question, an answer and an expected answer match by a part of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.errors import UserError, nearest
-from agentrl.types import Stop
-from agentrl.view.arrays import Column
-from agentrl.view.index import TEXTS, numbers, one
+from agentrl.environments.task_sampler import task_index
+from agentrl.errors import UserError, suggest
+from agentrl.types import TOOL_ERRORS, Stop
+from agentrl.view.index import TEXTS, Column, as_array, as_floats
 
-NUMBERS = {  # the word: the column of the index
+NUMBERS = {  # from the field to the column of the index
     "step": "step",
     "task": "task",
-    "member": "member",
+    "sample": "sample",
     "reward": "reward",
     "advantage": "advantage",
     "calls": "n_calls",
-    "refused": "n_refused",
+    "errors": "n_errors",
     "turns": "turns",
     "seconds": "seconds",
     "slowest": "slowest",
 }
 WORDS = {"split": "split", "stop": "stop", "fault": "fault", "credit": "credit"}
-OF_CALLS = {"tool": "name", "status": "status", "refused_by": "name"}  # of any call of the episode
-FLAGS = ("failed", "solved", "faulted", "refusals")
+CALL_FIELDS = {"tool": "name", "status": "status", "failed_tool": "name"}  # of any call of the episode
+FLAGS = ("failed", "solved", "faulted", "tool_errors")
 OPERATORS: dict[str, Callable[[Column, float], Column]] = {
     "<=": lambda a, b: a <= b,
     ">=": lambda a, b: a >= b,
@@ -45,8 +46,8 @@ _TERM = re.compile(r"^([A-Za-z_]+)(<=|>=|!=|<|>|=|:)(.*)$", re.S)
 _WORD = re.compile(r'-?[A-Za-z_]+(?:<=|>=|!=|[<>=:])"[^"]*"|-?"[^"]*"|\S+')
 
 
-class Term(NamedTuple):
-    """``field`` is a word of the lists above, or ``text``."""
+class QueryTerm(NamedTuple):
+    """One condition; ``field`` is a field or flag of the lists above, or ``text``."""
 
     field: str
     operator: str
@@ -54,33 +55,33 @@ class Term(NamedTuple):
     negated: bool = False
 
 
-def parse(text: str) -> list[Term]:
-    """The terms of a query.
+def parse_query(text: str) -> list[QueryTerm]:
+    """Split a query into its terms.
 
     Raises:
         UserError: a field that does not exist, a number that is none; the sentence names the term.
     """
-    return [_term(word) for word in _WORD.findall(text)]
+    return [_parse_term(word) for word in _WORD.findall(text)]
 
 
-def _term(word: str) -> Term:
+def _parse_term(word: str) -> QueryTerm:
     negated = len(word) > 1 and word.startswith("-")
     bare = word[1:] if negated else word
     if bare.startswith('"'):
-        return Term("text", "=", bare.strip('"'), negated)
+        return QueryTerm("text", "=", bare.strip('"'), negated)
     if bare in FLAGS:
-        return Term(bare, "=", "", negated)
-    found = _TERM.match(bare)
-    if found is None:
-        return Term("text", "=", bare, negated)
-    field, operator, value = found[1].lower(), found[2].replace(":", "="), found[3].strip('"')
-    return _checked(Term(field, operator, value, negated), word)
+        return QueryTerm(bare, "=", "", negated)
+    match = _TERM.match(bare)
+    if match is None:
+        return QueryTerm("text", "=", bare, negated)
+    field, operator, value = match[1].lower(), match[2].replace(":", "="), match[3].strip('"')
+    return _check_term(QueryTerm(field, operator, value, negated), word)
 
 
-def _checked(term: Term, word: str) -> Term:
-    known = [*NUMBERS, *WORDS, *TEXTS, *OF_CALLS]
+def _check_term(term: QueryTerm, word: str) -> QueryTerm:
+    known = [*NUMBERS, *WORDS, *TEXTS, *CALL_FIELDS]
     if term.field not in known:
-        hint = nearest(term.field, [*known, *FLAGS])
+        hint = suggest(term.field, [*known, *FLAGS])
         raise UserError(f"{word!r}: no field {term.field!r} (in quotes it would be text){hint}")
     if term.field in NUMBERS and term.value != "none":
         try:
@@ -92,8 +93,8 @@ def _checked(term: Term, word: str) -> Term:
     return term
 
 
-def matching(table: Any, terms: Iterable[Term]) -> tuple[Column, list[Term]]:
-    """A mask over the rows of the index; and the terms that are text, which only the conversations can tell.
+def match_episodes(table: pa.Table, terms: Iterable[QueryTerm]) -> tuple[Column, list[QueryTerm]]:
+    """Return a mask over the rows of the index, and the terms that are text, which need the conversations.
 
     Raises:
         UserError: a value that no episode has.
@@ -107,74 +108,78 @@ def matching(table: Any, terms: Iterable[Term]) -> tuple[Column, list[Term]]:
     return mask, texts
 
 
-def _holds(table: Any, term: Term) -> Column:
+def _holds(table: pa.Table, term: QueryTerm) -> Column:
     if term.field in FLAGS:
-        return _flag(table, term.field)
+        return _matches_flag(table, term.field)
     if term.field in NUMBERS:
-        values = numbers(table[NUMBERS[term.field]])
+        values = as_floats(table[NUMBERS[term.field]])
         if term.value == "none":
             return np.asarray(np.isnan(values) == (term.operator == "="))
-        return np.asarray(OPERATORS[term.operator](values, float(term.value)) & ~np.isnan(values))
-    if term.field in OF_CALLS:
-        return _called(table, term)
+        number = float(term.value)
+        if term.field == "task" and number.is_integer():  # the environment's own integer is understood too
+            number = float(task_index(int(number)))
+        return np.asarray(OPERATORS[term.operator](values, number) & ~np.isnan(values))
+    if term.field in CALL_FIELDS:
+        return _matches_call(table, term)
     if term.field in TEXTS:
         hit = pc.fill_null(pc.match_substring(table[term.field], term.value, ignore_case=True), False)
-        return np.asarray(one(hit).to_numpy(zero_copy_only=False).astype(bool) == (term.operator == "="))
+        return np.asarray(as_array(hit).to_numpy(zero_copy_only=False).astype(bool) == (term.operator == "="))
     column = table[WORDS[term.field]]
     _check_value(term, column)
     equal = pc.fill_null(pc.equal(column, term.value), False)
-    return np.asarray(one(equal).to_numpy(zero_copy_only=False).astype(bool) == (term.operator == "="))
+    return np.asarray(as_array(equal).to_numpy(zero_copy_only=False).astype(bool) == (term.operator == "="))
 
 
-def _called(table: Any, term: Term) -> Column:
-    _check_value(term, pc.struct_field(one(table["calls"]).flatten(), OF_CALLS[term.field]))
-    found = with_call(table, OF_CALLS[term.field], term.value, refused=term.field == "refused_by")
-    return np.asarray(found == (term.operator == "="))
+def _matches_call(table: pa.Table, term: QueryTerm) -> Column:
+    _check_value(term, pc.struct_field(as_array(table["calls"]).flatten(), CALL_FIELDS[term.field]))
+    hit = has_call(table, CALL_FIELDS[term.field], term.value, failed=term.field == "failed_tool")
+    return np.asarray(hit == (term.operator == "="))
 
 
-def with_call(table: Any, field: str, value: str, *, refused: bool = False) -> Column:
-    """The episodes with a call whose field is so; and which was refused."""
-    calls = one(table["calls"])
+def has_call(table: pa.Table, field: str, value: str, *, failed: bool = False) -> Column:
+    """Return a mask of the episodes with a call whose ``field`` is ``value``, and which failed if ``failed``."""
+    calls = as_array(table["calls"])
     flat = calls.flatten()
     hit = pc.equal(pc.struct_field(flat, field), value)
-    if refused:
-        hit = pc.and_(hit, pc.equal(pc.struct_field(flat, "status"), "refused"))
-    found = np.zeros(table.num_rows, dtype=bool)
+    if failed:
+        hit = pc.and_(hit, pc.is_in(pc.struct_field(flat, "status"), pa.array(TOOL_ERRORS)))
+    episodes = np.zeros(table.num_rows, dtype=bool)
     mask = pc.fill_null(hit, False).to_numpy(zero_copy_only=False).astype(bool)
-    found[pc.list_parent_indices(calls).to_numpy(zero_copy_only=False)[mask]] = True
-    return found
+    episodes[pc.list_parent_indices(calls).to_numpy(zero_copy_only=False)[mask]] = True
+    return episodes
 
 
-def _check_value(term: Term, column: Any) -> None:
+def _check_value(term: QueryTerm, column: pa.Array) -> None:
     values = [v for v in pc.unique(column).to_pylist() if v is not None]
     values += [*Stop] if term.field == "stop" else []
     if len(column) and term.value not in values:
-        raise UserError(f"no episode here has {term.field}={term.value}{nearest(term.value, values)}")
+        raise UserError(f"no episode here has {term.field}={term.value}{suggest(term.value, values)}")
 
 
-def _flag(table: Any, name: str) -> Column:
-    if name == "refusals":
-        return numbers(table["n_refused"]) > 0
+def _matches_flag(table: pa.Table, name: str) -> Column:
+    if name == "tool_errors":
+        return as_floats(table["n_errors"]) > 0
     if name == "faulted":
-        return faulted(table)
+        return is_faulted(table)
     if name == "failed":
-        return failed(table)
-    return ~failed(table) & ~np.isnan(numbers(table["reward"]))
+        return is_failed(table)
+    return ~is_failed(table) & ~np.isnan(as_floats(table["reward"]))
 
 
-def faulted(table: Any) -> Column:
-    return np.asarray(one(pc.is_valid(table["fault"])).to_numpy(zero_copy_only=False).astype(bool))
+def is_faulted(table: pa.Table) -> Column:
+    """Return a mask of the episodes that ended in a fault."""
+    return np.asarray(as_array(pc.is_valid(table["fault"])).to_numpy(zero_copy_only=False).astype(bool))
 
 
-def middle(rewards: Column) -> float:
-    """Half way between the worst and the best reward there was, 0 among them: less is a failure."""
+def _failure_limit(rewards: Column) -> float:
+    """Return the mean of the worst and the best reward, 0 among them: less is a failure."""
     known = rewards[~np.isnan(rewards)]
     return (min(known.min(), 0.0) + max(known.max(), 0.0)) / 2 if len(known) else 0.0
 
 
-def failed(table: Any) -> Column:
-    """Faulted, without a reward, or with one in the lower half of what there was."""
-    rewards = numbers(table["reward"])
-    limit = middle(rewards)
+def is_failed(table: pa.Table) -> Column:
+    """Return a mask of the episodes that faulted, have no reward, or one in the lower half of the range."""
+    rewards = as_floats(table["reward"])
+    limit = _failure_limit(rewards)
     low = (rewards < limit) | ((rewards <= 0) & (limit >= 0))
-    return low | np.isnan(rewards) | faulted(table)
+    return low | np.isnan(rewards) | is_faulted(table)

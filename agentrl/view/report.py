@@ -1,26 +1,27 @@
-"""A run as one HTML file: no scripts, nothing from elsewhere, everything that others wrote escaped."""
+"""A report of a run as one HTML file: no scripts, no other files, and everything that others wrote escaped."""
 
 from __future__ import annotations
 
 import json
-from html import escape
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from agentrl.errors import UserError
-from agentrl.stored import place
+from agentrl.evaluation.scope import EvaluationScope
+from agentrl.runs.reader import EpisodeId
 from agentrl.view import episode
-from agentrl.view.explain import group_of, where_from, why_not_trained
-from agentrl.view.findings import Finding, recent_from
-from agentrl.view.lanes_svg import draw_lanes
-from agentrl.view.look import Look
-from agentrl.view.plots import Line, plot
+from agentrl.view.escaping import escape_html, truncate
+from agentrl.view.evaluation_findings import describe_scope, find_scope
+from agentrl.view.explain import explain_advantage, explain_exclusion, find_group
+from agentrl.view.findings import RunFinding
+from agentrl.view.highlights import select_highlights
 from agentrl.view.report_tables import format_held_out, format_settings
+from agentrl.view.run_cache import RunCache
 from agentrl.view.store import Store
-from agentrl.view.telling import chosen
-from agentrl.view.text import cut, visible
+from agentrl.view.svg_chart import Curve, draw_curves, draw_lanes
 from agentrl.view.timelines import Timelines
-from agentrl.view.trend import trend
 
 GENERATOR = '<meta name="generator" content="agentrl report">'
 STYLE = Path(__file__).with_name("report.css")
@@ -29,9 +30,9 @@ MESSAGES = 40
 PLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward", "eval/reward", "eval/greedy_reward")),
     ("how episodes end (shares)", ("stops/",)),
-    ("calls refused (share)", ("tools/failure_frequency",)),
+    ("failed calls (share)", ("tools/failure_frequency",)),
     ("calls an episode", ("tools/call_frequency",)),
-    ("groups that teach nothing (share)", ("frac_reward_zero_std",)),
+    ("zero-variance groups (share)", ("frac_reward_zero_std",)),
     ("faults (episodes)", ("faults/",)),
     ("entropy", ("entropy",)),
     ("kl", ("kl",)),
@@ -40,32 +41,32 @@ PLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def report(store: Store) -> str:
-    """The whole page.
+def render_report(store: Store) -> str:
+    """Render the page.
 
     Raises:
         UserError: the run has no step yet.
     """
-    if not store.curves.lines:
+    if not store.metrics.lines and not store.now.table.num_rows:
         raise UserError(f"{str(store.folder)!r} has no step yet: there is nothing to report")
-    look = Look(store)
-    found = look.found()
-    steps, rewards = store.curves.series("reward")
-    first = recent_from(steps, trend(steps, rewards))
+    run = RunCache(store)
+    findings = run.findings()
+    scope = find_scope(store.folder)
+    highlights = select_highlights(store.now.table, run.first_step(), findings, scope.split if scope else "train")
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             GENERATOR,
             "<meta http-equiv=\"content-security-policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_words(store.name)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head><body>",
-            f"<h1>{_words(store.name)}</h1>{_facts(store)}",
-            f"<h2>What stands out</h2><ul class=found>{''.join(_finding(f) for f in found)}</ul>",
-            f"<h2>Curves</h2><div class=plots>{''.join(_plots(store))}</div>",
-            format_held_out(look),
+            f"<title>{escape_html(store.name)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head><body>",
+            f"<h1>{escape_html(store.name)}</h1>{_facts(store, scope)}",
+            f"<h2>What stands out</h2><ul class=found>{''.join(_finding(f) for f in findings)}</ul>",
+            *([] if scope else _curves(store)),
+            format_held_out(run),
             *_timelines(store),
-            "<h2>Conversations</h2>",
-            *(_conversations(look, c.title, c.rows) for c in chosen(store.now.table, first, found)),
+            "<h2>Conversations</h2>" if highlights else "",
+            *(_conversations(run, h.title, h.rows) for h in highlights),
             format_settings(store),
             "</body></html>\n",
         ]
@@ -73,18 +74,18 @@ def report(store: Store) -> str:
 
 
 def _timelines(store: Store) -> list[str]:
-    """Draw who was busy when in a usual step and in the slowest."""
+    """Draw the lanes of a usual step and of the slowest."""
     timelines = Timelines(store.folder / "timeline.jsonl")
     timelines.refresh()
     drawn = set(timelines.steps())
-    steps, seconds = store.curves.series("step_time")
+    steps, seconds = store.metrics.series("step_time")
     known = sorted((s, step) for step, s in zip(steps, seconds, strict=True) if step in drawn)
     if not known:
         return []
-    chosen = {"a usual step": known[len(known) // 2][1], "the slowest step": known[-1][1]}
+    steps_shown = {"a usual step": known[len(known) // 2][1], "the slowest step": known[-1][1]}
     figures = [
         draw_lanes(f"{words}, {step}: {picture['seconds']:.2f} s", picture)
-        for words, step in {step: (words, step) for words, step in chosen.items()}.values()
+        for words, step in {step: (words, step) for words, step in steps_shown.items()}.values()
         for picture in timelines.pictures(step)
         if picture["kind"] == "step"
     ]
@@ -94,106 +95,114 @@ def _timelines(store: Store) -> list[str]:
     return [f"<h2>Where the time goes</h2>{note}<div class=plots>{''.join(figures)}</div>"]
 
 
-def _facts(store: Store) -> str:
+def _curves(store: Store) -> list[str]:
+    figures = "".join(_plots(store))
+    return [f"<h2>Curves</h2><div class=plots>{figures}</div>"] if figures else []
+
+
+def _facts(store: Store, scope: EvaluationScope | None) -> str:
     facts = {
         "environment": store.setting("env.name"),
         "model": store.setting("model"),
         "seed": store.setting("seed"),
-        "steps": len(store.curves.series("reward")[0]),
+        **(_trained(store) if scope is None else {"what": describe_scope(store.folder), "split": scope.split}),
         "episodes": f"{store.now.table.num_rows:,}",
+    }
+    cells = (f"<dt>{k}</dt><dd>{escape_html(str(v))}</dd>" for k, v in facts.items() if v is not None)
+    return f"<dl class=facts>{''.join(cells)}</dl>"
+
+
+def _trained(store: Store) -> dict[str, Any]:
+    return {
+        "steps": len(store.metrics.series("reward")[0]),
         "advantage": store.setting("learner.advantage"),
         "learning rate": store.setting("learner.lr"),
         **_summary(store),
     }
-    cells = (f"<dt>{k}</dt><dd>{_words(str(v))}</dd>" for k, v in facts.items() if v is not None)
-    return f"<dl class=facts>{''.join(cells)}</dl>"
 
 
 def _summary(store: Store) -> dict[str, str]:
     try:
-        found = json.loads((store.folder / "summary.json").read_text(encoding="utf-8"))
-        return {"held-out reward": f"{found['reward_before']:.3f} before, {found['reward_after']:.3f} after"}
+        summary = json.loads((store.folder / "summary.json").read_text(encoding="utf-8"))
+        return {"held-out reward": f"{summary['reward_before']:.3f} before, {summary['reward_after']:.3f} after"}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _finding(found: Finding) -> str:
-    return f"<li class={found.kind}>{_words(found.text)}</li>"
+def _finding(finding: RunFinding) -> str:
+    return f"<li class={finding.kind}>{escape_html(finding.text)}</li>"
 
 
 def _plots(store: Store) -> list[str]:
-    names = store.curves.names()
-    found = []
-    for title, wanted in PLOTS:
-        own = [n for w in wanted for n in names if n == w or (w.endswith("/") and n.startswith(w))]
-        lines = [Line(_short(n), *store.curves.series(n), dots=n.startswith("eval/")) for n in own]
-        found.append(plot(title, lines))
-    return found
+    names = store.metrics.names()
+    figures = []
+    for title, patterns in PLOTS:
+        own = [n for p in patterns for n in names if n == p or (p.endswith("/") and n.startswith(p))]
+        lines = [Curve(_short(n), *store.metrics.series(n), dots=n.startswith("eval/")) for n in own]
+        figures.append(draw_curves(title, lines))
+    return figures
 
 
 def _short(name: str) -> str:
-    """A curve's name within its figure."""
+    """Return a curve's name within its figure."""
     known = {"eval/reward": "held out", "eval/greedy_reward": "held out, greedy"}
     return known.get(name) or name.removeprefix("stops/").removeprefix("faults/").removeprefix("time/")
 
 
-def _conversations(look: Look, title: str, rows: list[int]) -> str:
-    told = "".join(_conversation(look, look.store.now.table, row) for row in rows)
-    return f"<section><h3>{_words(title)}</h3><div class=pair>{told}</div></section>"
+def _conversations(run: RunCache, title: str, rows: list[int]) -> str:
+    articles = "".join(_conversation(run, run.store.now.table, row) for row in rows)
+    return f"<section><h3>{escape_html(title)}</h3><div class=pair>{articles}</div></section>"
 
 
-def _conversation(look: Look, table: Any, at: int) -> str:
-    store = look.store
+def _conversation(run: RunCache, table: pa.Table, at: int) -> str:
+    store = run.store
     split, step, number = (table[n][at].as_py() for n in ("split", "step", "row"))
-    name = f"{split}-{step}:{number}"
+    name = EpisodeId(split, step, number)
     try:
-        row = episode.read(store, place(name))
+        row = episode.read_episode(store, name)
     except UserError as error:
-        return f"<p>{_words(str(error))}</p>"
-    group = group_of(store, place(name))
-    why = why_not_trained(store, row, group) or where_from(store, row, group)
+        return f"<p>{escape_html(str(error))}</p>"
+    group = find_group(store, name)
+    why = explain_exclusion(store, row, group) or explain_advantage(store, row, group)
     ended = f"{row['fault']}: {row['fault_message']}" if row["fault"] else row["stop"]
     reward = "none" if row["reward"] is None else f"{row['reward']:.3g}"
-    said = episode.told(row, look.texts)
-    expected = episode.known(row)["expected"]
-    right = f" Expected: <b>{_words(cut(expected, 400))}</b>." if expected else ""
-    more = f"<p>{len(said) - MESSAGES} more messages</p>" if len(said) > MESSAGES else ""
+    messages = episode.describe_messages(row, run.texts)
+    expected = episode.describe_info(row)["expected"]
+    right = f" Expected: <b>{escape_html(truncate(expected, 400))}</b>." if expected else ""
+    more = f"<p>{len(messages) - MESSAGES} more messages</p>" if len(messages) > MESSAGES else ""
+    ended = escape_html(truncate(str(ended), 400))
     return (
-        f"<article><h4>{_words(name)}: reward {reward}</h4><p class=dim>ended: {_words(cut(str(ended), 400))}.{right} "
-        f"{_words(why)}</p>{''.join(_message(m) for m in said[:MESSAGES])}{more}</article>"
+        f"<article><h4>{escape_html(str(name))}: reward {reward}</h4><p class=dim>ended: {ended}.{right} "
+        f"{escape_html(why)}</p>{''.join(_message(m) for m in messages[:MESSAGES])}{more}</article>"
     )
 
 
 def _message(message: dict[str, Any]) -> str:
-    by = {"assistant": "model", "tool": "world"}.get(message["role"], "prompt")
+    by = {"assistant": "model", "tool": "env"}.get(message["role"], "prompt")
     calls = "".join(
-        f"<div class=call>&rarr; <b>{_words(c['name'] or '(unreadable)')}</b> {_asked(c)}{_status(c)}</div>"
+        f"<div class=call>&rarr; <b>{escape_html(c['name'] or '(unreadable)')}</b> {_arguments(c)}{_status(c)}</div>"
         for c in message.get("calls", [])
     )
-    name = f" {_words(message['name'])}" if message["name"] else ""
+    name = f" {escape_html(message['name'])}" if message["name"] else ""
     text = f"<div class=text>{_text(message)}</div>" if message["length"] else ""
-    return f"<div class='message {by}'><b>{_words(message['role'])}</b>{name}{_status(message)}{text}{calls}</div>"
+    return f"<div class='message {by}'><b>{escape_html(message['role'])}</b>{name}{_status(message)}{text}{calls}</div>"
 
 
-def _asked(call: dict[str, Any]) -> str:
-    """The arguments; of a call that could not be read what the model wrote, and why not."""
+def _arguments(call: dict[str, Any]) -> str:
+    """Render the arguments; of a call that could not be read, the text that the model wrote, and the reason."""
     if "why" not in call:
         return _text(call["arguments"])
-    return f"<bdi>{_words(call.get('raw', ''))}</bdi> <span class=bad>{_words(call['why'])}</span>"
+    return f"<bdi>{escape_html(call.get('raw', ''))}</bdi> <span class=bad>{escape_html(call['why'])}</span>"
 
 
 def _status(record: dict[str, Any]) -> str:
     if "status" not in record:
         return ""
     bad = "" if record["status"] == "ok" else " bad"
-    return f"<span class='status{bad}'>{_words(record['status'])} {record['seconds']:.3f} s</span>"
+    return f"<span class='status{bad}'>{escape_html(record['status'])} {record['seconds']:.3f} s</span>"
 
 
 def _text(piece: dict[str, Any]) -> str:
     left = piece["length"] - min(len(piece["text"]), LONGEST)
     more = f"<i> ... {left:,} more characters</i>" if left else ""
-    return f"<bdi>{_words(piece['text'][:LONGEST])}</bdi>{more}"
-
-
-def _words(text: str) -> str:
-    return escape(visible(text))
+    return f"<bdi>{escape_html(piece['text'][:LONGEST])}</bdi>{more}"

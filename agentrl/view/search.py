@@ -1,4 +1,4 @@
-"""Episodes by query, in order, a page at a time."""
+"""Search: the episodes of a query, in order, a page at a time."""
 
 from __future__ import annotations
 
@@ -14,99 +14,100 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.errors import UserError, nearest
-from agentrl.view.arrays import Column
-from agentrl.view.index import TEXTS, numbers, one
-from agentrl.view.query import NUMBERS, Term, matching, parse
+from agentrl.errors import UserError, suggest
+from agentrl.view.index import TEXTS, Column, as_array, as_floats
+from agentrl.view.query import NUMBERS, QueryTerm, match_episodes, parse_query
 from agentrl.view.store import Snapshot, Store
 
-KEPT = 16  # results
+_CACHED = 16  # results
 
 
-class Search:
-    """Queries on one run; the last results are kept until the run goes on."""
+class EpisodeSearch:
+    """Queries on one run; the last results are cached until new data arrives."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._found: OrderedDict[tuple[Any, ...], Column] = OrderedDict()
+        self._results: OrderedDict[tuple[Any, ...], Column] = OrderedDict()
 
     def rows(self, query: str = "", sort: str = "") -> tuple[Snapshot, Column]:
-        """Row numbers of the index, in order: the newest step first, or as ``sort`` (``reward``, ``-seconds``) says.
+        """Return row numbers of the index: the newest step first, or ordered by ``sort`` (``reward``, ``-seconds``).
 
         Raises:
             UserError: a query or an order that cannot be read.
         """
         now = self.store.now
         key = (now.version, query, sort)
-        if key not in self._found:
-            self._found[key] = _ordered(now.table, self._matching(now, query), sort)
-            while len(self._found) > KEPT:
-                self._found.popitem(last=False)
-        return now, self._found[key]
+        if key not in self._results:
+            self._results[key] = _sort_rows(now.table, self._match(now, query), sort)
+            while len(self._results) > _CACHED:
+                self._results.popitem(last=False)
+        return now, self._results[key]
 
-    def _matching(self, now: Snapshot, query: str) -> Column:
-        mask, texts = matching(now.table, parse(query))
-        found = np.flatnonzero(mask)
-        return self._with_texts(now.table, found, texts) if texts else found
+    def _match(self, now: Snapshot, query: str) -> Column:
+        mask, texts = match_episodes(now.table, parse_query(query))
+        rows = np.flatnonzero(mask)
+        return self._filter_by_texts(now.table, rows, texts) if texts else rows
 
-    def _with_texts(self, table: Any, found: Column, texts: Sequence[Term]) -> Column:
-        """Of some rows those whose conversation has the texts; each file is read once."""
-        steps, rows = numbers(table["step"])[found].astype(int), numbers(table["row"])[found].astype(int)
-        splits = table["split"].take(pa.array(found)).to_pylist()
+    def _filter_by_texts(self, table: pa.Table, candidates: Column, texts: Sequence[QueryTerm]) -> Column:
+        """Return the rows whose conversation has the texts; each file is read once."""
+        steps, rows = as_floats(table["step"])[candidates].astype(int), as_floats(table["row"])[candidates].astype(int)
+        splits = table["split"].take(pa.array(candidates)).to_pylist()
         by_file: dict[tuple[str, int], list[int]] = {}
         for i, where in enumerate(zip(splits, steps.tolist(), strict=True)):
             by_file.setdefault(where, []).append(i)
         kept: list[int] = []
         with ThreadPoolExecutor(4) as pool:
-            every = list(pool.map(partial(self._having, texts=texts), by_file))
-        for has, places in zip(every, by_file.values(), strict=True):
-            kept += [i for i in places if rows[i] < len(has) and has[rows[i]]]
-        return np.asarray(found[np.sort(np.array(kept, dtype=int))])
+            masks = list(pool.map(partial(self._match_texts, texts=texts), by_file))
+        for has, positions in zip(masks, by_file.values(), strict=True):
+            kept += [i for i in positions if rows[i] < len(has) and has[rows[i]]]
+        return np.asarray(candidates[np.sort(np.array(kept, dtype=int))])
 
-    def _having(self, where: tuple[str, int], texts: Sequence[Term]) -> Column:
-        """A mask over a file's rows; empty where it was taken back meanwhile."""
+    def _match_texts(self, where: tuple[str, int], texts: Sequence[QueryTerm]) -> Column:
+        """Return a mask over a file's rows; empty if the file was removed meanwhile."""
         try:
-            table = pq.read_table(self.store.file_of(*where), columns=["messages"], use_threads=False)
+            table = pq.read_table(self.store.episode_file(*where), columns=["messages"], use_threads=False)
         except (OSError, pa.ArrowException):
             return np.zeros(0, dtype=bool)
-        said = pc.fill_null(one(table["messages"]), "")
-        has = np.ones(len(said), dtype=bool)
+        conversations = pc.fill_null(as_array(table["messages"]), "")
+        has = np.ones(len(conversations), dtype=bool)
         for term in texts:
             needle = json.dumps(term.value, ensure_ascii=False)[1:-1]  # as it stands in JSON
-            hit = pc.match_substring(said, needle, ignore_case=True).to_numpy(zero_copy_only=False)
+            hit = pc.match_substring(conversations, needle, ignore_case=True).to_numpy(zero_copy_only=False)
             has &= hit.astype(bool) != term.negated
         return has
 
 
-def _ordered(table: Any, found: Column, sort: str) -> Column:
+def _sort_rows(table: pa.Table, rows: Column, sort: str) -> Column:
     if not sort:
-        return np.asarray(found[np.argsort(-numbers(table["step"])[found], kind="stable")])
+        return np.asarray(rows[np.argsort(-as_floats(table["step"])[rows], kind="stable")])
     name, down = sort.lstrip("-"), sort.startswith("-")
     if name not in NUMBERS:
-        raise UserError(f"episodes cannot be ordered by {name!r}{nearest(name, NUMBERS)}")
-    values = numbers(table[NUMBERS[name]])[found]
+        raise UserError(f"episodes cannot be ordered by {name!r}{suggest(name, NUMBERS)}")
+    values = as_floats(table[NUMBERS[name]])[rows]
     values = np.where(np.isnan(values), np.inf, -values if down else values)  # without a value: last
-    return np.asarray(found[np.argsort(values, kind="stable")])
+    return np.asarray(rows[np.argsort(values, kind="stable")])
 
 
-COLUMNS = ("step", "split", "row", "task", "member", "reward", "advantage", "stop", "fault", "n_calls", "n_refused")
-MORE = ("seconds", "turns", *TEXTS)
+_COLUMNS = (
+    *("step", "split", "row", "task", "sample", "reward", "advantage", "stop", "fault", "n_calls", "n_errors"),
+    *("seconds", "turns", *TEXTS),
+)
 
 
-def page(table: Any, rows: Column) -> list[dict[str, Any]]:
-    """Some rows of the index, as the page lists them."""
-    taken = table.select([*COLUMNS, *MORE]).take(pa.array(rows))
-    return [{"id": f"{r['split']}-{r['step']}:{r['row']}", **r} for r in taken.to_pylist()]
+def list_episodes(table: pa.Table, rows: Column) -> list[dict[str, Any]]:
+    """List some rows of the index as the page shows them."""
+    selected = table.select(_COLUMNS).take(pa.array(rows))
+    return [{"id": f"{r['split']}-{r['step']}:{r['row']}", **r} for r in selected.to_pylist()]
 
 
-def groups(table: Any, rows: Column, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
-    """How many groups the rows belong to; some of them in the rows' order, each with all its members."""
-    starts = np.flatnonzero(one(table["opens"]).to_numpy(zero_copy_only=False))
+def list_groups(table: pa.Table, rows: Column, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return the number of groups of the rows, and a page of them in the rows' order, each with all its members."""
+    starts = np.flatnonzero(as_array(table["opens"]).to_numpy(zero_copy_only=False))
     ends = np.append(starts[1:], table.num_rows)
     own = np.searchsorted(starts, rows, side="right") - 1
     _, first = np.unique(own, return_index=True)
     shown = own[np.sort(first)]
-    found = [page(table, np.arange(starts[g], ends[g])) for g in shown[offset : offset + limit]]
+    members_of = [list_episodes(table, np.arange(starts[g], ends[g])) for g in shown[offset : offset + limit]]
     return len(shown), [
-        {k: members[0][k] for k in ("step", "split", "task")} | {"members": members} for members in found
+        {k: members[0][k] for k in ("step", "split", "task")} | {"members": members} for members in members_of
     ]

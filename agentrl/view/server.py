@@ -1,4 +1,4 @@
-"""The page's server: static files, and JSON about the runs. Answers this machine alone, and only to GET."""
+"""The page's server: static files, and JSON about the runs. It answers this machine alone, and only GET requests."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import UserError
-from agentrl.stored import place
+from agentrl.runs.reader import parse_episode_id
 from agentrl.view import episode
-from agentrl.view.explain import group_of, token_told, where_from, why_not_trained
-from agentrl.view.look import Look
-from agentrl.view.search import groups, page
+from agentrl.view.explain import describe_position, explain_advantage, explain_exclusion, explain_token, find_group
+from agentrl.view.run_cache import RunCache
+from agentrl.view.search import list_episodes, list_groups
 from agentrl.view.settings_table import compare_settings
 from agentrl.view.store import Store
 
@@ -42,19 +42,19 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
-Answer = Callable[["Look", Request], Any]
+_Answer = Callable[[RunCache, Request], Any]
 
 
-def app(stores: Sequence[Store]) -> Starlette:
-    """The whole of it. The runs are read in a thread meanwhile."""
-    looks = [Look(store) for store in stores]
-    threading.Thread(target=_read_all, args=(looks,), daemon=True).start()
-    answers: dict[str, Answer] = {
+def build_app(stores: Sequence[Store]) -> Starlette:
+    """Build the ASGI app, and read the runs in a thread."""
+    runs = [RunCache(store) for store in stores]
+    threading.Thread(target=_read_all, args=(runs,), daemon=True).start()
+    answers: dict[str, _Answer] = {
         "metrics": _metrics,
-        "findings": lambda look, _: look.findings(),
-        "trouble": lambda look, _: look.trouble(),
-        "heldout": lambda look, _: look.held_out(),
-        "tools": lambda look, _: look.store.tools(),
+        "findings": lambda run, _: [finding._asdict() for finding in run.findings()],
+        "failures": lambda run, _: run.failures(),
+        "heldout": lambda run, _: run.held_out(),
+        "tools": lambda run, _: run.store.tools(),
         "timeline": _timeline,
         "episodes": _episodes,
         "groups": _groups,
@@ -63,12 +63,12 @@ def app(stores: Sequence[Store]) -> Starlette:
         "tokens": _tokens,
         "explain": _explain,
     }
-    routes = [Route(f"/api/{name}", partial(_of_run, looks, answer)) for name, answer in answers.items()]
+    routes = [Route(f"/api/{name}", partial(_of_run, runs, answer)) for name, answer in answers.items()]
     return Starlette(
         routes=[
             Route("/", partial(_static, {"": (STATIC / "index.html").read_bytes()})),
-            Route("/api/runs", partial(_runs, looks)),
-            Route("/api/settings", partial(_settings, looks)),
+            Route("/api/runs", partial(_runs, runs)),
+            Route("/api/settings", partial(_settings, runs)),
             *routes,
             Route(
                 "/static/{name}", partial(_static, {f.name: f.read_bytes() for f in STATIC.iterdir() if f.is_file()})
@@ -82,65 +82,65 @@ def app(stores: Sequence[Store]) -> Starlette:
 
 
 class _Headers:
-    """The same headers on every answer."""
+    """A middleware that puts the same headers on every answer."""
 
     def __init__(self, inner: ASGIApp) -> None:
         self.inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(k, v) for k, v in message["headers"] if k.decode().lower() not in HEADERS]
                 message["headers"] = [*kept, *((k.encode(), v.encode()) for k, v in HEADERS.items())]
             await send(message)
 
-        await self.inner(scope, receive, told)
+        await self.inner(scope, receive, send_with_headers)
 
 
-def _read_all(looks: Sequence[Look]) -> None:
-    for look in looks:
-        look.store.refresh()
-        look.findings()  # asked for first
+def _read_all(runs: Sequence[RunCache]) -> None:
+    for run in runs:
+        run.store.refresh()
+        run.findings()  # asked for first
 
 
 async def _static(files: dict[str, bytes], request: Request) -> Response:
-    """The page's files, from memory: there are a dozen, and each is asked for at the first view."""
+    """Answer with a file of the page, from memory: there are two dozen, and the page asks for each."""
     name = request.path_params.get("name", "")
     if name not in files:
         return Response("there is no such file", 404, media_type="text/plain")
     return _tagged(request, files[name], TYPES[name.rpartition(".")[2] or "html"])
 
 
-async def _runs(looks: Sequence[Look], request: Request) -> Response:
-    def told() -> list[dict[str, Any]]:
-        for look in looks:
-            look.store.refresh(LOOK_S)
-        return [{"run": i, **look.summary()} for i, look in enumerate(looks)]
+async def _runs(runs: Sequence[RunCache], request: Request) -> Response:
+    def summarize() -> list[dict[str, Any]]:
+        for run in runs:
+            run.store.refresh(LOOK_S)
+        return [{"run": i, **run.summary()} for i, run in enumerate(runs)]
 
-    return _json(request, await run_in_threadpool(told))
+    return _json(request, await run_in_threadpool(summarize))
 
 
-async def _settings(looks: Sequence[Look], request: Request) -> Response:
-    stores = [look.store for look in looks]
+async def _settings(runs: Sequence[RunCache], request: Request) -> Response:
+    stores = [run.store for run in runs]
     rows = await run_in_threadpool(compare_settings, stores)
     return _json(request, {"runs": [s.name for s in stores], "rows": [row._asdict() for row in rows]})
 
 
-async def _of_run(looks: Sequence[Look], answer: Answer, request: Request) -> Response:
-    def told() -> Any:
+async def _of_run(runs: Sequence[RunCache], answer: _Answer, request: Request) -> Response:
+    def compute() -> Any:
         number = _number(request, "run", 0)
-        if number >= len(looks):
-            raise UserError(f"there are {len(looks)} runs here, and no run {number}")
-        return answer(looks[number], request)
+        if number >= len(runs):
+            raise UserError(f"there are {len(runs)} runs here, and no run {number}")
+        return answer(runs[number], request)
 
     try:
-        return _json(request, await run_in_threadpool(told))
+        return _json(request, await run_in_threadpool(compute))
     except UserError as error:
         return _json(request, {"error": str(error)}, 400)
 
 
 def _json(request: Request, value: Any, status: int = 200) -> Response:
-    """JSON that any reader takes (no NaN), with a tag by which an answer that did not change is not sent again."""
+    """Answer with strict JSON (no NaN), and a tag by which an answer that did not change is not sent again."""
     return _tagged(request, json.dumps(value, allow_nan=False, default=str).encode(), "application/json", status)
 
 
@@ -164,45 +164,45 @@ def _word(request: Request, name: str) -> str:
     return request.query_params.get(name, "")
 
 
-def _metrics(look: Look, request: Request) -> dict[str, Any]:
-    """What came since line ``since``; everything where lines were taken back."""
-    curves = look.store.curves
-    generation = _number(request, "generation", curves.generation)
+def _metrics(run: RunCache, request: Request) -> dict[str, Any]:
+    """Answer with the metrics from line ``since`` on; with all if lines were taken back."""
+    metrics = run.store.metrics
+    generation = _number(request, "generation", metrics.generation)
     names = ("since", "lines", "generation", "series")
-    return dict(zip(names, curves.columns(_number(request, "since", 0), generation), strict=True))
+    return dict(zip(names, metrics.columns(_number(request, "since", 0), generation), strict=True))
 
 
-def _timeline(look: Look, request: Request) -> dict[str, Any]:
+def _timeline(run: RunCache, request: Request) -> dict[str, Any]:
     """Answer with the pictures of a step, the last by default, and the steps that have some."""
-    look.timelines.refresh()
-    steps = look.timelines.steps()
+    run.timelines.refresh()
+    steps = run.timelines.steps()
     step = _number(request, "step", steps[-1] if steps else 0)
-    return {"step": step, "steps": steps, "pictures": look.timelines.pictures(step)}
+    return {"step": step, "steps": steps, "pictures": run.timelines.pictures(step)}
 
 
-def _episodes(look: Look, request: Request) -> dict[str, Any]:
-    now, rows = look.search.rows(_word(request, "q"), _word(request, "sort"))
+def _episodes(run: RunCache, request: Request) -> dict[str, Any]:
+    now, rows = run.search.rows(_word(request, "q"), _word(request, "sort"))
     start, limit = _number(request, "offset", 0), min(_number(request, "limit", 100), MOST)
-    shown = page(now.table, rows[start : start + limit])
+    shown = list_episodes(now.table, rows[start : start + limit])
     return {"version": now.version, "total": now.table.num_rows, "matched": len(rows), "offset": start, "rows": shown}
 
 
-def _groups(look: Look, request: Request) -> dict[str, Any]:
-    now, rows = look.search.rows(_word(request, "q"), _word(request, "sort"))
+def _groups(run: RunCache, request: Request) -> dict[str, Any]:
+    now, rows = run.search.rows(_word(request, "q"), _word(request, "sort"))
     start, limit = _number(request, "offset", 0), min(_number(request, "limit", 50), MOST)
-    matched, shown = groups(now.table, rows, start, limit)
+    matched, shown = list_groups(now.table, rows, start, limit)
     return {"version": now.version, "total": now.table.num_rows, "matched": matched, "offset": start, "rows": shown}
 
 
-def _episode(look: Look, request: Request) -> dict[str, Any]:
-    where = place(_word(request, "id"))
-    row = look.row(where)
-    group = group_of(look.store, where)
+def _episode(run: RunCache, request: Request) -> dict[str, Any]:
+    where = parse_episode_id(_word(request, "id"))
+    row = run.row(where)
+    group = find_group(run.store, where)
     small = (
         "step",
         "split",
         "task",
-        "member",
+        "sample",
         "reward",
         "rewards",
         "weights",
@@ -215,30 +215,29 @@ def _episode(look: Look, request: Request) -> dict[str, Any]:
     )
     return {
         "id": str(where),
+        "place": describe_position(run.store, row),
         **{name: row.get(name) for name in (*small, "fault_message", "step_rewards", "timings")},
-        "learned_at": look.store.curves.version_at(row["step"], row["split"]),
-        "not_trained": why_not_trained(look.store, row, group),
-        "advantage_told": where_from(look.store, row, group),
+        "learned_at": run.store.metrics.version_at(row["step"], row["split"]),
+        "not_trained": explain_exclusion(run.store, row, group),
+        "advantage_explained": explain_advantage(run.store, row, group),
         "group": group,
-        "messages": episode.told(row, look.texts),
-        **episode.known(row),
-        "segments": episode.segments(row),
+        "messages": episode.describe_messages(row, run.texts),
+        **episode.describe_info(row),
+        "segments": episode.describe_segments(row),
     }
 
 
-def _text(look: Look, request: Request) -> dict[str, Any]:
-    row = look.row(place(_word(request, "id")))
+def _text(run: RunCache, request: Request) -> dict[str, Any]:
+    row = run.row(parse_episode_id(_word(request, "id")))
     call = _number(request, "call", 0) if "call" in request.query_params else None
-    return episode.piece(episode.full_text(row, _number(request, "message", 0), call), _number(request, "from", 0))
+    return episode.cut_piece(episode.find_text(row, _number(request, "message", 0), call), _number(request, "from", 0))
 
 
-def _tokens(look: Look, request: Request) -> dict[str, Any]:
-    row = look.row(place(_word(request, "id")))
-    return episode.tokens(row, look.texts, _number(request, "from", 0))
+def _tokens(run: RunCache, request: Request) -> dict[str, Any]:
+    row = run.row(parse_episode_id(_word(request, "id")))
+    return episode.describe_tokens(row, run.texts, _number(request, "from", 0))
 
 
-def _explain(look: Look, request: Request) -> list[str]:
-    where = place(_word(request, "id"))
-    return token_told(
-        look.store, look.texts, look.row(where), group_of(look.store, where), _number(request, "token", 0)
-    )
+def _explain(run: RunCache, request: Request) -> list[str]:
+    name = _word(request, "id")
+    return explain_token(run.store, run.texts, name, _number(request, "token", 0), run.row(parse_episode_id(name)))

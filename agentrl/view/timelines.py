@@ -1,4 +1,4 @@
-"""Timelines of a run's steps, as they were written: a line of ``timeline.jsonl`` each, read when one is looked at."""
+"""The timelines of a run's steps: a line of ``timeline.jsonl`` each, read when it is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ORDER = ("evaluate", "generate", "tools", "tool/", "env", "reward", "render", "l
 
 
 class _Line(NamedTuple):
-    """Where a line is in the file, in bytes."""
+    """The place of a line in the file, in bytes."""
 
     begin: int
     end: int
@@ -21,7 +21,7 @@ class _Line(NamedTuple):
 
 
 class Timelines:
-    """Where each picture lies in the file; a run that goes on adds to it, one that is resumed cuts it."""
+    """The pictures in the file, which grows while a run goes on, and is cut when one resumes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,12 +31,12 @@ class Timelines:
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Find the lines that are new, or all where some were taken back."""
+        """Find the new lines; all if some were removed."""
         with self._lock:
             try:
                 with self.path.open("rb") as file:
                     size = file.seek(0, 2)
-                    if size < self._read or not self._goes_on(file):
+                    if size < self._read or not self._continues(file):
                         self._lines, self._read, self._last = {}, 0, None
                     file.seek(self._read)
                     new = file.read()
@@ -46,13 +46,13 @@ class Timelines:
             whole = new[: new.rfind(b"\n") + 1]
             at = self._read
             for line in whole.splitlines(keepends=True):
-                if found := _HEAD.match(line):
+                if match := _HEAD.match(line):
                     self._last = _Line(at, at + len(line), line[:80])
-                    self._lines[int(found[1]), found[2].decode()] = self._last
+                    self._lines[int(match[1]), match[2].decode()] = self._last
                 at += len(line)
             self._read = at
 
-    def _goes_on(self, file: Any) -> bool:
+    def _continues(self, file: Any) -> bool:
         if self._last is None:
             return True
         file.seek(self._last.begin)
@@ -69,13 +69,13 @@ class Timelines:
         Each has `kind`, `begin` (seconds since the run's start), `seconds`, `lanes` as [name, seconds, intervals] and
         `waited` as [begin, end, owner]. A line that cannot be read is left out.
         """
-        found = []
+        pictures = []
         for kind in ("step", "evaluation", "save"):
             line = self._lines.get((step, kind))
             picture = self._read_line(line) if line is not None else None
             if picture is not None:
-                found.append({"kind": kind, **picture})
-        return found
+                pictures.append({"kind": kind, **picture})
+        return pictures
 
     def _read_line(self, line: _Line) -> dict[str, Any] | None:
         try:
@@ -87,7 +87,7 @@ class Timelines:
             return {
                 "begin": float(raw["begin"]),
                 "seconds": float(raw["seconds"]),
-                "lanes": [[name, busy[name], lanes[name]] for name in _sorted(lanes)],
+                "lanes": [[name, busy[name], lanes[name]] for name in _sort_lanes(lanes)],
                 "waited": [[float(a), float(b), str(owner)] for a, b, owner in raw["waited"]],
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -98,11 +98,11 @@ def _pairs(intervals: Any) -> list[tuple[float, float]]:
     return [(float(a), float(b)) for a, b in intervals]
 
 
-def _sorted(lanes: dict[str, list[tuple[float, float]]]) -> list[str]:
-    """What is waited for most comes first as it comes in a step; idle is last, and lanes of nothing are left out."""
+def _sort_lanes(lanes: dict[str, list[tuple[float, float]]]) -> list[str]:
+    """Return the names of lanes that are not empty, in the order of a step; others follow, idle is last."""
 
-    def place(name: str) -> tuple[int, str]:
-        room = "tool/" if name.startswith("tool/") else name
-        return (ORDER.index(room) if room in ORDER else len(ORDER) + (name == "idle"), name)
+    def rank(name: str) -> tuple[int, str]:
+        kind = "tool/" if name.startswith("tool/") else name
+        return (ORDER.index(kind) if kind in ORDER else len(ORDER) + (name == "idle"), name)
 
-    return sorted((name for name in lanes if lanes[name]), key=place)
+    return sorted((name for name in lanes if lanes[name]), key=rank)

@@ -1,4 +1,4 @@
-"""What tools said when they refused: the most frequent texts, with numbers and names made alike."""
+"""The errors of tools: the most frequent texts, with numbers and names made alike."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.types import REFUSAL, refused_answers
+from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, find_failed_answers
 from agentrl.view.store import Store
 
 _VARYING = re.compile(r"\"[^\"]*\"|'[^']*'|\d+(?:\.\d+)?")
-LONGEST = 400  # characters of a refusal that are compared
+LONGEST = 400  # characters of an answer that are compared
 
 
-class Refusals(NamedTuple):
-    """How many refusals of a tool there were, and of the most frequent kind how many, and one of them."""
+class ToolErrorCount(NamedTuple):
+    """The errors of a tool: all, those of the most frequent kind, and one of these."""
 
     total: int
     alike: int
     example: str
 
 
-def refusals(conversations: Iterable[str]) -> dict[str, Refusals]:
-    """By tool; of conversations as JSON. A call that could not be read has the tool ``""``."""
+def count_tool_errors(conversations: Iterable[str]) -> dict[str, ToolErrorCount]:
+    """Count the errors in conversations (JSON) by tool; ``""`` stands for calls that could not be read."""
     kinds: dict[str, Counter[str]] = {}
     examples: dict[tuple[str, str], str] = {}
-    for tool, text in _said(conversations):
+    for tool, text in _find_errors(conversations):
         kind = _VARYING.sub("#", text)
         kinds.setdefault(tool, Counter())[kind] += 1
         examples.setdefault((tool, kind), text)
-    found = {}
+    by_tool = {}
     for tool, counts in kinds.items():
         kind, alike = counts.most_common(1)[0]
-        found[tool] = Refusals(counts.total(), alike, examples[tool, kind])
-    return found
+        by_tool[tool] = ToolErrorCount(counts.total(), alike, examples[tool, kind])
+    return by_tool
 
 
-def _said(conversations: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _find_errors(conversations: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in conversations:
-        if REFUSAL not in text:
+        if ERROR_PREFIX not in text:
             continue
-        messages = _messages(text)
-        for message, refusal in zip(messages, refused_answers(messages, True), strict=True):
+        messages = _parse_messages(text)
+        for message, is_error in zip(messages, find_failed_answers(messages, True), strict=True):
             content = message.get("content")
-            if refusal and isinstance(content, str):
-                yield str(message.get("name") or ""), content.removeprefix(REFUSAL)[:LONGEST]
+            if is_error and isinstance(content, str):
+                yield str(message.get("name") or ""), content.removeprefix(ERROR_PREFIX)[:LONGEST]
 
 
-def _messages(text: str) -> list[dict[str, Any]]:
+def _parse_messages(text: str) -> list[dict[str, Any]]:
     try:
-        found = json.loads(text)
+        messages = json.loads(text)
     except ValueError:
         return []
-    return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+    return [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
 
 
-def conversations(store: Store, steps: Iterable[int], split: str = "train") -> Iterator[str]:
-    """Yield the conversations of some steps in which a call was refused, as JSON; of files that can be read."""
+def read_failed_conversations(store: Store, steps: Iterable[int], split: str = "train") -> Iterator[str]:
+    """Yield the conversations of some steps in which a call failed, as JSON; of files that can be read."""
     for step in steps:
         try:
-            table = pq.read_table(store.file_of(split, step), columns=["messages", "calls"])
+            table = pq.read_table(store.episode_file(split, step), columns=["messages", "calls"])
         except (OSError, pa.ArrowException):
             continue
         for text, calls in zip(table["messages"].to_pylist(), table["calls"].to_pylist(), strict=True):
-            if text and any(call["status"] == "refused" for call in calls or ()):
+            if text and any(call["status"] in TOOL_ERRORS for call in calls or ()):
                 yield text

@@ -1,4 +1,4 @@
-"""Whether a noisy curve rises, falls, or has been flat, and since when."""
+"""The trend of a noisy curve: rising, falling or flat, and since when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from agentrl.view.arrays import Column
+from agentrl.view.index import Column
 
 SPAN = 5  # points in a moving mean
 LEAST = 8  # points before anything is said
@@ -15,7 +15,7 @@ SMALL = 0.02  # of the curve's range: no change
 
 
 class Trend(NamedTuple):
-    """``since`` is the step from which on the curve is flat, or of its best mean where it fell."""
+    """The direction of a curve. ``since``: the first step of the flat stretch, or of the best mean before a fall."""
 
     word: Literal["flat", "rising", "falling", "short"]
     since: int
@@ -24,8 +24,8 @@ class Trend(NamedTuple):
     first: float
 
 
-def trend(steps: Sequence[int], values: Sequence[float]) -> Trend:
-    """What a curve does, by its moving mean beside its noise."""
+def find_trend(steps: Sequence[int], values: Sequence[float]) -> Trend:
+    """Find the trend of a curve by its moving mean, measured in its noise."""
     y = np.asarray(values, dtype=float)
     if len(y) < LEAST:
         last = float(y[-1]) if len(y) else 0.0
@@ -36,7 +36,7 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> Trend:
     noise = float(np.median(np.abs(np.diff(y)))) * 1.4826 / np.sqrt(2)
     tolerance = max(SMALL * max(float(np.ptp(y)), abs(float(y.mean()))), 2.5 * noise / np.sqrt(SPAN))
     level, best, first = float(smooth[-1]), float(smooth.max()), float(smooth[0])
-    flat = _flat_from(smooth, tolerance)
+    flat = _find_flat_start(smooth, tolerance)
     if best - level > 3 * tolerance:
         return Trend("falling", int(steps[int(smooth.argmax()) + SPAN // 2]), level, best, first)
     long_enough = len(smooth) - flat + SPAN - 1 >= max(LEAST, len(y) // 10)
@@ -46,7 +46,7 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> Trend:
 
 
 def _rises(y: Column) -> bool:
-    """Whether a straight line through the points goes up by more than chance would have it."""
+    """Return True if a straight line through the points rises by more than chance."""
     x = np.arange(len(y)) - (len(y) - 1) / 2
     slope = float((x * y).sum() / (x * x).sum())
     left = y - y.mean() - slope * x
@@ -54,8 +54,8 @@ def _rises(y: Column) -> bool:
     return slope > 3 * error and slope * len(y) > SMALL * abs(float(y.mean()))
 
 
-def _flat_from(smooth: Column, tolerance: float) -> int:
-    """Where the last stretch begins that stays about its own mean."""
+def _find_flat_start(smooth: Column, tolerance: float) -> int:
+    """Return the start of the last stretch that stays near its own mean."""
     start = len(smooth) - 1
     for i in range(len(smooth) - 1, -1, -1):
         level = float(smooth[i:].mean())

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from agentrl import ContractError, Env, Reply, Step
-from agentrl.errors import nearest
-from agentrl.processes import call_in_process
-from agentrl.tasks import task_index
-from agentrl.types import Observation, without_thoughts
+from agentrl.environments.task_sampler import task_index
+from agentrl.errors import suggest
+from agentrl.runtime.processes import call_in_process
+from agentrl.types import Observation, strip_thoughts
 
 T = TypeVar("T")
 
@@ -34,20 +34,20 @@ class TextArena(Env):
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
-        """Whether there is such a game, for one player, and whether it can be played here."""
-        await call_in_process(check, settings["name"])
+        """Check that the game exists, is for one player, and can be played here."""
+        await call_in_process(check_game, settings["name"])
         yield
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
-        # In a process of its own: making a puzzle takes some games seconds, and all of them throw the global dice.
-        self.game, self.dice = await call_in_process(
-            begun, self.name, f"textarena/{self.name}/{task_index(seed)}/{split}"
+        # In a process of its own: making a puzzle takes some games seconds, and all of them draw from the global rng.
+        self.game, self.rng_state = await call_in_process(
+            start_game, self.name, f"textarena/{self.name}/{task_index(seed)}/{split}"
         )
         return f"{self.system_prompt}\n\n{_told(self.game)}".strip(), {}
 
     async def step(self, action: Reply) -> Step:
-        move = without_thoughts(action.content).strip()
+        move = strip_thoughts(action.content).strip()
         move = move if "[" in move or "]" in move else f"[{move}]"
         over = self._play(lambda: bool(self.game.step(action=move)[0]))
         if not over:
@@ -56,28 +56,28 @@ class TextArena(Env):
         return Step(reason or _told(self.game), reward, True, False, {"reason": reason})
 
     def _play(self, move: Callable[[], T]) -> T:
-        """With this game's own dice in the place of the global ones; nothing is awaited meanwhile."""
+        """Make a move with the game's own random state in the place of the global one; nothing is awaited meanwhile."""
         outside = random.getstate()
-        random.setstate(self.dice)
+        random.setstate(self.rng_state)
         try:
             return move()
         finally:
-            self.dice = random.getstate()
+            self.rng_state = random.getstate()
             random.setstate(outside)
 
 
-def check(name: str) -> None:
-    """Raises ContractError: there is no such game, or it cannot be played alone, or not here."""
+def check_game(name: str) -> None:
+    """Raise ContractError if there is no such game, or it cannot be played alone, or not here."""
     from textarena.envs.registration import ENV_REGISTRY
 
     games = [k for k in ENV_REGISTRY if not k.endswith(("-raw", "-train"))]
     if name not in games:
-        raise ContractError(f"textarena has no game {name!r}{nearest(name, games)}")
-    begun(name, "check")
+        raise ContractError(f"textarena has no game {name!r}{suggest(name, games)}")
+    start_game(name, "check")
 
 
-def begun(name: str, seed: str) -> tuple[Any, Any]:
-    """A game that waits for its first move, and the state of its dice.
+def start_game(name: str, seed: str) -> tuple[Any, Any]:
+    """Return a game that waits for its first move, and its random state.
 
     Raises:
         ContractError: it is for more players, or lacks something: a key, a word list, a package.
@@ -109,7 +109,7 @@ def _for_more(name: str, why: str) -> str:
 
 
 def _told(game: Any) -> str:
-    """What the game has said since it was last asked; the player's own moves are in the conversation already."""
+    """Return the game's new messages, without the player's own moves, which are in the conversation already."""
     from textarena import ObservationType
 
     _, said = game.get_observation()
@@ -118,7 +118,7 @@ def _told(game: Any) -> str:
 
 
 def _outcome(rewards: Mapping[int, Any] | None, info: Mapping[int, Mapping[str, Any]]) -> tuple[float, str]:
-    """The player's reward, and why the game is over."""
+    """Return the player's reward, and the reason for the end of the game."""
     reward, reason = (rewards or {}).get(0, 0.0), str(info[0].get("reason") or "")
     if isinstance(reward, str):  # Countdown, Cryptarithm, Slitherlink, ThreeCardMonte give the two in the wrong order
         reward, reason = reason.removeprefix("Invalid Move: "), f"Invalid Move: {reward}"

@@ -12,10 +12,11 @@ from typing import Any
 from anyio import to_thread
 
 from agentrl import ContractError, Reply, Step, Tool, ToolEnv, Trajectory, UserError
-from agentrl.errors import nearest
+from agentrl.errors import suggest
 from agentrl.types import Message, Observation
 from agentrl_envs import bfcl_world
-from agentrl_envs.splits import split_of
+from agentrl_envs.bfcl_world import ApiInstances, read_json_lines
+from agentrl_envs.splits import assign_split
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 STEPS = 20  # replies with calls, to one user's message; their runner gives up there too
@@ -40,15 +41,15 @@ class BFCL(ToolEnv):
 
     def __init__(self, name: str = "multi_turn") -> None:
         if name not in (*CATEGORIES, "multi_turn"):
-            raise ContractError(f"bfcl has no category {name!r}{nearest(name, (*CATEGORIES, 'multi_turn'))}")
+            raise ContractError(f"bfcl has no category {name!r}{suggest(name, (*CATEGORIES, 'multi_turn'))}")
         self.name = name
 
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[Mapping[str, Sequence[Row]]]:
-        """The rows by split. The APIs are imported beforehand, off the event loop."""
-        found = await to_thread.run_sync(rows, cls(**settings).name)
-        await to_thread.run_sync(bfcl_world.imported, {c for row in found["all"] for c in row["involved_classes"]})
+        """Load the rows by split, and import the APIs off the event loop."""
+        found = await to_thread.run_sync(_load_tasks, cls(**settings).name)
+        await to_thread.run_sync(bfcl_world.import_apis, {c for row in found["all"] for c in row["involved_classes"]})
         yield found
 
     def count(self, split: str) -> int | None:
@@ -59,18 +60,18 @@ class BFCL(ToolEnv):
         self.row = row = chosen[seed % len(chosen)]
         self.user_turn = self.steps = 0
         self.valid, self.over = True, False
-        self.world, self.wanted = await to_thread.run_sync(lambda: (bfcl_world.World(row), bfcl_world.World(row)))
+        self.world, self.wanted = await to_thread.run_sync(lambda: (ApiInstances(row), ApiInstances(row)))
         self.told: list[str] = []  # what the functions said, in all turns
         self.called = False  # in this turn of the user
         held_out = {name for names in row.get("missed_function", {}).values() for name in names}
-        functions = bfcl_world.documents(folder(), row["involved_classes"])
-        self.tools = [bfcl_world.tool_of(document, self._call) for document in functions.values()]
+        functions = bfcl_world.load_documents(find_data_folder(), row["involved_classes"])
+        self.tools = [bfcl_world.make_tool(document, self._call) for document in functions.values()]
         self.hidden = held_out & functions.keys()
         return self._asked(), {"id": row["id"], "expected": row["ground_truth"]}
 
     @property
     def tool_list(self) -> Sequence[Tool]:
-        """What the model is told of. As in their runner, what it is not told of yet can be called all the same."""
+        """List the functions that the model knows. As in their runner, the others can be called all the same."""
         return [t for t in super().tool_list if t.name not in self.hidden]
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -90,20 +91,20 @@ class BFCL(ToolEnv):
         return Step(results, 0.0, False, self.steps >= STEPS, {})
 
     def _next_turn(self) -> Step:
-        """The model has no more calls for this request: is the world as it should be? Then the next one."""
+        """Judge the state after a request that the model has no more calls for; return the next request."""
         self.valid = self.valid and self._right()
         self.user_turn, self.steps, self.called = self.user_turn + 1, 0, False
         self.over = self.user_turn == len(self.row["question"])
         return Step([] if self.over else self._asked(), 0.0, self.over, False, {})
 
     def _right(self) -> bool:
-        wanted = [self.wanted.call(*bfcl_world.parsed(c)) for c in self.row["ground_truth"][self.user_turn]]
+        wanted = [self.wanted.call(*bfcl_world.parse_call(c)) for c in self.row["ground_truth"][self.user_turn]]
         if not wanted:
             return True  # the request lacks something; what was called nevertheless shows in the next state
-        return self.called and self.world == self.wanted and bfcl_world.contains(self.told, wanted)
+        return self.called and self.world == self.wanted and bfcl_world.contains_all(self.told, wanted)
 
     def _asked(self) -> list[Message]:
-        """The user's next message; where functions are added, which: a prompt that was told cannot be told again."""
+        """Return the user's next message, with the schemas of functions that are added: the prompt cannot change."""
         added = self.row.get("missed_function", {}).get(str(self.user_turn), [])
         if not added:
             return [dict(m) for m in self.row["question"][self.user_turn]]  # type: ignore[misc]
@@ -115,20 +116,20 @@ class BFCL(ToolEnv):
         return {"correct": float(self.valid and self.over)}
 
 
-def rows(name: str) -> dict[str, list[Row]]:
-    """The tasks of a category by split, each with its ``ground_truth``."""
+def _load_tasks(name: str) -> dict[str, list[Row]]:
+    """Load the tasks of a category by split, each with its ``ground_truth``."""
     found: list[Row] = []
     for category in CATEGORIES if name == "multi_turn" else (name,):
         file = f"BFCL_v4_{category}.json"
-        answers = {a["id"]: a["ground_truth"] for a in bfcl_world.json_lines(folder() / "possible_answer" / file)}
-        found += [{**row, "ground_truth": answers[row["id"]]} for row in bfcl_world.json_lines(folder() / file)]
-    sides = [split_of(f"bfcl/{row['id'].rpartition('_')[2]}") for row in found]
+        answers = {a["id"]: a["ground_truth"] for a in read_json_lines(find_data_folder() / "possible_answer" / file)}
+        found += [{**row, "ground_truth": answers[row["id"]]} for row in read_json_lines(find_data_folder() / file)]
+    sides = [assign_split(f"bfcl/{row['id'].rpartition('_')[2]}") for row in found]
     by_split = {s: [row for row, side in zip(found, sides, strict=True) if side == s] for s in ("train", "test")}
     return {**by_split, "all": found}
 
 
-def folder() -> Path:
-    """Where the package keeps its data. Raises UserError where there is no such package."""
+def find_data_folder() -> Path:
+    """Return the folder of the package's data. Raises UserError if the package is missing."""
     spec = find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(

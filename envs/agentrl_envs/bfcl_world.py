@@ -20,14 +20,14 @@ from agentrl.types import JsonSchema
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # theirs -> JSON's
 
 
-def imported(classes: Iterable[str]) -> None:
+def import_apis(classes: Iterable[str]) -> None:
     """Import the modules of some APIs, which takes a second."""
     backend = importlib.import_module("bfcl_eval.constants.executable_backend_config")
     for name in classes:
         importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[name])
 
 
-class World:
+class ApiInstances:
     """The instances of the APIs of one task. Two are equal where all that is public in them is."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ class World:
         self.methods = {name: method for name, method in members if not name.startswith("_")}
 
     def call(self, name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> str:
-        """The result as their runner words it; what a function raises is a result too."""
+        """Call a function and word its result as their runner does; an exception is a result too."""
         try:
             result = self.methods[name](*positional, **arguments)
             return json.dumps(result) if isinstance(result, dict) else str(result)
@@ -51,7 +51,7 @@ class World:
             return f"Error during execution: {error}"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, World):
+        if not isinstance(other, ApiInstances):
             return NotImplemented
         return {n: _public(p) for n, p in self.parts.items()} == {n: _public(p) for n, p in other.parts.items()}
 
@@ -62,8 +62,8 @@ def _public(part: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(part).items() if not k.startswith("_")}
 
 
-def contains(said: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Each of ``wanted`` is in ``said``, as often as it is wanted; in any order."""
+def contains_all(said: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Return True if each of ``wanted`` is in ``said``, as often as in ``wanted``, in any order."""
     left = list(said)
     for one in wanted:
         if one not in left:
@@ -72,8 +72,8 @@ def contains(said: Sequence[str], wanted: Sequence[str]) -> bool:
     return True
 
 
-def parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """The name and the arguments of ``mv(source='a', destination='b')``. Literals only: nothing is evaluated."""
+def parse_call(call: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Parse ``mv(source='a', destination='b')`` into name and arguments. Literals only: nothing is evaluated."""
     found = ast.parse(call, mode="eval").body
     if not (isinstance(found, ast.Call) and isinstance(found.func, ast.Name)):
         raise ContractError(f"bfcl: the ground truth {call!r} is no call of a function by its name")
@@ -81,8 +81,8 @@ def parsed(call: str) -> tuple[str, list[Any], dict[str, Any]]:
     return found.func.id, [ast.literal_eval(a) for a in found.args], named
 
 
-class ApiTool(Tool):
-    """Arguments go to the function as they are: what is wrong with them, it says itself."""
+class _ApiTool(Tool):
+    """A tool whose arguments go to the function unchecked: it reports itself what is wrong with them."""
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if "self" in arguments:
@@ -90,18 +90,18 @@ class ApiTool(Tool):
         return dict(arguments)
 
 
-def tool_of(document: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> Tool:
-    """A documented function as a tool that calls ``call`` with its name and arguments."""
+def make_tool(document: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> Tool:
+    """Make a tool of a documented function, which calls ``call`` with its name and arguments."""
 
     async def function(**arguments: Any) -> str:
         return await call(document["name"], arguments)
 
     named = (document["name"], document["description"], document["parameters"])
-    return ApiTool(*named, pydantic.BaseModel, function)
+    return _ApiTool(*named, pydantic.BaseModel, function)
 
 
-def json_schema(theirs: Any) -> JsonSchema:
-    """Their description of parameters, with JSON schema's names of the types."""
+def _to_json_schema(theirs: Any) -> JsonSchema:
+    """Translate their description of parameters into JSON schema's names of the types."""
 
     def translated(part: Any) -> Any:
         if isinstance(part, list):
@@ -117,15 +117,15 @@ def json_schema(theirs: Any) -> JsonSchema:
 
 @cache
 def _documents(file: Path) -> list[dict[str, Any]]:
-    """Once a process: an episode has dozens of functions."""
-    return [{**doc, "parameters": json_schema(doc["parameters"])} for doc in json_lines(file)]
+    """Load documents once a process: an episode has dozens of functions."""
+    return [{**doc, "parameters": _to_json_schema(doc["parameters"])} for doc in read_json_lines(file)]
 
 
-def documents(data: Path, classes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The documented functions of some APIs, by name."""
+def load_documents(data: Path, classes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Load the documented functions of some APIs, by name."""
     files = importlib.import_module("bfcl_eval.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
     return {doc["name"]: doc for c in classes for doc in _documents(data / "multi_turn_func_doc" / files[c])}
 
 
-def json_lines(file: Path) -> list[dict[str, Any]]:
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

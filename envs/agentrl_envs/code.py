@@ -19,7 +19,7 @@ COLUMNS = ("prompt", "tests")
 
 
 @dataclass(frozen=True)
-class Shared:
+class _CodeShared:
     """The sandbox, and the rows where there are any."""
 
     judge: Code
@@ -46,17 +46,17 @@ class WriteCode(ToolEnv):
 
     @classmethod
     @asynccontextmanager
-    async def open_shared(cls, **settings: Any) -> AsyncIterator[Shared]:
+    async def open_shared(cls, **settings: Any) -> AsyncIterator[_CodeShared]:
         rows = None
         if settings.get("data") is not None:
-            rows = await to_thread.run_sync(dataset.load, settings["data"], "train")
+            rows = await to_thread.run_sync(dataset.load_rows, settings["data"], "train")
             if not len(rows) or any(c not in rows[0] for c in COLUMNS):
                 raise UserError(
                     f"env.data of env 'code' has rows with {' and '.join(COLUMNS)}; {settings['data']!r} has not"
                 )
         judge = Code(partial=True, timeout_s=settings.get("timeout_s", 5.0))
         try:
-            yield Shared(judge, rows)
+            yield _CodeShared(judge, rows)
         finally:
             await judge.close()
 
@@ -64,7 +64,7 @@ class WriteCode(ToolEnv):
         return None if self.shared.rows is None else len(self._rows(split))
 
     def _rows(self, split: str) -> range:
-        """The last tenth is held out."""
+        """Return the rows of a split; the last tenth is held out."""
         whole = len(self.shared.rows)
         held = max(1, whole // 10)
         return range(whole - held, whole) if split == "test" else range(max(1, whole - held))
@@ -87,7 +87,7 @@ class WriteCode(ToolEnv):
 
 
 def _pairs(tests: str) -> Any:
-    """Pairs where it is JSON, else the statements as they are."""
+    """Parse tests as JSON pairs; return statements as they are."""
     try:
         return json.loads(tests)
     except ValueError:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.tasks import task_index
-from agentrl_envs.splits import Split, split_of
+from agentrl.environments.task_sampler import task_index
+from agentrl_envs.splits import Split, assign_split
 
 SYSTEM_PROMPT = "Write Python. Your last message holds the function in a block between lines of ```python and ```."
 
@@ -16,7 +16,7 @@ Params = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class CodeTask:
+class _CodeTask:
     question: str
     function: str
     solution: str  # source
@@ -25,8 +25,8 @@ class CodeTask:
 
 
 @dataclass(frozen=True)
-class Family:
-    """``text`` and ``body`` have the parameters as ``{0}``, ``{1}``; a body is of ``def f(x):``."""
+class _CodeFamily:
+    """A family of tasks. ``text`` and ``body`` have the parameters as ``{0}``, ``{1}``; a body is of ``def f(x):``."""
 
     text: str
     body: str
@@ -64,25 +64,25 @@ def _nested(rng: random.Random, pairs: int) -> str:
 
 
 FAMILIES = {
-    "digits": Family(
+    "digits": _CodeFamily(
         "returns the sum of the digits of the whole number x, written in base {0}, times {1}",
         "    total = 0\n    while x:\n        total += x % {0}\n        x //= {0}\n    return total * {1}",
         [(2, 16), (1, 9)],
         _number,
     ),
-    "shift": Family(
+    "shift": _CodeFamily(
         "moves each lowercase letter of the text x by {0} places in the alphabet, around its end, and leaves the rest",
         "    return ''.join(chr((ord(c) - 97 + {0}) % 26 + 97) if 'a' <= c <= 'z' else c for c in x)",
         [(1, 25)],
         _word,
     ),
-    "rotate": Family(
+    "rotate": _CodeFamily(
         "returns the list x rotated by {0} places to the left, its elements plus {1}",
         "    k = {0} % len(x) if x else 0\n    return [n + {1} for n in x[k:] + x[:k]]",
         [(1, 9), (-9, 9)],
         _numbers,
     ),
-    "runs": Family(
+    "runs": _CodeFamily(
         "returns the runs of equal characters of the text x, as a list of [character, length], of those that have "
         "a length of {0} or more",
         "    found = []\n    for c in x:\n        if found and found[-1][0] == c:\n            found[-1][1] += 1\n"
@@ -90,19 +90,19 @@ FAMILIES = {
         [(1, 4)],
         lambda rng: "".join(c * rng.randint(1, 5) for c in _word(rng)[:5]),
     ),
-    "multiples": Family(
+    "multiples": _CodeFamily(
         "returns the sum of the numbers of the list x at whose place, counted from 0, the remainder by {0} is {1}",
         "    return sum(n for i, n in enumerate(x) if i % {0} == {1})",
         [(2, 5), (0, 1)],
         _numbers,
     ),
-    "window": Family(
+    "window": _CodeFamily(
         "returns the largest sum of {0} neighbours in the list x, times {1}, or None where there are not that many",
         "    sums = [sum(x[i:i + {0}]) * {1} for i in range(len(x) - {0} + 1)]\n    return max(sums) if sums else None",
         [(1, 5), (1, 5)],
         _numbers,
     ),
-    "collatz": Family(
+    "collatz": _CodeFamily(
         "counts how many steps the whole number x takes to 1, or to 0, where n becomes n / 2 if even, else 3 n + 1, "
         "but {0} at most, times {1}",
         "    steps = 0\n    while x > 1 and steps < {0}:\n        x = x // 2 if x % 2 == 0 else 3 * x + 1\n"
@@ -110,7 +110,7 @@ FAMILIES = {
         [(5, 99), (1, 9)],
         _number,
     ),
-    "balanced": Family(
+    "balanced": _CodeFamily(
         "tells whether the brackets () and [] in the text x are balanced, and nested no deeper than {0}",
         "    stack = []\n    for c in x:\n        if c in '([':\n            stack.append(c)\n"
         "            if len(stack) > {0}:\n                return False\n"
@@ -119,13 +119,13 @@ FAMILIES = {
         [(1, 6)],
         _brackets,
     ),
-    "columns": Family(
+    "columns": _CodeFamily(
         "cuts the list x into rows of {0}, the last one may be shorter, and returns the sums of the rows plus {1}",
         "    return [sum(x[i:i + {0}]) + {1} for i in range(0, len(x), {0})]",
         [(1, 6), (-9, 9)],
         _numbers,
     ),
-    "between": Family(
+    "between": _CodeFamily(
         "returns the different numbers of the list x from {0} to {1}, both included, in falling order",
         "    return sorted({{n for n in x if {0} <= n <= {1}}}, reverse=True)",
         [(-60, 0), (1, 60)],
@@ -138,17 +138,17 @@ ALIKE = 6  # hidden tests with one result, at most: a constant fails the others
 TRIES = 1_000
 
 
-def draw(seed: int, *, split: Split) -> CodeTask:
+def draw(seed: int, *, split: Split) -> _CodeTask:
     rng = random.Random(f"code/{task_index(seed)}/{split}")
     while True:
         name = rng.choice(list(FAMILIES))
         family = FAMILIES[name]
         params = tuple(rng.randint(low, high) for low, high in family.params)
-        if split_of(f"{name}{params}") == split:
+        if assign_split(f"{name}{params}") == split:
             return _made(name, family, params, rng)
 
 
-def _made(name: str, family: Family, params: Params, rng: random.Random) -> CodeTask:
+def _made(name: str, family: _CodeFamily, params: Params, rng: random.Random) -> _CodeTask:
     function = f"{name}_{rng.randint(1, 99)}"
     solution = f"def {function}(x):\n{family.body.format(*params)}\n"
     names: dict[str, Any] = {}
@@ -156,10 +156,10 @@ def _made(name: str, family: Family, params: Params, rng: random.Random) -> Code
     tests = _varied(lambda g: json.loads(json.dumps(names[function](g))), family, rng)
     shown = "\n".join(f"{function}({g[0]!r}) is {r!r}" for g, r in tests[:SHOWN])
     question = f"Write a function `{function}(x)` that {family.text.format(*params)}. For example:\n{shown}"
-    return CodeTask(question, function, solution, tests[SHOWN:], name)
+    return _CodeTask(question, function, solution, tests[SHOWN:], name)
 
 
-def _varied(solve: Callable[[Any], Any], family: Family, rng: random.Random) -> tuple[tuple[list[Any], Any], ...]:
+def _varied(solve: Callable[[Any], Any], family: _CodeFamily, rng: random.Random) -> tuple[tuple[list[Any], Any], ...]:
     """Draw the tests, hidden after shown; of the hidden ones at most `ALIKE` have the same result.
 
     A family with fewer results than that takes would be drawn from for ever, which is an error of its own.

@@ -12,8 +12,8 @@ from agentrl import ContractError, UserError
 Row = dict[str, Any]
 
 
-def load(data: Any, split: str = "train") -> Sequence[Row]:
-    """The rows of ``data``: a path, the name of a Hugging Face dataset (``name`` or ``name:config``), or the rows.
+def load_rows(data: Any, split: str = "train") -> Sequence[Row]:
+    """Load the rows of ``data``: a path, a Hugging Face dataset (``name`` or ``name:config``), or the rows themselves.
 
     Raises:
         UserError: there is no such file or dataset, or a line in it is no JSON object.

@@ -12,10 +12,10 @@ from itertools import product
 from typing import Any, Literal
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory
-from agentrl.tasks import task_index
-from agentrl.types import Observation, without_thoughts
-from agentrl_envs.rewards import boxed
-from agentrl_envs.splits import Split, split_of
+from agentrl.environments.task_sampler import task_index
+from agentrl.types import Observation, strip_thoughts
+from agentrl_envs.rewards import extract_boxed
+from agentrl_envs.splits import Split, assign_split
 
 Kind = Literal["guess", "code"]
 CODES = tuple("".join(code) for code in product("123456", repeat=4))
@@ -61,7 +61,7 @@ class Game(Env):
 
     async def step(self, action: Reply) -> Step:
         self.turn += 1
-        guess = boxed(without_thoughts(action.content))
+        guess = extract_boxed(strip_thoughts(action.content))
         before = len(self.possible)
         told = self._answer(guess or "")
         share = math.log(before / len(self.possible)) / math.log(len(CODES) if self.kind == "code" else self.numbers)
@@ -73,7 +73,7 @@ class Game(Env):
         return Step(told, share if self.step_rewards else 0.0, self.found, over, info)
 
     def _answer(self, guess: str) -> str:
-        """What is said to a guess; what is still possible gets less."""
+        """Answer a guess, and narrow down the possible numbers."""
         number = guess.replace(",", "") if self.kind == "guess" else guess.replace(" ", "")
         if not re.fullmatch(r"[0-9]{1,9}", number):
             return "Say one number in \\boxed{}."
@@ -96,22 +96,22 @@ class Game(Env):
     def _to_code(self, guess: str) -> str:
         if guess not in CODES:
             return "A code has 4 digits from 1 to 6."
-        there, elsewhere = told = compared(guess, self.hidden)
+        there, elsewhere = told = _count_matches(guess, self.hidden)
         self.found = guess == self.hidden
         if self.step_rewards:  # nobody else asks
-            self.possible = tuple(code for code in self.possible if compared(guess, code) == told)
+            self.possible = tuple(code for code in self.possible if _count_matches(guess, code) == told)
         return "Right." if self.found else f"{there} in place, {elsewhere} elsewhere."
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         return {"found": float(self.found)}
 
     def clone(self) -> Game:
-        """Nothing that it holds is ever changed in place."""
+        """Copy the game; nothing that it holds is ever changed in place."""
         return copy.copy(self)
 
 
-def compared(guess: str, code: str) -> tuple[int, int]:
-    """How many digits are in the right place, and how many more are somewhere else."""
+def _count_matches(guess: str, code: str) -> tuple[int, int]:
+    """Count the digits in the right place, and those that are somewhere else."""
     there = sum(a == b for a, b in zip(guess, code, strict=True))
     return there, (Counter(guess) & Counter(code)).total() - there
 
@@ -119,5 +119,5 @@ def compared(guess: str, code: str) -> tuple[int, int]:
 def _drawn(rng: random.Random, split: Split, choices: Any) -> str:
     while True:
         drawn = str(rng.choice(choices))
-        if split_of(drawn) == split:
+        if assign_split(drawn) == split:
             return drawn

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agentrl_tools.calculator import evaluate
+from agentrl_tools.calculator import evaluate_expression
 
-from agentrl.tasks import task_index
-from agentrl_envs.splits import Split, split_of
+from agentrl.environments.task_sampler import task_index
+from agentrl_envs.splits import Split, assign_split
 
 SYSTEM_PROMPT = "Answer with \\boxed{}."
 
@@ -21,14 +21,14 @@ LARGEST_ANSWER = 9_999_999
 
 
 @dataclass(frozen=True)
-class MathTask:
+class _MathTask:
     question: str
     answer: int
     expression: str  # one right way to compute the answer
     family: str
 
 
-def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | None = None) -> MathTask:
+def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | None = None) -> _MathTask:
     if level not in LEVELS:
         raise ValueError(f"level is 1 to {max(LEVELS)}, not {level}")
     names = list(families) if families is not None else list(FAMILIES)
@@ -38,23 +38,23 @@ def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | N
 
 
 @lru_cache(maxsize=256)  # the members of a group draw the same
-def _drawn(seed: int, split: Split, level: int, names: tuple[str, ...]) -> MathTask:
+def _drawn(seed: int, split: Split, level: int, names: tuple[str, ...]) -> _MathTask:
     rng = random.Random(f"math/{task_index(seed)}/{split}/{level}/{','.join(names)}")
     family = rng.choices(names, [FAMILIES[name] for name in names])[0]
     while True:
         question, expression = _WRITERS[family](rng, *LEVELS[level])
-        if split_of(expression) != split:
+        if assign_split(expression) != split:
             continue
-        answer = evaluate(expression)
+        answer = evaluate_expression(expression)
         if answer.denominator == 1 and abs(answer) <= LARGEST_ANSWER:
-            return MathTask(question, int(answer), expression, family)
+            return _MathTask(question, int(answer), expression, family)
 
 
 # Numbers
 
 
 def _number(rng: random.Random, digits: int) -> int:
-    """Every length is as likely as the next, up to `digits`; never 0 or 1."""
+    """Draw a number of up to `digits` digits, every length as likely; never 0 or 1."""
     length = rng.randint(1, digits)
     return rng.randint(max(2, 10 ** (length - 1)), 10**length - 1)
 
@@ -64,7 +64,7 @@ def _small(rng: random.Random) -> int:
 
 
 def _quotient(rng: random.Random, digits: int) -> tuple[int, int]:
-    """A dividend of at most `digits` digits and an exact divisor."""
+    """Draw a dividend of at most `digits` digits and an exact divisor."""
     divisor = rng.randint(2, 9 if digits < 3 else 30)
     return divisor * rng.randint(2, (10**digits - 1) // divisor), divisor
 
@@ -99,7 +99,7 @@ def _flat(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
 
 
 def _nested(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
-    """A sum in parentheses, wrapped in further operations from the inside out."""
+    """Draw a sum in parentheses, wrapped in further operations from the inside out."""
     text, is_sum = _sum(rng, digits), True
     for _ in range(rng.randint(1, most - 1)):
         if is_sum and rng.random() < 0.2:
@@ -118,7 +118,7 @@ def _sum(rng: random.Random, digits: int) -> str:
 
 
 def _scaled(rng: random.Random, inner: str) -> str:
-    value = evaluate(inner)
+    value = evaluate_expression(inner)
     divisors = [d for d in range(2, 31) if value and value % d == 0]
     if divisors and rng.random() < 0.4:
         return f"{inner}/{rng.choice(divisors)}"
@@ -137,7 +137,7 @@ _VERBS = {"+": "add", "-": "subtract", "*": "multiply by", "/": "divide by"}
 
 
 def _chain(rng: random.Random, operations: int, digits: int) -> tuple[int, list[tuple[str, int]], str]:
-    """A number, what is done to it (sign and operand, in order), and all of it as an expression."""
+    """Draw a number, the operations on it (sign and operand, in order), and all of it as an expression."""
     start = _number(rng, digits)
     chain: list[tuple[str, int]] = []
     text, is_sum = str(start), False
@@ -147,7 +147,7 @@ def _chain(rng: random.Random, operations: int, digits: int) -> tuple[int, list[
             n = _number(rng, digits)
             text, is_sum = f"{text}{sign}{n}", True
         else:
-            value = evaluate(text)
+            value = evaluate_expression(text)
             divisors = [d for d in range(2, 31) if value and value % d == 0]
             sign = sign if divisors else "*"
             n = rng.choice(divisors) if sign == "/" else _small(rng)
@@ -169,7 +169,7 @@ def _in_one_sentence(rng: random.Random, most: int, digits: int) -> tuple[str, s
 
 
 def _steps(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
-    """The same, a sentence for each operation. The embedded policy has never seen this family."""
+    """Draw a chain told in a sentence for each operation. The embedded policy has never seen this family."""
     operations = min(most, rng.choices((1, 2, 3), (0.45, 0.45, 0.1))[0])
     start, chain, expression = _chain(rng, operations, digits)
     sentences = [f"Start with {start}.", *(f"{_VERBS[sign].capitalize()} {n}." for sign, n in chain)]
@@ -211,7 +211,7 @@ def _word(rng: random.Random, most: int, digits: int) -> tuple[str, str]:
         a, b, c = (_number(rng, digits) for _ in "abc")
         numbers = {"a": a, "b": b, "c": c, "m": multiple, "s": small, "t": _small(rng)}
         expression = form.format(**numbers)
-        answer = evaluate(expression)
+        answer = evaluate_expression(expression)
         if answer.denominator == 1 and answer >= 0:
             return text.format(name=rng.choice(_NAMES), items=rng.choice(_ITEMS), **numbers), expression
 

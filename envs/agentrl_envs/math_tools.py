@@ -8,7 +8,7 @@ from typing import Any, Literal
 from agentrl import ContractError, ToolEnv, Trajectory
 from agentrl.types import Observation
 from agentrl_envs import math_tasks
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 
 class MathTools(ToolEnv):
@@ -44,5 +44,5 @@ class MathTools(ToolEnv):
         return self.ask(self.task.question), {"family": self.task.family, "expected": str(self.task.answer)}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
-        return {"correct": float(answer is not None and same(answer, str(self.task.answer)))}
+        answer = extract_boxed(trajectory.answer)
+        return {"correct": float(answer is not None and is_same_answer(answer, str(self.task.answer)))}

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from agentrl import ContractError, Env, Reply, Step, Tool, ToolError, UserError, WorldFault
-from agentrl.contract import ROLES
-from agentrl.tasks import task_index
-from agentrl.types import JsonSchema, Message, Observation, without_thoughts
+from agentrl import ContractError, Env, InfraError, Reply, Step, Tool, ToolError, UserError
+from agentrl.environments.task_sampler import task_index
+from agentrl.environments.validation import ROLES
+from agentrl.types import JsonSchema, Message, Observation, strip_thoughts
 
 if TYPE_CHECKING:
-    from agentrl_envs.openenv_wire import Session
+    from agentrl_envs.openenv_wire import OpenEnvSession
 
 _KEYS = ("messages", "prompt", "text", "observation", "message", "content")
 
@@ -44,17 +44,17 @@ class OpenEnv(Env):
     ) -> None:
         self.url, self.action_key, self.action_schema = url, action_key, action_schema
         self.system_prompt, self.max_turns = system_prompt, max_turns
-        self.session: Session | None = None
+        self.session: OpenEnvSession | None = None
 
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
-        """Whether there is a server."""
-        from agentrl_envs.openenv_wire import Session, socket_url
+        """Check that there is a server."""
+        from agentrl_envs.openenv_wire import OpenEnvSession, socket_url
 
         try:
-            await (await Session.begun(socket_url(settings["url"]))).close()
-        except WorldFault as fault:
+            await (await OpenEnvSession.connect(socket_url(settings["url"]))).close()
+        except InfraError as fault:
             raise UserError(f"env 'openenv': {fault}; start the server first, or give its right address") from None
         yield
 
@@ -64,12 +64,12 @@ class OpenEnv(Env):
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         test = (options or {}).get("split", "train") == "test"
-        from agentrl_envs.openenv_wire import Session, socket_url
+        from agentrl_envs.openenv_wire import OpenEnvSession, socket_url
 
-        self.session = await Session.begun(socket_url(self.url))
+        self.session = await OpenEnvSession.connect(socket_url(self.url))
         data = await self.session.ask("reset", {"seed": 2 * task_index(seed) + test})  # no seed is in both splits
         system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        told = messages_of(data["observation"])
+        told = _to_messages(data["observation"])
         return [*system, *told], {}
 
     async def step(self, action: Reply) -> Step:
@@ -79,7 +79,7 @@ class OpenEnv(Env):
             data = await self.session.ask("step", self._action(action))
         except ToolError as refusal:  # the model's mistake: it may try again
             data = {"observation": f"error: {refusal}", "reward": 0.0, "done": False}
-        told = messages_of(data["observation"])
+        told = _to_messages(data["observation"])
         if calls and self.action_schema is not None:
             text = "\n\n".join(m["content"] for m in told)
             said = [text, *["error: one action a turn"] * (len(calls) - 1)]
@@ -91,7 +91,7 @@ class OpenEnv(Env):
 
     def _action(self, reply: Reply) -> dict[str, Any]:
         if self.action_schema is None:
-            return {self.action_key: without_thoughts(reply.content).strip()}
+            return {self.action_key: strip_thoughts(reply.content).strip()}
         if not reply.tool_calls:
             raise ToolError("act by calling the tool 'act'")
         first = reply.tool_calls[0]
@@ -104,12 +104,12 @@ class OpenEnv(Env):
             await self.session.close()
 
 
-def messages_of(observation: Any) -> list[Message]:
-    """Text, messages, or a dict that holds one of them; anything else as JSON."""
+def _to_messages(observation: Any) -> list[Message]:
+    """Convert text, messages, or a dict that holds one of them; anything else becomes JSON."""
     if isinstance(observation, Mapping):
         found = next((observation[k] for k in _KEYS if observation.get(k)), None)
         if found is not None:
-            return messages_of(found)
+            return _to_messages(found)
     if isinstance(observation, list) and observation and all(_is_message(m) for m in observation):
         return [{"role": m["role"], "content": m["content"]} for m in observation]
     text = observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False, default=str)

@@ -13,13 +13,13 @@ from typing import Any
 from anyio import to_thread
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
-from agentrl.episode_info import expected_answer
-from agentrl.errors import nearest
-from agentrl.reward_log import RewardLog
-from agentrl.rewards import Reward, call_rewards, functions, is_per_episode
+from agentrl.errors import suggest
+from agentrl.rewards.functions import Reward, call_rewards, is_per_episode, resolve_rewards
+from agentrl.rewards.reward_log import RewardLog
+from agentrl.runs.episode_info import find_expected_answer
 from agentrl.types import THOUGHT_MARKS, Message, Observation
 from agentrl_envs import dataset
-from agentrl_envs.rewards import gated, soft_overlong_punishment
+from agentrl_envs.rewards import apply_gate, soft_overlong_punishment
 
 
 class Prompts(Env):
@@ -60,12 +60,12 @@ class Prompts(Env):
         thought_marks: Sequence[str] = THOUGHT_MARKS,
     ) -> None:
         self.prompt_column, self.system_prompt = prompt_column, system_prompt
-        self.functions = functions(rewards, reward_settings)
+        self.functions = resolve_rewards(rewards, reward_settings)
         self.own = {name: f for name, f in self.functions.items() if is_per_episode(f)}
         self.compared = {name: f for name, f in self.functions.items() if name not in self.own}
         self.scores_groups = bool(self.compared)
         if gate is not None and gate not in self.functions:
-            raise ContractError(f"env.gate {gate!r} is none of the rewards{nearest(gate, self.functions)}")
+            raise ContractError(f"env.gate {gate!r} is none of the rewards{suggest(gate, self.functions)}")
         self.gate, self.gate_at_least = gate, gate_at_least
         if reward_weights is not None and len(reward_weights) != len(self.functions):
             raise ContractError(
@@ -84,11 +84,11 @@ class Prompts(Env):
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[Mapping[str, Sequence[dataset.Row]]]:
-        """The rows by split, loaded once a run."""
+        """Load the rows by split, once a run."""
         if "data" not in settings:
             raise UserError("env 'prompts' needs a dataset: --env.data FILE.jsonl (or data=... in Python)")
         column = settings.get("prompt_column", "prompt")
-        used = functions(settings.get("rewards", ("accuracy",)), settings.get("reward_settings")).values()
+        used = resolve_rewards(settings.get("rewards", ("accuracy",)), settings.get("reward_settings")).values()
         async with AsyncExitStack() as held:
             for function in used:
                 if hasattr(function, "close"):
@@ -118,7 +118,7 @@ class Prompts(Env):
         )
         if self.system_prompt:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        right = expected_answer(self.row)
+        right = find_expected_answer(self.row)
         return messages, {} if right is None else {"expected": right}
 
     async def step(self, action: Reply) -> Step:
@@ -149,7 +149,9 @@ class Prompts(Env):
         bound = {name: self._with_settings(function) for name, function in functions.items()}
         rewards = await call_rewards(bound, columns, log)
         return [
-            replace(t.with_rewards(own), metrics={**t.metrics, **log.metrics}, info={**t.info, **log.extras_of(number)})
+            replace(
+                t.with_rewards(own), metrics={**t.metrics, **log.metrics}, info={**t.info, **log.extras_for(number)}
+            )
             for number, (t, own) in enumerate(zip(trajectories, rewards, strict=True))
         ]
 
@@ -158,7 +160,7 @@ class Prompts(Env):
         return text if isinstance(self.prompt, str) else [{"role": "assistant", "content": text}]
 
     def _gated(self, parts: Mapping[str, float | None]) -> dict[str, float | None]:
-        return dict(parts) if self.gate is None else gated(parts, self.gate, self.gate_at_least)
+        return dict(parts) if self.gate is None else apply_gate(parts, self.gate, self.gate_at_least)
 
     def _with_settings(self, function: Reward) -> Reward:
         """Add the environment's own settings that one of the shipped rewards takes."""
@@ -173,7 +175,7 @@ def _reads_thoughts(function: Reward) -> bool:
 
 
 class _Some(Sequence[dataset.Row]):
-    """Some of a sequence of rows, without copying them."""
+    """A selection of a sequence of rows, without copying them."""
 
     def __init__(self, rows: Sequence[dataset.Row], places: Sequence[int]) -> None:
         self._rows, self._places = rows, places
@@ -219,14 +221,14 @@ def _question(prompt: Any) -> bytes:
 
 
 def _rows(data: Any, split: str, column: str) -> Sequence[dataset.Row]:
-    rows = dataset.load(data, split)
+    rows = dataset.load_rows(data, split)
     if not len(rows):
         raise UserError(f"dataset {data!r:.80} has no rows")
     if not isinstance(rows[0], Mapping):
         raise UserError(f"dataset {data!r:.80}: a row is a dict with a {column!r}, not {rows[0]!r:.80}")
     if column not in rows[0]:
         raise UserError(
-            f"dataset {data!r:.80} has no column {column!r}{nearest(column, rows[0])} (--env.prompt_column NAME)"
+            f"dataset {data!r:.80} has no column {column!r}{suggest(column, rows[0])} (--env.prompt_column NAME)"
         )
     for number in range(len(rows)) if isinstance(rows, list) else (0,):
         _check_prompt(rows[number].get(column), number, column)

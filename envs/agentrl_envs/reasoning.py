@@ -15,12 +15,12 @@ from typing import Any
 import anyio
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory
-from agentrl.errors import nearest
-from agentrl.processes import call_in_process
-from agentrl.tasks import task_index
+from agentrl.environments.task_sampler import task_index
+from agentrl.errors import suggest
+from agentrl.runtime.processes import call_in_process
 from agentrl.types import Message, Observation
-from agentrl_envs.rewards import boxed
-from agentrl_envs.splits import Split, split_of
+from agentrl_envs.rewards import extract_boxed
+from agentrl_envs.splits import Split, assign_split
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TRIES = 1000  # one task in eight is a test task
@@ -53,8 +53,8 @@ class ReasoningGym(Env):
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[None]:
-        """Whether there is such a task, with such options."""
-        await call_in_process(check, settings["name"], dict(settings.get("config") or {}))
+        """Check that there is such a task, with such options."""
+        await call_in_process(check_task, settings["name"], dict(settings.get("config") or {}))
         yield
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
@@ -68,29 +68,29 @@ class ReasoningGym(Env):
         return Step([], 0.0, True, False, {})
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer, score = answer_of(trajectory.answer), 0.0
+        answer, score = extract_answer(trajectory.answer), 0.0
         if answer is not None:  # some scorers pay for no answer, or for any
             with anyio.move_on_after(_SCORE_S):  # some calculate what the model wrote, such as 9**9**9**9
-                score = await call_in_process(scored, self.name, repr(self.config), answer, self.entry)
+                score = await call_in_process(score_answer, self.name, repr(self.config), answer, self.entry)
         return {"correct": score}
 
 
-def answer_of(text: str) -> str | None:
-    r"""What stands between the last ``<answer>`` tags, or else in the last ``\boxed{}``."""
+def extract_answer(text: str) -> str | None:
+    r"""Extract the text between the last ``<answer>`` tags, or else in the last ``\boxed{}``."""
     found = _ANSWER.findall(text)
-    return found[-1].strip() if found else boxed(text)
+    return found[-1].strip() if found else extract_boxed(text)
 
 
-def check(name: str, config: dict[str, Any]) -> None:
-    """Raises ContractError: there is no such task, or it takes no such options."""
+def check_task(name: str, config: dict[str, Any]) -> None:
+    """Raise ContractError if there is no such task, or it takes no such options."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        raise ContractError(f"reasoning-gym has no task {name!r}{nearest(name, DATASETS)}")
+        raise ContractError(f"reasoning-gym has no task {name!r}{suggest(name, DATASETS)}")
     known = set(DATASETS[name][1].__dataclass_fields__) - {"seed", "size"}  # the seed is the task's
     for option in config:
         if option not in known:
-            raise ContractError(f"env.config of reasoning-gym:{name}: no option {option!r}{nearest(option, known)}")
+            raise ContractError(f"env.config of reasoning-gym:{name}: no option {option!r}{suggest(option, known)}")
     try:
         _dataset(name, config, 0)
     except Exception as error:  # they check their options by assert
@@ -100,7 +100,7 @@ def check(name: str, config: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=256)  # the members of a group draw the same
 def draw(name: str, config: str, seed: int, split: Split) -> Entry:
-    """Task ``seed`` of a split. What a question says decides the split it is in, whatever the seed.
+    """Draw task ``seed`` of a split. The question's text decides the split that it is in, whatever the seed.
 
     Raises:
         ContractError: there seems to be no task in that split.
@@ -109,15 +109,15 @@ def draw(name: str, config: str, seed: int, split: Split) -> Entry:
     options = literal_eval(config)
     for _ in range(_TRIES):
         number = rng.randrange(2**31)
-        random.seed(number)  # codeio and list_functions throw the global dice
+        random.seed(number)  # codeio and list_functions draw from the global rng
         entry: Entry = _dataset(name, options, number)[0]
-        if split_of(entry["question"]) == split:
+        if assign_split(entry["question"]) == split:
             return entry
     raise ContractError(f"reasoning-gym:{name} with {options} has no task in the split {split!r}: it has too few tasks")
 
 
-def scored(name: str, config: str, answer: str, entry: Entry) -> float:
-    """0 to 1. A scorer that cannot read the answer finds it wrong."""
+def score_answer(name: str, config: str, answer: str, entry: Entry) -> float:
+    """Score an answer, 0 to 1. A scorer that cannot read the answer finds it wrong."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

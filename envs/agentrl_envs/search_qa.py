@@ -12,10 +12,10 @@ from agentrl_tools.search import Search
 from anyio import to_thread
 
 from agentrl import ContractError, ToolEnv, Trajectory, UserError
-from agentrl.errors import nearest
+from agentrl.errors import suggest
 from agentrl.types import Observation
 from agentrl_envs import dataset, search_qa_tasks
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 Questions = Mapping[str, Sequence[dataset.Row]]
 
@@ -48,12 +48,12 @@ class SearchQA(ToolEnv):
         if (corpus is None) != (questions is None) or (test_questions is not None and questions is None):
             raise ContractError("env 'search-qa': corpus and questions go together; test_questions may be added")
         self.hops, self.world = tuple(hops), world
-        self.tools = (Search(corpus or search_qa_tasks.World(world), k=k),)
+        self.tools = (Search(corpus or search_qa_tasks.SearchWorld(world), k=k),)
 
     @classmethod
     @asynccontextmanager
     async def open_shared(cls, **settings: Any) -> AsyncIterator[Questions | None]:
-        """The questions by split, of one's own."""
+        """Load one's own questions by split."""
         if (given := settings.get("questions")) is None:
             yield None
             return
@@ -83,13 +83,13 @@ class SearchQA(ToolEnv):
         return self.ask(task.question), {"hops": len(task.path), "expected": task.answer}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
+        answer = extract_boxed(trajectory.answer)
         return {"correct": float(answer is not None and any(_same(answer, str(a)) for a in self.answers))}
 
 
 def _same(answer: str, wanted: str) -> bool:
-    """Equal as numbers, or as words: upper case, articles and punctuation do not matter."""
-    return same(answer, wanted) or (_words(answer) == _words(wanted) != [])
+    """Compare as numbers, or as words: upper case, articles and punctuation do not matter."""
+    return is_same_answer(answer, wanted) or (_words(answer) == _words(wanted) != [])
 
 
 def _words(text: str) -> list[str]:
@@ -97,11 +97,11 @@ def _words(text: str) -> list[str]:
 
 
 def _rows(path: str | Path) -> Sequence[dataset.Row]:
-    rows = dataset.load(Path(path))
+    rows = dataset.load_rows(Path(path))
     for number, row in enumerate(rows, 1):
         for name in ("question", "answer"):
             if name not in row:
-                raise UserError(f"{path}, row {number}: there is no {name!r}{nearest(name, row)}")
+                raise UserError(f"{path}, row {number}: there is no {name!r}{suggest(name, row)}")
         answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
         if not isinstance(row["question"], str) or not answers:
             raise UserError(f"{path}, row {number}: a question is a text, and has an answer")

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from agentrl_tools.passages import Passage
 
-from agentrl.tasks import task_index
+from agentrl.environments.task_sampler import task_index
 from agentrl_envs.splits import Split
 
 SYSTEM_PROMPT = "Look it up step by step. Answer with \\boxed{}."
@@ -63,7 +63,7 @@ _ENDINGS = {"country": "land", "town": "burg", "person": "", "company": "corp", 
 
 
 @dataclass(frozen=True)
-class Thing:
+class _Thing:
     name: str
     kind: str
     facts: Mapping[str, str]
@@ -74,28 +74,28 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class SearchTask:
+class _SearchTask:
     question: str
     answer: str
     path: tuple[str, ...]  # the pages that lead to the answer, in order
 
 
 @dataclass(frozen=True)
-class World:
+class SearchWorld:
     """The passages of a world, made anew whenever they are asked for."""
 
     seed: int = 0
 
     def __iter__(self) -> Iterator[Passage]:
-        """In no order that tells who belongs to whom."""
-        pages = [thing.page for split in ("train", "test") for thing in half(self.seed, split).values()]
+        """Yield the passages in an order that reveals no relations."""
+        pages = [thing.page for split in ("train", "test") for thing in _build_half(self.seed, split).values()]
         random.Random(f"search-qa/{self.seed}/order").shuffle(pages)
         yield from pages
 
 
 @lru_cache(maxsize=8)
-def half(seed: int, split: Split) -> dict[str, Thing]:
-    """The things of one half of a world, by name."""
+def _build_half(seed: int, split: Split) -> dict[str, _Thing]:
+    """Build the things of one half of a world, by name."""
     names = _names(seed, split)
     rng = random.Random(f"search-qa/{seed}/{split}")
     numbers = {"year": (1500, 2020), "length": (100, 3000)}
@@ -106,7 +106,7 @@ def half(seed: int, split: Split) -> dict[str, Thing]:
                 fact: rng.choice(names[other]) if other else str(rng.randint(*numbers[fact]))
                 for fact, other in FACTS[kind]
             }
-            found[name] = Thing(name, kind, facts)
+            found[name] = _Thing(name, kind, facts)
     for country, capital in zip(names["country"], rng.sample(names["town"], len(names["country"])), strict=True):
         found[country] = replace(found[country], facts={**found[country].facts, "capital": capital})
         found[capital] = replace(found[capital], facts={**found[capital].facts, "country": country})
@@ -114,7 +114,7 @@ def half(seed: int, split: Split) -> dict[str, Thing]:
 
 
 def _names(seed: int, split: Split) -> dict[str, list[str]]:
-    """Each name once in both halves: all are drawn together, then divided."""
+    """Draw the names of both halves together, each once, then divide them."""
     rng = random.Random(f"search-qa/{seed}/names")
     count = 2 * sum(SIZES.values())
     stems = rng.sample([a + b + c for a in _SYLLABLES for b in _SYLLABLES for c in _SYLLABLES], count)
@@ -122,11 +122,11 @@ def _names(seed: int, split: Split) -> dict[str, list[str]]:
     return {kind: [(next(ours) + _ENDINGS[kind]).capitalize() for _ in range(n)] for kind, n in SIZES.items()}
 
 
-def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0) -> SearchTask:
-    """Raises ValueError for a number of hops that there is not."""
+def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0) -> _SearchTask:
+    """Draw task ``seed``. Raises ValueError for an unknown number of hops."""
     if not hops or any(n not in HOPS for n in hops):
         raise ValueError(f"hops are some of {', '.join(map(str, HOPS))}; not {list(hops)}")
-    things = half(world, split)
+    things = _build_half(world, split)
     rng = random.Random(f"search-qa/{world}/{task_index(seed)}/{split}/{hops}")
     names = list(things)
     while True:
@@ -134,8 +134,8 @@ def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0)
             return task
 
 
-def _walk(rng: random.Random, things: Mapping[str, Thing], start: str, hops: int) -> SearchTask | None:
-    """A question of so many facts, each of what the last one named; None where it comes back to where it was."""
+def _walk(rng: random.Random, things: Mapping[str, _Thing], start: str, hops: int) -> _SearchTask | None:
+    """Draw a question of so many facts, each about the thing that the last one named; None if it comes back."""
     path, phrase = [start], start
     for hop in range(1, hops + 1):
         thing = things[path[-1]]
@@ -145,7 +145,7 @@ def _walk(rng: random.Random, things: Mapping[str, Thing], start: str, hops: int
             told = " ".join(things[name].page.text for name in path[:-1])
             if value in path or value in told:
                 return None  # the answer stands on a page before the last
-            return SearchTask(_ASK[thing.kind, fact][1].format(phrase), value, tuple(path))
+            return _SearchTask(_ASK[thing.kind, fact][1].format(phrase), value, tuple(path))
         if value in path:
             return None
         phrase = _ASK[thing.kind, fact][0].format(phrase)

@@ -9,14 +9,14 @@ from typing import Any
 import anyio
 
 from agentrl import ContractError, ToolEnv, ToolError, Trajectory, tool
-from agentrl.tasks import task_index
+from agentrl.environments.task_sampler import task_index
 from agentrl.types import Observation
 from agentrl_envs import shop_tasks
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 
 class Shop(ToolEnv):
-    r"""What does a basket cost? Look up each price, calculate, answer in ``\boxed{}``.
+    r"""The cost of a basket: look up each price, calculate, answer in ``\boxed{}``.
 
     Args:
         latency_s: how long a look-up takes, in seconds.
@@ -52,5 +52,5 @@ class Shop(ToolEnv):
         return self.ask(self.task.question), {"items": len(self.task.basket), "expected": str(self.task.answer)}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
-        return {"correct": float(answer is not None and same(answer, str(self.task.answer)))}
+        answer = extract_boxed(trajectory.answer)
+        return {"correct": float(answer is not None and is_same_answer(answer, str(self.task.answer)))}

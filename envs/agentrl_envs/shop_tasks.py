@@ -1,11 +1,11 @@
-"""What does a basket cost? The prices are hidden: they must be looked up. A seed is a task."""
+"""Questions about the cost of a basket. The prices are hidden: they must be looked up. A seed is a task."""
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.tasks import task_index
-from agentrl_envs.splits import Split, split_of
+from agentrl.environments.task_sampler import task_index
+from agentrl_envs.splits import Split, assign_split
 
 SYSTEM_PROMPT = "Answer with \\boxed{}."
 
@@ -26,7 +26,7 @@ _NAMES = ("Mia", "Tom", "Ada", "Leo", "Eva", "Sam", "Ida", "Max")
 
 
 @dataclass(frozen=True)
-class ShopTask:
+class _ShopTask:
     question: str
     answer: int
     basket: Mapping[str, int]  # item -> how many
@@ -34,20 +34,20 @@ class ShopTask:
     expression: str
 
     def price(self, item: str) -> int | None:
-        """Singular or plural; None for what the shop does not sell."""
+        """Return the price of an item, singular or plural; None if the shop does not sell it."""
         name = item.strip().lower()
         return self.prices.get(name, self.prices.get(name.removesuffix("s")))
 
 
-def draw(seed: int, *, split: Split) -> ShopTask:
+def draw(seed: int, *, split: Split) -> _ShopTask:
     rng = random.Random(f"shop/{task_index(seed)}/{split}")
     while True:
         names = rng.sample(ITEMS, rng.randint(1, 3))
         basket = {name: rng.randint(2, 20) for name in names}
-        if split_of(",".join(sorted(f"{count} {name}" for name, count in basket.items()))) == split:
+        if assign_split(",".join(sorted(f"{count} {name}" for name, count in basket.items()))) == split:
             break
     prices = {name: rng.randint(2, 10 ** rng.randint(1, 3) - 1) for name in ITEMS}
-    return ShopTask(
+    return _ShopTask(
         question=rng.choice(_ASK).format(_listed(basket), name=rng.choice(_NAMES)),
         answer=sum(count * prices[name] for name, count in basket.items()),
         basket=basket,

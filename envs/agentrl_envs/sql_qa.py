@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from agentrl_tools.database import Database
-from agentrl_tools.sql_workers import Workers, opened
+from agentrl_tools.sql_workers import WorkerPool, open_workers
 
 from agentrl import ContractError, ToolEnv, Trajectory, tool
-from agentrl.aside import in_thread
+from agentrl.runtime.threads import run_in_thread
 from agentrl.types import Observation
 from agentrl_envs import sql_qa_tasks
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 MAX_ROWS = 20
 TIMEOUT_S = 2.0
 WORKERS = 16
 
 
-class Shared(NamedTuple):
+class _SqlShared(NamedTuple):
     folder: Path  # of the databases, one an episode
-    workers: Workers
+    workers: WorkerPool
 
 
 class SqlQA(ToolEnv):
@@ -48,12 +48,12 @@ class SqlQA(ToolEnv):
 
     @classmethod
     @asynccontextmanager
-    async def open_shared(cls, **_: Any) -> AsyncIterator[Shared]:
+    async def open_shared(cls, **_: Any) -> AsyncIterator[_SqlShared]:
         with tempfile.TemporaryDirectory(prefix="agentrl-sql-qa-", ignore_cleanup_errors=True) as folder:
-            async with opened(min(WORKERS, os.cpu_count() or 1)) as workers:
-                yield Shared(Path(folder), workers)
+            async with open_workers(min(WORKERS, os.cpu_count() or 1)) as workers:
+                yield _SqlShared(Path(folder), workers)
 
-    @tool(limit=WORKERS, timeout_s=60)
+    @tool(max_concurrency=WORKERS, timeout_s=60)
     async def sql(self, query: str) -> str:
         """Run a query on the database.
 
@@ -62,7 +62,7 @@ class SqlQA(ToolEnv):
         """
         return await self.database.query(query)
 
-    @tool(limit=WORKERS, timeout_s=60)
+    @tool(max_concurrency=WORKERS, timeout_s=60)
     async def schema(self) -> str:
         """The tables of the database."""
         return await self.database.schema()
@@ -70,19 +70,19 @@ class SqlQA(ToolEnv):
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
         try:
-            self.task = await in_thread(partial(sql_qa_tasks.draw, seed, split=split, families=self.families))
+            self.task = await run_in_thread(partial(sql_qa_tasks.draw, seed, split=split, families=self.families))
         except ValueError as error:
             raise ContractError(f"env 'sql-qa': {error}") from None
         self.path = self.shared.folder / f"{uuid4().hex}.db"
-        await in_thread(partial(self.task.write, self.path))
+        await run_in_thread(partial(self.task.write, self.path))
         self.database = Database(self.path, self.shared.workers, max_rows=MAX_ROWS, timeout_s=TIMEOUT_S)
         tables = f"\n{self.task.script}" if self.show_schema else ""
         return self.ask(self.task.question + tables), {"family": self.task.family, "expected": self.task.answer}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
-        return {"correct": float(answer is not None and same(answer.casefold(), self.task.answer.casefold()))}
+        answer = extract_boxed(trajectory.answer)
+        return {"correct": float(answer is not None and is_same_answer(answer.casefold(), self.task.answer.casefold()))}
 
     async def close(self) -> None:
         if self.path is not None:
-            await in_thread(partial(self.path.unlink, missing_ok=True))
+            await run_in_thread(partial(self.path.unlink, missing_ok=True))

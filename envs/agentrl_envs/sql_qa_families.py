@@ -40,7 +40,7 @@ _GENRES = ("crime", "essay", "fable", "novel", "poem", "satire")
 
 
 @dataclass(frozen=True)
-class Family:
+class _SqlFamily:
     """One kind of database.
 
     Attributes:
@@ -90,7 +90,7 @@ def _library(rng: random.Random) -> Rows:
     }
 
 
-_SHOP = Family(
+_SHOP = _SqlFamily(
     script="CREATE TABLE $customers ($customer_id INTEGER PRIMARY KEY, $name TEXT, $city TEXT, $age INTEGER);\n"
     "CREATE TABLE $items ($item_id INTEGER PRIMARY KEY, $item TEXT, $price INTEGER);\n"
     "CREATE TABLE $orders ($order_id INTEGER PRIMARY KEY, $customer_id INTEGER, $item_id INTEGER, $pieces INTEGER);",
@@ -146,7 +146,7 @@ _SHOP = Family(
         ),
     ),
 )
-_SCHOOL = Family(
+_SCHOOL = _SqlFamily(
     script="CREATE TABLE $students ($student_id INTEGER PRIMARY KEY, $name TEXT, $city TEXT, $born INTEGER);\n"
     "CREATE TABLE $courses ($course_id INTEGER PRIMARY KEY, $course TEXT, $hours INTEGER);\n"
     "CREATE TABLE $grades ($student_id INTEGER, $course_id INTEGER, $points INTEGER);",
@@ -200,7 +200,7 @@ _SCHOOL = Family(
         ),
     ),
 )
-_LIBRARY = Family(
+_LIBRARY = _SqlFamily(
     script="CREATE TABLE $authors ($author_id INTEGER PRIMARY KEY, $name TEXT, $city TEXT, $born INTEGER);\n"
     "CREATE TABLE $books ($book_id INTEGER PRIMARY KEY, $title TEXT, $author_id INTEGER, $genre TEXT, $pages INTEGER);"
     "\nCREATE TABLE $loans ($loan_id INTEGER PRIMARY KEY, $book_id INTEGER, $days INTEGER);",
@@ -255,4 +255,4 @@ _LIBRARY = Family(
         ),
     ),
 )
-FAMILIES: Mapping[str, Family] = {"shop": _SHOP, "school": _SCHOOL, "library": _LIBRARY}
+FAMILIES: Mapping[str, _SqlFamily] = {"shop": _SHOP, "school": _SCHOOL, "library": _LIBRARY}

@@ -13,15 +13,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.tasks import task_index
-from agentrl_envs.splits import Split, split_of
+from agentrl.environments.task_sampler import task_index
+from agentrl_envs.splits import Split, assign_split
 from agentrl_envs.sql_qa_families import FAMILIES, Rows
 
 SYSTEM_PROMPT = "Query the database. Answer with \\boxed{}."
 
 
 @dataclass(frozen=True)
-class SqlTask:
+class _SqlTask:
     question: str
     answer: str
     query: str  # that answers it
@@ -30,7 +30,7 @@ class SqlTask:
     family: str
 
     def write(self, path: Path) -> None:
-        """The database, as a file."""
+        """Write the database as a file."""
         with closing(sqlite3.connect(path)) as db:
             self.fill(db)
 
@@ -41,8 +41,8 @@ class SqlTask:
         db.commit()
 
 
-def draw(seed: int, *, split: Split, families: Sequence[str] | None = None) -> SqlTask:
-    """Raises ValueError for a family that there is not."""
+def draw(seed: int, *, split: Split, families: Sequence[str] | None = None) -> _SqlTask:
+    """Draw task ``seed``. Raises ValueError for an unknown family."""
     names = list(FAMILIES) if families is None else list(families)
     if not names or any(name not in FAMILIES for name in names):
         raise ValueError(f"families are some of {', '.join(FAMILIES)}; not {names}")
@@ -52,27 +52,27 @@ def draw(seed: int, *, split: Split, families: Sequence[str] | None = None) -> S
             return task
 
 
-def _attempt(rng: random.Random, name: str, split: Split) -> SqlTask | None:
-    """A task; None where it is of the other split, or its answer is none, or not the only one."""
+def _attempt(rng: random.Random, name: str, split: Split) -> _SqlTask | None:
+    """Try to draw a task; None if it is of the other split, or its answer is none, or not the only one."""
     family = FAMILIES[name]
     called = {word: rng.choice(others) for word, others in family.words.items()}
     rows = family.rows(rng)
     values = family.values(rng, rows)
     ask, query = rng.choice(family.questions)
     question, query = ask.format(**values), _spelled(query.format(**values), called)
-    if split_of(question) != split:
+    if assign_split(question) != split:
         return None
-    task = SqlTask(question, "", query, _spelled(family.script, called), _renamed(rows, called), name)
+    task = _SqlTask(question, "", query, _spelled(family.script, called), _renamed(rows, called), name)
     with closing(sqlite3.connect(":memory:")) as db:
         task.fill(db)
         found = db.execute(query).fetchmany(2)
     if len(found) != 1 or found[0][0] is None or found[0][0] == 0:
         return None
-    return SqlTask(question, str(found[0][0]), task.query, task.script, task.rows, name)
+    return _SqlTask(question, str(found[0][0]), task.query, task.script, task.rows, name)
 
 
 def _spelled(text: str, called: Mapping[str, str]) -> str:
-    """``$word`` is what this database calls it."""
+    """Replace each ``$word`` by this database's name for it."""
     return re.sub(r"\$(\w+)", lambda m: called[m[1]], text)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.tasks import task_index
-from agentrl_envs.splits import Split, split_of
+from agentrl.environments.task_sampler import task_index
+from agentrl_envs.splits import Split, assign_split
 
 SYSTEM_PROMPT = "Answer with \\boxed{}."
 
@@ -20,24 +20,24 @@ _ASK = {
 
 
 @dataclass(frozen=True)
-class SymbolTask:
+class _SymbolTask:
     prompt: str
     solution: str
     family: str
     numbers: tuple[str, ...]
 
 
-def draw(seed: int, *, split: Split) -> SymbolTask:
+def draw(seed: int, *, split: Split) -> _SymbolTask:
     rng = random.Random(f"symbols/{task_index(seed)}/{split}")
     family = rng.choice(list(_ASK))
     while True:
         numbers = _numbers(rng, family)
-        if split_of(f"{family} {' '.join(sorted(numbers))}") == split:
+        if assign_split(f"{family} {' '.join(sorted(numbers))}") == split:
             prompt = rng.choice(_ASK[family]).format(*numbers)
-            return SymbolTask(prompt, solve(family, numbers), family, numbers)
+            return _SymbolTask(prompt, _solve(family, numbers), family, numbers)
 
 
-def solve(family: str, numbers: Sequence[str]) -> str:
+def _solve(family: str, numbers: Sequence[str]) -> str:
     match family:
         case "reverse":
             return numbers[0][::-1]
@@ -49,7 +49,7 @@ def solve(family: str, numbers: Sequence[str]) -> str:
 
 
 def _numbers(rng: random.Random, family: str) -> tuple[str, ...]:
-    """No zeros, so that an answer is the same as a number and as a string."""
+    """Draw digits without zeros, so that an answer is the same as a number and as a string."""
     length = rng.randint(3, 6)
     one, two = ("".join(rng.choices("123456789", k=length)) for _ in range(2))
     if family in ("reverse", "sort"):
@@ -57,8 +57,8 @@ def _numbers(rng: random.Random, family: str) -> tuple[str, ...]:
     return (one, two) if one != two else _numbers(rng, family)
 
 
-def write(path: Path, *, rows: int, split: Split) -> None:
-    """`rows` different tasks as JSON lines with the columns prompt and solution."""
+def write_rows(path: Path, *, rows: int, split: Split) -> None:
+    """Write `rows` different tasks as JSON lines with the columns prompt and solution."""
     tasks: dict[str, str] = {}
     seed = 0
     while len(tasks) < rows:

@@ -55,11 +55,11 @@ class Hit(NamedTuple):
     snippet: str  # of the text, about the words that were found
 
 
-def build(passages: Iterable[Passage], out: Path, told: Callable[[int], None] = lambda _: None) -> int:
-    """Write a corpus to ``out``, which is there only when it is whole; how many passages it has.
+def build_corpus(passages: Iterable[Passage], out: Path, report: Callable[[int], None] = lambda _: None) -> int:
+    """Write a corpus to ``out``, which is there only when it is whole; return the number of its passages.
 
     Args:
-        told: hears how many passages are in, now and then.
+        report: called with the number of passages so far, now and then.
 
     Raises:
         UserError: no passages, two of the same id, or ``out`` cannot be written.
@@ -69,13 +69,13 @@ def build(passages: Iterable[Passage], out: Path, told: Callable[[int], None] = 
         aside.unlink(missing_ok=True)
         with closing(sqlite3.connect(aside)) as db:
             db.executescript(_TABLES)
-            count = _fill(db, passages, told)
+            count = _fill(db, passages, report)
             if count == 0:
                 raise UserError("there are no passages: the files are empty")
             try:
                 db.executescript(_INDEXES)
             except sqlite3.IntegrityError:
-                raise UserError(f"two passages have the id {_twice(db)!r}; ids must differ") from None
+                raise UserError(f"two passages have the id {_find_duplicate(db)!r}; ids must differ") from None
         os.replace(aside, out)
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"cannot write {str(out)!r}: {error}") from None
@@ -84,13 +84,13 @@ def build(passages: Iterable[Passage], out: Path, told: Callable[[int], None] = 
     return count
 
 
-def _fill(db: sqlite3.Connection, passages: Iterable[Passage], told: Callable[[int], None]) -> int:
+def _fill(db: sqlite3.Connection, passages: Iterable[Passage], report: Callable[[int], None]) -> int:
     count, rows = 0, []
     for count, (id_, title, text) in enumerate(passages, 1):
         rows.append((id_ or str(count), title or str(count), text))
         if len(rows) == BATCH:
             _insert(db, rows)
-            told(count)
+            report(count)
     _insert(db, rows)
     return count
 
@@ -101,16 +101,16 @@ def _insert(db: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> None:
     rows.clear()
 
 
-def _twice(db: sqlite3.Connection) -> str:
-    found: tuple[str] = db.execute("SELECT id FROM passages GROUP BY id HAVING count(*) > 1 LIMIT 1").fetchone()
-    return found[0]
+def _find_duplicate(db: sqlite3.Connection) -> str:
+    row: tuple[str] = db.execute("SELECT id FROM passages GROUP BY id HAVING count(*) > 1 LIMIT 1").fetchone()
+    return row[0]
 
 
 class Corpus:
     """A corpus, opened to be read. Its methods block; threads may call them at once: each takes a connection."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if ``path`` is no corpus."""
+        """Open the file. Raises UserError if ``path`` is no corpus."""
         self.path = path
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._matches: dict[str, int] = {}
@@ -130,26 +130,26 @@ class Corpus:
         return count
 
     def find(self, query: str, k: int) -> list[Hit]:
-        """The ``k`` best by BM25 of those that hold any of the words.
+        """Find the ``k`` best passages by BM25 of those that hold any of the words.
 
         Common words count if there are no others; and of a word that very many passages hold, nothing is looked for
         beside rarer ones: it would take long, and weighs little.
         """
-        wanted = self._telling(words(query))
-        if not wanted:
+        chosen = self._choose_words(split_words(query))
+        if not chosen:
             return []
-        return [Hit(*row) for row in self._read(_FIND, " OR ".join(f'"{word}"' for word in wanted), k)]
+        return [Hit(*row) for row in self._read(_FIND, " OR ".join(f'"{word}"' for word in chosen), k)]
 
-    def _telling(self, wanted: list[str]) -> list[str]:
-        """The rarest word, and the next ones as long as there are not too many passages to rank."""
-        rarest = sorted(wanted, key=self._matching)
-        totals = accumulate(self._matching(word) for word in rarest)
+    def _choose_words(self, words: list[str]) -> list[str]:
+        """Return the rarest word, and the next ones while there are not too many passages to rank."""
+        rarest = sorted(words, key=self._count_matches)
+        totals = accumulate(self._count_matches(word) for word in rarest)
         return [
             word for n, (word, total) in enumerate(zip(rarest, totals, strict=True)) if n == 0 or total <= MOST_MATCHES
         ]
 
-    def _matching(self, word: str) -> int:
-        """How many passages hold it; no more than one over what may be ranked are counted."""
+    def _count_matches(self, word: str) -> int:
+        """Count the passages that hold a word, up to one over what may be ranked."""
         if (count := self._matches.get(word)) is None:
             if len(self._matches) >= MOST_KNOWN:
                 self._matches.clear()
@@ -158,10 +158,10 @@ class Corpus:
         return count
 
     def page(self, name: str) -> list[Passage]:
-        """The passage of that id; or those of that title, upper or lower case, in their order; or none."""
-        found = self._read("SELECT id, title, text FROM passages WHERE id = ?", name)
+        """Return the passage of that id; or those of that title, upper or lower case, in their order; or none."""
+        rows = self._read("SELECT id, title, text FROM passages WHERE id = ?", name)
         titled = "SELECT id, title, text FROM passages WHERE title = ? COLLATE NOCASE ORDER BY number"
-        return [Passage(*row) for row in found or self._read(titled, name)]
+        return [Passage(*row) for row in rows or self._read(titled, name)]
 
     def _read(self, query: str, *values: object) -> list[Any]:
         try:
@@ -183,7 +183,7 @@ class Corpus:
                 self._idle.get_nowait().close()
 
 
-def words(query: str) -> list[str]:
-    """The words to look for, each once. Letters and digits only, so that nothing in it is syntax to FTS5."""
-    found = list(dict.fromkeys(re.findall(r"[^\W_]+", query.lower())))
-    return [w for w in found if w not in COMMON][:MOST_WORDS] or found[:MOST_WORDS]
+def split_words(query: str) -> list[str]:
+    """Return the words to search for, each once. Letters and digits only: nothing in them is syntax to FTS5."""
+    words = list(dict.fromkeys(re.findall(r"[^\W_]+", query.lower())))
+    return [w for w in words if w not in COMMON][:MOST_WORDS] or words[:MOST_WORDS]

@@ -32,15 +32,15 @@ async def calculator(expression: str) -> str:
         expression: numbers, + - * / // % ** and parentheses, such as "(12+7)*3".
     """
     try:
-        return spoken(evaluate(expression))
+        return format_number(evaluate_expression(expression))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except ValueError as error:
         raise ToolError(str(error)) from None
 
 
-def evaluate(expression: str) -> Fraction:
-    """The exact value. Raises ValueError for what is no arithmetic, or too large; ZeroDivisionError."""
+def evaluate_expression(expression: str) -> Fraction:
+    """Compute the exact value. Raises ValueError for what is no arithmetic, or too large; ZeroDivisionError."""
     if len(expression) > MAX_CHARS:
         raise ValueError(f"an expression of more than {MAX_CHARS} characters")
     try:
@@ -80,6 +80,6 @@ def _bounded(value: Fraction) -> Fraction:
     return value
 
 
-def spoken(value: Fraction) -> str:
-    """An integer as it is, anything else as a decimal of up to 12 digits."""
+def format_number(value: Fraction) -> str:
+    """Format an integer as it is, anything else as a decimal of up to 12 digits."""
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"

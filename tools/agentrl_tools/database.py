@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl import ToolError, WorldFault
-from agentrl_tools.sql_workers import Workers
+from agentrl import InfraError, ToolError
+from agentrl_tools.sql_workers import WorkerPool
 
-LONGEST_QUERY = 10_000  # characters
-MOST_TABLES, LONGEST_TABLE = 200, 4000
+MAX_QUERY_CHARS = 10_000  # characters
+MAX_TABLES, MAX_TABLE_CHARS = 200, 4000
 DUCKDB = (".duckdb", ".ddb")
 _SCHEMA = {
     True: "SELECT sql FROM (SELECT sql, table_oid AS n FROM duckdb_tables() WHERE NOT internal UNION ALL "
@@ -29,20 +29,20 @@ class Database:
     """
 
     path: Path
-    workers: Workers
+    workers: WorkerPool
     max_rows: int = 50
     max_chars: int = 300
     timeout_s: float = 5.0
 
     async def query(self, text: str) -> str:
-        """The result: a line of the columns' names, then a line a row, ``|`` between the values.
+        """Run a query; return a line of the columns' names, then a line a row, ``|`` between the values.
 
         Raises:
             ToolError: what the database says of the query, or that it took too long.
-            WorldFault: the database is gone.
+            InfraError: the database is gone.
         """
-        if not text.strip() or len(text) > LONGEST_QUERY:
-            raise ToolError(f"a query has 1 to {LONGEST_QUERY:,} characters, not {len(text):,}")
+        if not text.strip() or len(text) > MAX_QUERY_CHARS:
+            raise ToolError(f"a query has 1 to {MAX_QUERY_CHARS:,} characters, not {len(text):,}")
         answer = await self._ask(text, self.max_rows, self.max_chars)
         lines = ["|".join(_cell(value) for value in row) for row in (answer["columns"], *answer["rows"])]
         if not answer["rows"]:
@@ -52,13 +52,13 @@ class Database:
         return "\n".join(lines)
 
     async def schema(self) -> str:
-        """The CREATE statements, one a line. Raises as ``query``."""
-        answer = await self._ask(_SCHEMA[self.path.suffix in DUCKDB], MOST_TABLES, LONGEST_TABLE)
+        """Return the CREATE statements, one a line. Raises as ``query``."""
+        answer = await self._ask(_SCHEMA[self.path.suffix in DUCKDB], MAX_TABLES, MAX_TABLE_CHARS)
         return "\n".join(" ".join(sql.split()) for (sql,) in answer["rows"]) or "(no tables)"
 
     async def _ask(self, text: str, max_rows: int, max_chars: int) -> dict[str, Any]:
         if not self.path.is_file():
-            raise WorldFault("no_database", f"the database {str(self.path)!r} is gone")
+            raise InfraError("no_database", f"the database {str(self.path)!r} is gone")
         request = {"database": str(self.path), "query": text, "max_rows": max_rows, "max_chars": max_chars}
         answer = await self.workers.ask({**request, "timeout_s": self.timeout_s})
         if "error" in answer:
@@ -67,5 +67,5 @@ class Database:
 
 
 def _cell(value: str) -> str:
-    """On one line, its own bars told from those between values."""
+    """Format a value on one line, its own bars escaped."""
     return value.replace("\\", "\\\\").replace("|", "\\|").replace("\r", "\\r").replace("\n", "\\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agentrl.errors import UserError
-from agentrl_tools.remote import Result, Wanted
+from agentrl_tools.remote import CommandResult, SandboxSpec
 
 if TYPE_CHECKING:
     from e2b import AsyncSandbox
@@ -21,8 +21,8 @@ LATE_S = 3.0  # the service ends a command that takes too long; should it not, w
 class E2b:
     """One sandbox of E2B."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        """Raises UserError: the library or the key is missing."""
+    def __init__(self, spec: SandboxSpec) -> None:
+        """Check the library and the key. Raises UserError if one is missing."""
         try:
             import e2b  # noqa: F401
         except ImportError as error:
@@ -31,7 +31,7 @@ class E2b:
             ) from None
         if not os.environ.get("E2B_API_KEY"):
             raise UserError("tool 'remote:e2b' needs a key: set E2B_API_KEY in the environment")
-        self.wanted = wanted
+        self.spec = spec
         self._sandbox: AsyncSandbox | None = None
 
     async def start(self) -> None:
@@ -40,14 +40,14 @@ class E2b:
 
         try:
             self._sandbox = await AsyncSandbox.create(
-                template=self.wanted.template,
-                timeout=self.wanted.lifetime_s,
-                allow_internet_access=self.wanted.internet,
+                template=self.spec.template,
+                timeout=self.spec.lifetime_s,
+                allow_internet_access=self.spec.internet,
             )
         except (AuthenticationException, InvalidArgumentException) as error:  # of the key, of the template
             raise UserError(f"E2B starts no sandbox: {error}") from None
 
-    async def exec(self, command: str, timeout_s: float) -> Result:
+    async def exec(self, command: str, timeout_s: float) -> CommandResult:
         from e2b import CommandExitException, TimeoutException
 
         begun = anyio.current_time()
@@ -55,12 +55,12 @@ class E2b:
             with anyio.fail_after(timeout_s + LATE_S):
                 done = await self._running.commands.run(command, timeout=timeout_s)
         except CommandExitException as error:
-            return Result(error.exit_code, error.stdout or "", error.stderr or "")
+            return CommandResult(error.exit_code, error.stdout or "", error.stderr or "")
         except TimeoutException as error:  # also what it raises for a sandbox that went away
             if type(error) is TimeoutException and anyio.current_time() - begun >= timeout_s:
                 raise TimeoutError(f"over {timeout_s:g} s") from None
             raise
-        return Result(done.exit_code, done.stdout, done.stderr)
+        return CommandResult(done.exit_code, done.stdout, done.stderr)
 
     async def read(self, path: str) -> bytes:
         from e2b import InvalidArgumentException

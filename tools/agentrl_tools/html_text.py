@@ -14,8 +14,12 @@ INLINE = {
 CELLS = {"td", "th"}
 
 
-def text_of(html: str, url: str | None = None) -> str:
-    """Args: url: where the page stands; then links are kept, as ``[words](URL)``."""
+def html_to_text(html: str, url: str | None = None) -> str:
+    """Convert a page to text.
+
+    Args:
+        url: the page's own; then links are kept, as ``[words](URL)``.
+    """
     page = _Page(url)
     page.feed(html)
     page.close()

@@ -11,10 +11,10 @@ from functools import partial
 import anyio
 import httpx2
 
-from agentrl import ContractError, Tool, ToolError, Toolset, WorldFault, __version__, tool
-from agentrl.aside import in_thread
-from agentrl_tools.allowed import PORTS, Rule, is_public, rule, ruling
-from agentrl_tools.page import text_of
+from agentrl import ContractError, InfraError, Tool, ToolError, Toolset, __version__, tool
+from agentrl.runtime.threads import run_in_thread
+from agentrl_tools.html_text import html_to_text
+from agentrl_tools.url_policy import PORTS, Rule, is_public, match_rule, parse_rule
 
 TEXT = ("text/", "application/json", "application/xml", "application/javascript", "application/x-ndjson")
 HEADERS = {
@@ -34,11 +34,11 @@ class Http(Toolset):
     Args:
         allow: hosts, such as ``example.org`` or ``*.example.org:8080``, or beginnings of URLs.
         post: the model may send something too.
-        links: the URLs of links are told, so that they can be followed.
+        links: the URLs of links are in the text, so that they can be followed.
         max_bytes: of a page; no more is read.
         timeout_s: of a call, redirects included.
         retries: after a time-out, a connection that failed, or a server's error.
-        limit: calls at once; any number by default.
+        max_concurrency: calls at once; any number by default.
     """
 
     shared: httpx2.AsyncHTTPTransport
@@ -51,15 +51,15 @@ class Http(Toolset):
         max_bytes: int = 500_000,
         timeout_s: float = 20.0,
         retries: int = 1,
-        limit: int | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
         if not allow or max_bytes < 1:
             raise ContractError(
                 f"tool 'http' needs --tool.http.allow HOST,... and max_bytes of 1 or more; not {allow!r}, {max_bytes}"
             )
-        self.allow = tuple(rule(text) for text in allow)
+        self.allow = tuple(parse_rule(text) for text in allow)
         self.post_allowed, self.links, self.max_bytes = post, links, max_bytes
-        self.timeout_s, self.retries, self.limit = timeout_s, retries, limit
+        self.timeout_s, self.retries, self.max_concurrency = timeout_s, retries, max_concurrency
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[httpx2.AsyncHTTPTransport]:
@@ -77,7 +77,7 @@ class Http(Toolset):
                 description=f"{t.description} Allowed: {hosts}.",
                 timeout_s=self.timeout_s,
                 retries=self.retries,
-                limit=self.limit,
+                max_concurrency=self.max_concurrency,
             )
             for t in marked
         ]
@@ -89,7 +89,7 @@ class Http(Toolset):
         Args:
             url: begins with http:// or https://.
         """
-        return await self._fetched("GET", url)
+        return await self._fetch("GET", url)
 
     @tool
     async def post(self, url: str, body: str, content_type: str = "application/json") -> str:
@@ -100,11 +100,11 @@ class Http(Toolset):
             body: what is sent.
             content_type: of what is sent.
         """
-        return await self._fetched("POST", url, body.encode("utf-8", "replace"), {"content-type": content_type})
+        return await self._fetch("POST", url, body.encode("utf-8", "replace"), {"content-type": content_type})
 
-    async def _fetched(self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> str:
+    async def _fetch(self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> str:
         for _ in range(REDIRECTS + 1):
-            async with self._answer(method, url, body, headers or {}) as (asked, response):
+            async with self._open_response(method, url, body, headers or {}) as (asked, response):
                 location = response.headers.get("location")
                 if not (300 <= response.status_code < 400 and location):
                     return await self._read(asked, response)
@@ -117,26 +117,26 @@ class Http(Toolset):
         raise ToolError(f"more than {REDIRECTS} redirects, the last to {url}")
 
     @asynccontextmanager
-    async def _answer(
+    async def _open_response(
         self, method: str, text: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[httpx2.URL, httpx2.Response]]:
-        """The answer, its body unread. Raises ToolError: it may not be asked for; WorldFault: there is none."""
-        url, admitted = ruling(self.allow, text)
-        addresses = await _addresses(url, admitted)
-        headers = {**HEADERS, **_ascii(headers), "host": url.netloc.decode("ascii")}
+        """Open the response, its body unread. Raises ToolError: the URL is not allowed; InfraError: none came."""
+        url, admitted = match_rule(self.allow, text)
+        addresses = await _resolve_addresses(url, admitted)
+        headers = {**HEADERS, **_check_ascii(headers), "host": url.netloc.decode("ascii")}
         try:
-            response = await self._asked(method, url, addresses, headers, body)
+            response = await self._send(method, url, addresses, headers, body)
             try:
                 yield url, response
             finally:
                 await response.aclose()
         except httpx2.TransportError as error:
-            raise WorldFault("http_unreachable", f"{url}: {type(error).__name__}: {error}") from error
+            raise InfraError("http_unreachable", f"{url}: {type(error).__name__}: {error}") from error
 
-    async def _asked(
+    async def _send(
         self, method: str, url: httpx2.URL, addresses: Sequence[str], headers: Mapping[str, str], body: bytes
     ) -> httpx2.Response:
-        """At the first address that takes a connection."""
+        """Send the request to the first address that takes a connection."""
         name = {"sni_hostname": url.raw_host.decode("ascii")}  # whose certificate must be shown
         for address in addresses:
             request = httpx2.Request(
@@ -151,12 +151,12 @@ class Http(Toolset):
             except httpx2.ConnectError:
                 if address == addresses[-1]:
                     raise
-        raise WorldFault("http_unreachable", f"{url}: the name has no address")
+        raise InfraError("http_unreachable", f"{url}: the name has no address")
 
     async def _read(self, url: httpx2.URL, response: httpx2.Response) -> str:
         status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
         if response.status_code >= 500 or response.status_code == 429:
-            raise WorldFault("http_server", f"{url}: {status}")
+            raise InfraError("http_server", f"{url}: {status}")
         if response.status_code >= 400:
             raise ToolError(f"{url}: {status}")
         kind = response.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
@@ -164,14 +164,14 @@ class Http(Toolset):
             raise ToolError(f"{url} is {kind}, which is not text")
         if (coding := response.headers.get("content-encoding", "identity").lower()) != "identity":
             raise ToolError(f"{url} comes compressed ({coding}) only, which is not read")
-        content, cut = await self._bytes(response)
-        said = _decoded(content, response.charset_encoding)
+        content, cut = await self._read_bytes(response)
+        text = _decode(content, response.charset_encoding)
         if kind in ("text/html", "application/xhtml+xml"):
-            said = await in_thread(partial(text_of, said, str(url) if self.links else None))
-        return f"{said}\n[cut: the page is longer than {self.max_bytes} bytes]" if cut else said
+            text = await run_in_thread(partial(html_to_text, text, str(url) if self.links else None))
+        return f"{text}\n[cut: the page is longer than {self.max_bytes} bytes]" if cut else text
 
-    async def _bytes(self, response: httpx2.Response) -> tuple[bytes, bool]:
-        """Up to ``max_bytes``, and whether there are more."""
+    async def _read_bytes(self, response: httpx2.Response) -> tuple[bytes, bool]:
+        """Read up to ``max_bytes``; the second value is True if there are more."""
         content = bytearray()
         async for chunk in response.aiter_raw():
             content += chunk
@@ -180,31 +180,31 @@ class Http(Toolset):
         return bytes(content), False
 
 
-async def _addresses(url: httpx2.URL, admitted: Rule) -> list[str]:
-    """Those to connect to. What was checked is what is used: a name may mean another one a moment later."""
+async def _resolve_addresses(url: httpx2.URL, admitted: Rule) -> list[str]:
+    """Look up the addresses to connect to. The checked ones are used: a name may mean others a moment later."""
     host, port = url.host.rstrip("."), PORTS[url.scheme] if url.port is None else url.port
     try:
-        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno == socket.EAI_AGAIN:
-            raise WorldFault("http_unreachable", f"{host}: {error}") from error
+            raise InfraError("http_unreachable", f"{host}: {error}") from error
         raise ToolError(f"there is no host {host!r}") from None
     except UnicodeError:
         raise ToolError(f"there is no host {host!r}") from None
-    addresses = list(dict.fromkeys(str(at[0]) for *_, at in found))
+    addresses = list(dict.fromkeys(str(at[0]) for *_, at in infos))
     if not admitted.private and not all(is_public(a) for a in addresses):
         raise ToolError(f"{host!r} is in a private network, where nothing may be fetched")
     return addresses[:MAX_ADDRESSES]
 
 
-def _ascii(headers: Mapping[str, str]) -> dict[str, str]:
+def _check_ascii(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not value.isascii() or not value.isprintable():
             raise ToolError(f"{name} may hold plain ASCII only, not {value!r:.100}")
     return dict(headers)
 
 
-def _decoded(content: bytes, charset: str | None) -> str:
+def _decode(content: bytes, charset: str | None) -> str:
     try:
         return content.decode(charset or "utf-8", "replace")
     except LookupError:  # a charset nobody knows

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from agentrl import ContractError, Tool, ToolError, Toolset, UserError, WorldFault
-from agentrl.errors import nearest
-from agentrl.toolset import cannot_fork
+from agentrl import ContractError, InfraError, Tool, ToolError, Toolset, UserError
+from agentrl.errors import suggest
+from agentrl.tools.toolset import fork_error
 
 if TYPE_CHECKING:
     import mcp_types as types
 
-    from agentrl_tools.connection import Connection
+    from agentrl_tools.mcp_session import Connection
 
 
 class Mcp(Toolset):
@@ -33,7 +33,7 @@ class Mcp(Toolset):
         env: names of environment variables that a command is given, beside a few such as PATH and HOME.
         timeout_s: of a call; its cancellation is passed on to the server.
         retries: of a call whose server went away, failed or took too long.
-        limit: calls of one tool at once; any number by default.
+        max_concurrency: calls of one tool at once; any number by default.
         start_timeout_s: how long a server may take until it answers.
         per_episode: for servers that keep something between calls.
         sessions: with ``per_episode``, how many at once; further episodes wait, within ``timeout_s``.
@@ -41,7 +41,7 @@ class Mcp(Toolset):
 
     named_by = "server"
     needs = {"mcp": "mcp"}
-    shared: Server
+    shared: _SharedServer
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Mcp(Toolset):
         env: Sequence[str] = (),
         timeout_s: float = 30.0,
         retries: int = 0,
-        limit: int | None = None,
+        max_concurrency: int | None = None,
         start_timeout_s: float = 30.0,
         per_episode: bool = False,
         sessions: int = 16,
@@ -61,12 +61,12 @@ class Mcp(Toolset):
                 f"tool 'mcp': start_timeout_s must be over 0, sessions 1 or more; not {start_timeout_s:g}, {sessions}"
             )
         self.server, self.prefix, self.only, self.env = server, prefix, tuple(only), tuple(env)
-        self.timeout_s, self.retries, self.limit = timeout_s, retries, limit
+        self.timeout_s, self.retries, self.max_concurrency = timeout_s, retries, max_concurrency
         self.start_timeout_s, self.per_episode, self.sessions = start_timeout_s, per_episode, sessions
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Server]:
-        server = Server(self)
+    async def open(self) -> AsyncIterator[_SharedServer]:
+        server = _SharedServer(self)
         try:
             await server.open()
             yield server
@@ -80,8 +80,8 @@ class Mcp(Toolset):
 
     def fork(self) -> Self:
         if self.per_episode:
-            raise cannot_fork(self, "with per_episode = true the server keeps what it holds, which cannot be copied")
-        return self.of_episode(self.shared)
+            raise fork_error(self, "with per_episode = true the server keeps what it holds, which cannot be copied")
+        return self.start_episode(self.shared)
 
     async def close(self) -> None:
         if self._session is not None and self.per_episode:
@@ -98,31 +98,31 @@ class Mcp(Toolset):
             async with self._starting:
                 session = self._session = self._session or await self.shared.take(patience_s)
         result = await session.call(name, arguments, patience_s)
-        said = text(result)
+        text = _format_result(result)
         if result.is_error:
-            raise ToolError(said or "the tool failed, and did not say why")
-        return said
+            raise ToolError(text or "the tool failed, and did not say why")
+        return text
 
 
-class Server:
-    """What episodes share: the tools of a server, and its connection, or as many as episodes need."""
+class _SharedServer:
+    """The tools of a server, and its connection, or as many as episodes need; shared by all episodes."""
 
     def __init__(self, settings: Mcp) -> None:
         self.settings = settings
         self.tools: dict[str, Tool] = {}  # by the server's names
-        self.places = anyio.Semaphore(settings.sessions)
-        self.connection = self._connection()
+        self._slots = anyio.Semaphore(settings.sessions)
+        self.connection = self._build_connection()
         self.fresh: list[Connection] = [self.connection]  # that no episode has had
         self.taken: set[Connection] = set()
 
     async def open(self) -> None:
-        """Raises UserError: the server cannot be started, or has no such tools."""
+        """Start the server and list its tools. Raises UserError: it cannot be started, or has no such tools."""
         listed = await self.connection.open()
         s, names = self.settings, [t.name for t in listed]
         for name in s.only:
             if name not in names:
-                raise UserError(f"the MCP server {s.server!r} has no tool {name!r}{nearest(name, names)}")
-        self.tools = {t.name: self._tool(t) for t in listed if not s.only or t.name in s.only}
+                raise UserError(f"the MCP server {s.server!r} has no tool {name!r}{suggest(name, names)}")
+        self.tools = {t.name: self._build_tool(t) for t in listed if not s.only or t.name in s.only}
 
     async def close(self) -> None:
         async with anyio.create_task_group() as closing:
@@ -130,72 +130,73 @@ class Server:
                 closing.start_soon(connection.close)
 
     async def take(self, patience_s: float) -> Connection:
-        """A session for one episode. Raises WorldFault ``mcp_gone``: there is none."""
+        """Take a session for one episode. Raises InfraError ``mcp_gone``: there is none."""
         try:
             with anyio.fail_after(patience_s):
-                await self.places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             s = self.settings
-            raise WorldFault(
+            raise InfraError(
                 "mcp_gone", f"all {s.sessions} sessions of the MCP server {s.server!r} are taken"
             ) from None
-        connection = self.fresh.pop() if self.fresh and self.fresh[0].is_open else self._connection()
+        connection = self.fresh.pop() if self.fresh and self.fresh[0].is_open else self._build_connection()
         self.taken.add(connection)
         try:
             if not connection.is_open:
                 await connection.open()
         except BaseException as error:
-            self._let_go(connection)
+            self._release(connection)
             if isinstance(error, UserError):
-                raise WorldFault("mcp_gone", str(error)) from error
+                raise InfraError("mcp_gone", str(error)) from error
             raise
         return connection
 
     async def give_back(self, connection: Connection) -> None:
-        """Its process ends: the next episode has one of its own."""
+        """End the session's process: the next episode has one of its own."""
         try:
             await connection.close()
         finally:
-            self._let_go(connection)
+            self._release(connection)
 
-    def _let_go(self, connection: Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         self.taken.discard(connection)
-        self.places.release()
+        self._slots.release()
 
-    def _connection(self) -> Connection:
+    def _build_connection(self) -> Connection:
         try:
-            from agentrl_tools.connection import Connection
+            from agentrl_tools.mcp_session import Connection
         except ImportError as error:
             raise UserError(f"tool 'mcp' needs the package mcp: pip install 'agentrl-gym[mcp]' ({error})") from None
         s = self.settings
         return Connection(s.server, s.env, s.start_timeout_s, once=s.per_episode)
 
-    def _tool(self, listed: types.Tool) -> Tool:
-        from agentrl_tools.schema import check_of
+    def _build_tool(self, listed: types.Tool) -> Tool:
+
+        from agentrl_tools.schema import build_argument_check
 
         s, what = self.settings, f"the tool {listed.name!r} of the MCP server {self.settings.server!r}"
         return Tool(
             s.prefix + listed.name,
             listed.description or listed.title or "",
             listed.input_schema,
-            check_of(listed.input_schema, what),
-            text,
+            build_argument_check(listed.input_schema, what),
+            _format_result,
             timeout_s=s.timeout_s,
             retries=s.retries,
-            limit=s.limit,
+            max_concurrency=s.max_concurrency,
             writes=listed.annotations is None or not listed.annotations.read_only_hint,
         )
 
 
-def text(result: types.CallToolResult) -> str:
-    """What the model reads: the texts; the structured content where there are none; the rest by its name."""
-    parts = [_text(block) for block in result.content]
+def _format_result(result: types.CallToolResult) -> str:
+    """Format a result for the model: the texts; the structured content if there are none; the rest by its name."""
+    parts = [_format_block(block) for block in result.content]
     if result.structured_content is not None and not any(b.type == "text" for b in result.content):
         parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(part for part in parts if part)
 
 
-def _text(block: types.ContentBlock) -> str:
+def _format_block(block: types.ContentBlock) -> str:
     match block.type:
         case "text":
             return block.text

@@ -2,7 +2,7 @@
 
 open ---> session ---> lost ---> (a pause, growing) ---> session ---> ... ---> close
              |           |
-             |           calls that were on their way: WorldFault("mcp_gone")
+             |           calls that were on their way: InfraError("mcp_gone")
              calls        others wait for the next session
 """
 
@@ -20,8 +20,8 @@ from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallToolResult, Implementation, Tool
 
 from agentrl import __version__
-from agentrl.errors import ToolError, UserError, WorldFault
-from agentrl_tools.transport import NOT_SENT, Link, command_of, is_url, linked
+from agentrl.errors import InfraError, ToolError, UserError
+from agentrl_tools.mcp_transport import NOT_SENT, Link, is_url, open_transport, parse_command
 
 QUIET_S = 5.0  # a session that lasted shorter than that was no good one: the next is made after a longer pause
 PAUSE_S = 5.0  # the longest
@@ -32,7 +32,7 @@ INFO = Implementation(name="agentrl", version=__version__)
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 
-class Session:
+class _LiveSession:
     """A client while its server answers."""
 
     def __init__(self, client: Client, link: Link) -> None:
@@ -42,7 +42,7 @@ class Session:
         self.idle.set()
 
     @asynccontextmanager
-    async def calling(self) -> AsyncIterator[None]:
+    async def track_call(self) -> AsyncIterator[None]:
         self.calls += 1
         self.idle.clear()
         try:
@@ -55,8 +55,8 @@ class Session:
             if not self.calls:
                 self.idle.set()
 
-    async def last(self, patience_s: float) -> None:
-        """Until it is lost. One that let a call time out must answer something else within ``patience_s``."""
+    async def wait_until_lost(self, patience_s: float) -> None:
+        """Wait until it is lost. One that let a call time out must answer something else within ``patience_s``."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, patience_s)
             await self.link.lost.wait()
@@ -83,7 +83,7 @@ class Connection:
 
     def __init__(self, server: str, env: Sequence[str] = (), start_timeout_s: float = 30.0, *, once: bool = False):
         self.server, self.env, self.start_timeout_s, self.once = server, tuple(env), start_timeout_s, once
-        self._session: Session | None = None
+        self._session: _LiveSession | None = None
         self._changed = asyncio.Event()  # set when there is a session, or never will be one
         self._why = "not open"
         self._owner: asyncio.Task[None] | None = None
@@ -96,13 +96,13 @@ class Connection:
         return self._owner is not None and not self._ended
 
     async def open(self) -> list[Tool]:
-        """Start the server; its tools. Raises UserError: it cannot be started, in its own last words."""
-        self._owner = asyncio.create_task(self._own(), name=f"MCP server {self.server}")
+        """Start the server and list its tools. Raises UserError: it cannot be started, in its own last words."""
+        self._owner = asyncio.create_task(self._run(), name=f"MCP server {self.server}")
         try:
             await self._changed.wait()
             if self._first is not None:
                 raise self._first
-            return await self._tools()
+            return await self._list_tools()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.close()
@@ -123,40 +123,40 @@ class Connection:
         """Call a tool; while the server is being started again, wait for it ``patience_s``.
 
         Raises:
-            WorldFault: ``mcp_gone``: the server went away in mid-call, or did not come back; ``mcp_error``: it failed.
+            InfraError: ``mcp_gone``: the server went away in mid-call, or did not come back; ``mcp_error``: it failed.
             ToolError: it does not take these arguments.
         """
         while True:
-            session = await self._live(patience_s)
+            session = await self._wait_for_session(patience_s)
             try:
-                async with session.calling():
+                async with session.track_call():
                     return await session.client.call_tool(name, dict(arguments))
             except MCPError as error:
-                if not _unsent(error):
-                    raise self._told(name, error, session) from error
+                if not _is_unsent(error):
+                    raise self._explain(name, error, session) from error
                 session.link.lose(error.message)  # the call never reached it: again, when it is back
 
-    async def _live(self, patience_s: float) -> Session:
+    async def _wait_for_session(self, patience_s: float) -> _LiveSession:
         with anyio.move_on_after(patience_s):
             while not self._ended:
                 if self._session is not None and not self._session.link.lost.is_set():
                     return self._session
                 self._changed.clear()
                 await self._changed.wait()
-        raise WorldFault("mcp_gone", f"the MCP server {self.server!r} is gone: {self._why}")
+        raise InfraError("mcp_gone", f"the MCP server {self.server!r} is gone: {self._why}")
 
-    def _told(self, name: str, error: MCPError, session: Session) -> Exception:
+    def _explain(self, name: str, error: MCPError, session: _LiveSession) -> Exception:
         if error.code == CONNECTION_CLOSED:
             why = session.link.why or error.message
-            return WorldFault("mcp_gone", f"the MCP server {self.server!r} went away while it ran {name!r}: {why}")
+            return InfraError("mcp_gone", f"the MCP server {self.server!r} went away while it ran {name!r}: {why}")
         if error.code == INVALID_PARAMS:
             return ToolError(error.message)
         kind = error.data.get("fault") if isinstance(error.data, dict) else None
-        return WorldFault(str(kind or "mcp_error"), f"the MCP server {self.server!r}, in {name!r}: {error.message}")
+        return InfraError(str(kind or "mcp_error"), f"the MCP server {self.server!r}, in {name!r}: {error.message}")
 
-    async def _tools(self) -> list[Tool]:
-        """All pages."""
-        session, found, cursor = await self._live(self.start_timeout_s), list[Tool](), None
+    async def _list_tools(self) -> list[Tool]:
+        """List the tools, all pages of them."""
+        session, found, cursor = await self._wait_for_session(self.start_timeout_s), list[Tool](), None
         while True:
             try:
                 with anyio.fail_after(self.start_timeout_s):
@@ -168,8 +168,8 @@ class Connection:
             if (cursor := page.next_cursor) is None:
                 return found
 
-    async def _own(self) -> None:
-        """Sessions, one after the other."""
+    async def _run(self) -> None:
+        """Hold sessions, one after the other, until it is closed."""
         failed, first = 0, True
         while not self._ended:
             begun = anyio.current_time()
@@ -191,28 +191,28 @@ class Connection:
         self._changed.set()
 
     async def _hold(self) -> None:
-        """One session, from its start until it is over. Raises UserError: it cannot be started."""
-        parameters = self.server if is_url(self.server) else command_of(self.server, self.env)
+        """Hold one session, from its start until it is over. Raises UserError: it cannot be started."""
+        parameters = self.server if is_url(self.server) else parse_command(self.server, self.env)
         link, begun = Link(self.server), False
         why = f"it has not answered for {self.start_timeout_s:g} s (tool.mcp.start_timeout_s)"
         try:
             with self._interruptible(self.start_timeout_s) as scope:
-                async with Client(linked(link, parameters), client_info=INFO) as client:
+                async with Client(open_transport(link, parameters), client_info=INFO) as client:
                     scope.deadline, self._waiting, begun = math.inf, None, True
-                    await self._use(Session(client, link))
-            why += link.ending()
+                    await self._use(_LiveSession(client, link))
+            why += link.describe_end()
         except Exception as error:  # once begun, it has been lost already, and broke as it was closed
-            why = link.told(error)
+            why = link.explain(error)
         finally:
             link.tail.close()
         if not begun and not self._ended:
             raise UserError(f"the MCP server {self.server!r} cannot be started: {why}")
 
-    async def _use(self, session: Session) -> None:
+    async def _use(self, session: _LiveSession) -> None:
         self._session = session
         self._changed.set()
         try:
-            await session.last(self.start_timeout_s)
+            await session.wait_until_lost(self.start_timeout_s)
         finally:
             self._session, self._why = None, session.link.why
         if is_url(self.server) and not self._ended:
@@ -220,11 +220,11 @@ class Connection:
                 await session.idle.wait()  # HTTP may answer yet, within the calls' deadlines
 
     def _interruptible(self, seconds: float) -> anyio.CancelScope:
-        """A deadline for what ``close`` need not wait for."""
+        """Return a deadline for what ``close`` need not wait for."""
         self._waiting = anyio.CancelScope(deadline=anyio.current_time() + seconds)
         return self._waiting
 
 
-def _unsent(error: MCPError) -> bool:
-    """Whether the server cannot have begun with it."""
+def _is_unsent(error: MCPError) -> bool:
+    """Return True if the server cannot have begun with the call."""
     return error.data == NOT_SENT or (error.code == INVALID_REQUEST and error.message == "Session terminated")

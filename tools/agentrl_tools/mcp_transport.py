@@ -1,4 +1,4 @@
-"""The way to one MCP server: a process's pipes, or HTTP. It tells when the way ends, and what was heard at its end."""
+"""The transport to one MCP server: a process's pipes, or HTTP. It reports a loss, and the server's last words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED
 
 from agentrl.errors import UserError
-from agentrl_tools.reaper import mark
+from agentrl_tools.reaper import start_reaper
 
 NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
 TAIL_BYTES = 2000
@@ -28,40 +28,40 @@ LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, kee
 
 
 class Link:
-    """One session's way to its server. ``why``: what ended it."""
+    """One session's connection to its server. ``why``: what ended it."""
 
     def __init__(self, server: str) -> None:
         self.server = server
         self.lost, self.doubted = asyncio.Event(), asyncio.Event()
         self.why = ""
         self.noise: str | None = None
-        self.tail = Tail()
+        self.tail = _StderrTail()
 
     def lose(self, why: str) -> None:
         if not self.lost.is_set():
-            self.why = why + self.ending()
+            self.why = why + self.describe_end()
             self.lost.set()
 
-    def ending(self) -> str:
-        """The end of a sentence: what the server wrote last."""
+    def describe_end(self) -> str:
+        """Return the end of a sentence: the server's last words."""
         noise = f"; on stdout it wrote {self.noise!r:.100}, which is no MCP message" if self.noise is not None else ""
-        return noise + (f"; its last words:\n{said}" if (said := self.tail.text()) else "")
+        return noise + (f"; its last words:\n{last}" if (last := self.tail.text()) else "")
 
-    def told(self, error: BaseException) -> str:
-        """An error while it was made, in words."""
+    def explain(self, error: BaseException) -> str:
+        """Put an error during its start into words."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         match error:
             case FileNotFoundError() | PermissionError() | NotADirectoryError():
                 return f"there is no command {shlex.split(self.server)[0]!r} that can be run"
             case MCPError(code=code) if code == CONNECTION_CLOSED and not is_url(self.server):
-                return f"it ended{self.ending()}"
+                return f"it ended{self.describe_end()}"
             case MCPError():
-                return f"{error.message}{self.ending()}"
-        return f"{type(error).__name__}: {error}{self.ending()}"
+                return f"{error.message}{self.describe_end()}"
+        return f"{type(error).__name__}: {error}{self.describe_end()}"
 
 
-class Tail:
+class _StderrTail:
     """The end of what a process writes to ``file``: a pipe that is read as it fills."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Tail:
             self._bytes = (self._bytes + os.read(self._end, 65536))[-TAIL_BYTES:]
 
     def text(self) -> str:
-        """The last lines, up to five."""
+        """Return the last lines, up to five."""
         self._read()
         return "\n".join(self._bytes.decode(errors="replace").strip().splitlines()[-5:])
 
@@ -91,8 +91,8 @@ def is_url(server: str) -> bool:
     return server.startswith(("http://", "https://"))
 
 
-def command_of(server: str, env: Sequence[str]) -> StdioServerParameters:
-    """Raises UserError where it is no command line, or an environment variable is missing."""
+def parse_command(server: str, env: Sequence[str]) -> StdioServerParameters:
+    """Parse a command line. Raises UserError if it is none, or an environment variable is missing."""
     try:
         words = shlex.split(server)
     except ValueError as error:
@@ -102,15 +102,15 @@ def command_of(server: str, env: Sequence[str]) -> StdioServerParameters:
     for name in env:
         if name not in os.environ:
             raise UserError(f"tool 'mcp': there is no environment variable {name!r}, which tool.mcp.env names")
-    given = {name: os.environ[name] for name in env} | mark()
+    given = {name: os.environ[name] for name in env} | start_reaper()
     return StdioServerParameters(command=words[0], args=words[1:], env=given)
 
 
 @asynccontextmanager
-async def linked(link: Link, parameters: StdioServerParameters | str) -> AsyncIterator[Any]:
-    """The transport's two streams, as `mcp.Client` wants them."""
+async def open_transport(link: Link, parameters: StdioServerParameters | str) -> AsyncIterator[Any]:
+    """Open the transport's two streams, as `mcp.Client` takes them."""
     async with _transport(link, parameters) as (read, write):
-        yield Listening(read, link), write
+        yield _MonitoredStream(read, link), write
 
 
 @asynccontextmanager
@@ -121,13 +121,13 @@ async def _transport(link: Link, parameters: StdioServerParameters | str) -> Asy
         return
     timeout = httpx2.Timeout(None, connect=10.0)  # a call has a deadline of its own
     async with (
-        httpx2.AsyncClient(transport=Contained(limits=LIMITS), timeout=timeout) as client,
+        httpx2.AsyncClient(transport=_ContainedTransport(limits=LIMITS), timeout=timeout) as client,
         streamable_http_client(parameters, http_client=client) as streams,
     ):
         yield streams
 
 
-class Listening:
+class _MonitoredStream:
     """A read stream that tells its link when it ends, and of what was no message."""
 
     def __init__(self, stream: Any, link: Link) -> None:
@@ -166,7 +166,7 @@ class Listening:
         await self.aclose()
 
 
-class Contained(httpx2.AsyncHTTPTransport):
+class _ContainedTransport(httpx2.AsyncHTTPTransport):
     """A connection that fails is an answer to the request it carried; raised, it would end all others of the client."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:

@@ -1,4 +1,4 @@
-"""Passages: what a corpus is made of, read from text files, JSON lines and Parquet."""
+"""The passages of a corpus, read from text files, JSON lines and Parquet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl import UserError
-from agentrl.errors import nearest
+from agentrl.errors import suggest
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 
@@ -20,15 +20,15 @@ class Passage(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What the columns of JSON lines and Parquet are called. Rows may lack an id and a title, never a text."""
+    """The names of the columns of JSON lines and Parquet. Rows may lack an id and a title, never a text."""
 
     id: str = "id"
     title: str = "title"
     text: str = "text"
 
 
-def read(files: Iterable[Path], columns: Columns = Columns()) -> Iterator[Passage]:  # noqa: B008 - it is a tuple
-    """The passages of all files, one after the other, never all in memory.
+def read_passages(files: Iterable[Path], columns: Columns = Columns()) -> Iterator[Passage]:  # noqa: B008 - it is a tuple
+    """Yield the passages of all files, one after the other, never all in memory.
 
     Raises:
         UserError: a file is not there, or a line or row is no passage; the sentence names it.
@@ -46,7 +46,7 @@ def read(files: Iterable[Path], columns: Columns = Columns()) -> Iterator[Passag
 
 
 def _paragraphs(file: Path) -> Iterator[Passage]:
-    """A passage a paragraph; all of a file have its name, without the suffix, as their title."""
+    """Yield a passage a paragraph, with the file's name, without the suffix, as its title."""
     lines: list[str] = []
     try:
         with file.open(encoding="utf-8") as opened:
@@ -111,9 +111,9 @@ def _passage(row: Mapping[str, Any], columns: Columns, where: str) -> Passage:
 
 
 def _whole(text: str) -> str:
-    """Without half characters, which JSON can spell and no file can hold."""
+    """Replace half characters, which JSON can spell and no file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8").strip()
 
 
 def _no_text(column: str, known: Iterable[str], where: str) -> UserError:
-    return UserError(f"{where}: there is no {column!r}{nearest(column, known)} (--text_column NAME)")
+    return UserError(f"{where}: there is no {column!r}{suggest(column, known)} (--text_column NAME)")

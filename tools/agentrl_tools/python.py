@@ -12,24 +12,27 @@ from dataclasses import replace
 from itertools import count
 from typing import Literal, Self
 
-from agentrl import Tool, ToolError, Toolset, WorldFault, tool
-from agentrl.toolset import cannot_fork
-from agentrl_tools.sandbox import client, launch, monty
+from agentrl import InfraError, Tool, ToolError, Toolset, tool
+from agentrl.tools.toolset import fork_error
+from agentrl_tools.sandbox import fork_server_client, launch, monty
 
 MAX_CHARS = 20_000
 _numbers = count()
 
 
-class Interpreters:
+class _Interpreters:
     """A light fork server, and one with the packages warm for code that names one of them."""
 
     def __init__(
-        self, light: client.Sandbox | monty.Monty, warm: client.Sandbox | None, packages: Sequence[str]
+        self,
+        light: fork_server_client.ForkServerClient | monty.MontyPool,
+        warm: fork_server_client.ForkServerClient | None,
+        packages: Sequence[str],
     ) -> None:
         self.light, self.warm = light, warm
         self.heavy = re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b") if packages else None
 
-    def of(self, code: str) -> client.Sandbox | monty.Monty:
+    def of(self, code: str) -> fork_server_client.ForkServerClient | monty.MontyPool:
         return self.warm if self.warm is not None and self.heavy and self.heavy.search(code) else self.light
 
 
@@ -43,7 +46,7 @@ class Python(Toolset):
         memory_mb: address space of a call.
         packages: imported beforehand, where they are installed.
         interpreter: another Python, whose packages the code may import.
-        limit: calls that run at once; twice the cores by default.
+        max_concurrency: calls that run at once; twice the cores by default.
     """
 
     def __init__(
@@ -54,35 +57,35 @@ class Python(Toolset):
         memory_mb: int = 1024,
         packages: Sequence[str] = ("numpy", "sympy"),
         interpreter: str | None = None,
-        limit: int | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
         self.sandbox, self.state, self.timeout_s, self.memory_mb = sandbox, state, timeout_s, memory_mb
-        self.packages, self.interpreter, self.limit = tuple(packages), interpreter, limit
+        self.packages, self.interpreter, self.max_concurrency = tuple(packages), interpreter, max_concurrency
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Interpreters]:
-        limits = launch.Limits(memory_mb=self.memory_mb)
+    async def open(self) -> AsyncIterator[_Interpreters]:
+        limits = launch.SandboxLimits(memory_mb=self.memory_mb)
         async with AsyncExitStack() as held:
             if self.sandbox == "monty":
-                pool = await held.enter_async_context(monty.running(limits, self.timeout_s, self.limit))
-                yield Interpreters(pool, None, ())
+                pool = await held.enter_async_context(monty.open_monty(limits, self.timeout_s, self.max_concurrency))
+                yield _Interpreters(pool, None, ())
                 return
-            start = launch.chosen(self.sandbox, limits, (), self.interpreter)
-            warm = launch.chosen(self.sandbox, limits, self.packages, self.interpreter)
-            light = await held.enter_async_context(client.running(start, self.limit))
-            heavy = await held.enter_async_context(client.running(warm, self.limit))
-            yield Interpreters(light, heavy, self.packages)
+            start = launch.choose_launch(self.sandbox, limits, (), self.interpreter)
+            warm = launch.choose_launch(self.sandbox, limits, self.packages, self.interpreter)
+            light = await held.enter_async_context(fork_server_client.open_fork_server(start, self.max_concurrency))
+            heavy = await held.enter_async_context(fork_server_client.open_fork_server(warm, self.max_concurrency))
+            yield _Interpreters(light, heavy, self.packages)
 
     def begin(self) -> None:
         self.session = f"episode-{next(_numbers)}" if self.state else None
-        self.mine: client.Sandbox | monty.Monty | None = None  # where the variables are
+        self.mine: fork_server_client.ForkServerClient | monty.MontyPool | None = None  # where the variables are
         self.generation = 0
         self.turn = asyncio.Lock()
 
     def fork(self) -> Self:
         if self.state:
-            raise cannot_fork(self, "with state = true its variables are in a process, which cannot be copied")
-        return self.of_episode(self.shared)
+            raise fork_error(self, "with state = true its variables are in a process, which cannot be copied")
+        return self.start_episode(self.shared)
 
     async def close(self) -> None:
         if self.session is not None and self.mine is not None:
@@ -90,8 +93,8 @@ class Python(Toolset):
 
     @property
     def tool_list(self) -> Sequence[Tool]:
-        places = self.limit or client.places()
-        return [replace(t, timeout_s=self.timeout_s + 10, limit=places) for t in super().tool_list]
+        places = self.max_concurrency or fork_server_client.get_default_concurrency()
+        return [replace(t, timeout_s=self.timeout_s + 10, max_concurrency=places) for t in super().tool_list]
 
     @tool
     async def python(self, code: str) -> str:
@@ -103,23 +106,25 @@ class Python(Toolset):
         if len(code) > MAX_CHARS:
             raise ToolError(f"the code has {len(code)} characters; {MAX_CHARS} are the most")
         async with self.turn if self.state else contextlib.nullcontext():  # the calls of a turn run together
-            found = await self._run(code)
-        return spoken(found, self.timeout_s, self.state)
+            result = await self._run(code)
+        return format_result(result, self.timeout_s, self.state)
 
-    async def _run(self, code: str) -> client.Result:
+    async def _run(self, code: str) -> fork_server_client.CodeResult:
         sandbox = self.mine or self.shared.of(code)
         old = self.generation if self.mine is not None else None
-        found: client.Result = await sandbox.run(code, session=self.session, timeout_s=self.timeout_s, old=old)
-        if found.status == "lost":
-            raise WorldFault("sandbox_gone", "the sandbox was started again, and the episode's variables are lost")
+        result: fork_server_client.CodeResult = await sandbox.run(
+            code, session=self.session, timeout_s=self.timeout_s, old=old
+        )
+        if result.status == "lost":
+            raise InfraError("sandbox_gone", "the sandbox was started again, and the episode's variables are lost")
         if self.session is not None:
-            kept = found.status in ("ok", "raised")
+            kept = result.status in ("ok", "raised")
             self.mine, self.generation = (sandbox, sandbox.generation) if kept else (None, 0)
-        return found
+        return result
 
 
-def spoken(result: client.Result, timeout_s: float, state: bool = False) -> str:
-    """For the model to read. Raises ToolError where the code failed."""
+def format_result(result: fork_server_client.CodeResult, timeout_s: float, state: bool = False) -> str:
+    """Format a result for the model. Raises ToolError if the code failed."""
     cut = f"[{result.cut} more bytes left out]\n" if result.cut else ""
     output = result.output + cut
     kind, _, number = result.status.partition(" ")

@@ -19,7 +19,7 @@ GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _marks: dict[int, str] = {}  # by process: a fork has a reaper of its own
 
 
-def mark() -> dict[str, str]:
+def start_reaper() -> dict[str, str]:
     """Return the variable by which this process's reaper, which is started here, knows what is to end with it."""
     if os.getpid() not in _marks:
         _marks[os.getpid()] = secrets.token_hex(8)
@@ -43,7 +43,7 @@ def find_marked(word: str) -> list[int]:
     return found
 
 
-def wait_for_parent() -> None:
+def _wait_for_parent() -> None:
     """Return when the process that started this one is gone."""
     parent = os.getppid()
     if hasattr(os, "pidfd_open") and parent > 1:
@@ -59,7 +59,7 @@ def wait_for_parent() -> None:
         time.sleep(0.5)
 
 
-def reap(word: str) -> None:
+def _reap(word: str) -> None:
     """End the marked processes: politely, then not."""
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
         for pid in find_marked(word):
@@ -72,13 +72,13 @@ def reap(word: str) -> None:
             time.sleep(0.1)
 
 
-def main() -> None:
+def _main() -> None:
     os.setsid()  # a terminal's Ctrl-C is not for this one
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    wait_for_parent()
-    reap(sys.argv[1])
+    _wait_for_parent()
+    _reap(sys.argv[1])
 
 
 if __name__ == "__main__":
-    main()
+    _main()

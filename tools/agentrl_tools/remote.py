@@ -10,16 +10,16 @@ from typing import NamedTuple, Protocol, Self
 
 import anyio
 
-from agentrl import ContractError, Tool, ToolError, Toolset, UserError, WorldFault, tool
-from agentrl.errors import nearest
-from agentrl.registry import imported
-from agentrl.toolset import cannot_fork
+from agentrl import ContractError, InfraError, Tool, ToolError, Toolset, UserError, tool
+from agentrl.errors import suggest
+from agentrl.settings.registry import import_object
+from agentrl.tools.toolset import fork_error
 
 KINDS = {"e2b": "agentrl_tools.e2b:E2b"}
 SPARE_S = 10.0  # beyond the deadlines inside a call: to tell which one passed
 
 
-class Result(NamedTuple):
+class CommandResult(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
@@ -30,12 +30,12 @@ class Sandbox(Protocol):
 
     async def start(self) -> None: ...
 
-    async def exec(self, command: str, timeout_s: float) -> Result:
+    async def exec(self, command: str, timeout_s: float) -> CommandResult:
         """Run a shell command. Raises TimeoutError: it took longer."""
         ...
 
     async def read(self, path: str) -> bytes:
-        """Raises OSError: there is no such file, or it cannot be read."""
+        """Read a file. Raises OSError: there is none, or it cannot be read."""
         ...
 
     async def write(self, path: str, content: bytes) -> None:
@@ -43,13 +43,13 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Also when it was never started."""
+        """End it, also when it was never started."""
         ...
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a sandbox should be like. ``lifetime_s``: when it ends by itself, should nobody be left to end it."""
+class SandboxSpec:
+    """The wanted sandbox. ``lifetime_s``: when it ends by itself, should nobody be left to end it."""
 
     template: str | None = None
     lifetime_s: int = 900
@@ -60,17 +60,17 @@ class Remote(Toolset):
     """A shell and files in a sandbox of a service, one for each episode, started at its first call.
 
     Args:
-        kind: ``e2b``, or ``module:Class`` of a class that keeps `Sandbox`, made from a `Wanted`.
+        kind: ``e2b``, or ``module:Class`` of a class that keeps `Sandbox`, made from a `SandboxSpec`.
         template: the service's name of what it starts from; its own default where none is given.
         internet: the sandbox may reach the internet.
         lifetime_s: when a sandbox ends by itself, should nobody be left to end it.
         timeout_s: of a command.
-        start_timeout_s: of a sandbox's start, the wait for a place included.
-        sandboxes: how many at once; further episodes wait for a place.
+        start_timeout_s: of a sandbox's start, the wait for a slot included.
+        sandboxes: how many at once; further episodes wait for a slot.
     """
 
     named_by = "kind"
-    shared: Sandboxes
+    shared: _SandboxPool
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class Remote(Toolset):
                 "tool 'remote': timeout_s and start_timeout_s must be over 0, lifetime_s and sandboxes 1 or more; "
                 f"not {timeout_s:g}, {start_timeout_s:g}, {lifetime_s} and {sandboxes}"
             )
-        self.kind, self.wanted = kind, Wanted(template, lifetime_s, internet)
+        self.kind, self.spec = kind, SandboxSpec(template, lifetime_s, internet)
         self.timeout_s, self.start_timeout_s, self.sandboxes = timeout_s, start_timeout_s, sandboxes
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Sandboxes]:
-        sandboxes = Sandboxes(maker(self.kind), self.wanted, self.start_timeout_s, self.sandboxes)
+    async def open(self) -> AsyncIterator[_SandboxPool]:
+        sandboxes = _SandboxPool(_find_factory(self.kind), self.spec, self.start_timeout_s, self.sandboxes)
         sandboxes.make()  # a key that is missing is told now
         try:
             yield sandboxes
@@ -105,7 +105,7 @@ class Remote(Toolset):
         self._starting = anyio.Lock()
 
     def fork(self) -> Self:
-        raise cannot_fork(self, "its files and processes are in a sandbox of the episode's own")
+        raise fork_error(self, "its files and processes are in a sandbox of the episode's own")
 
     async def close(self) -> None:
         if self._started is not None:
@@ -160,54 +160,56 @@ class Remote(Toolset):
 
     @asynccontextmanager
     async def _sandbox(self) -> AsyncIterator[Sandbox]:
-        """The episode's own. What it raises is told to the model, or is the world's fault."""
+        """Yield the episode's own. Its errors are for the model to read, or an infrastructure error."""
         async with self._starting:
             self._started = self._started or await self.shared.take()
         try:
             yield self._started
-        except (ToolError, UserError, WorldFault):
+        except (ToolError, UserError, InfraError):
             raise
         except TimeoutError as error:
-            raise WorldFault("sandbox_gone", f"the sandbox does not answer: {error}") from error
+            raise InfraError("sandbox_gone", f"the sandbox does not answer: {error}") from error
         except OSError as error:
             raise ToolError(error.strerror or str(error)) from None
         except Exception as error:
-            raise WorldFault("sandbox_gone", f"the sandbox is gone: {type(error).__name__}: {error}") from error
+            raise InfraError("sandbox_gone", f"the sandbox is gone: {type(error).__name__}: {error}") from error
 
 
-class Sandboxes:
+class _SandboxPool:
     """Those of a run. Each is closed once it was begun to start, whoever is cancelled meanwhile."""
 
-    def __init__(self, make: Callable[[Wanted], Sandbox], wanted: Wanted, start_timeout_s: float, limit: int) -> None:
-        self._make, self.wanted, self.start_timeout_s, self.limit = make, wanted, start_timeout_s, limit
-        self._places = anyio.Semaphore(limit)
+    def __init__(
+        self, make: Callable[[SandboxSpec], Sandbox], spec: SandboxSpec, start_timeout_s: float, size: int
+    ) -> None:
+        self._make, self.spec, self.start_timeout_s, self.size = make, spec, start_timeout_s, size
+        self._slots = anyio.Semaphore(size)
         self._starts: dict[Sandbox, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def make(self) -> Sandbox:
-        return self._make(self.wanted)
+        return self._make(self.spec)
 
     async def take(self) -> Sandbox:
-        """Raises WorldFault ``sandbox_gone``: none can be started, or no place became free."""
+        """Start a sandbox. Raises InfraError ``sandbox_gone``: none can be started, or no slot became free."""
         begun = anyio.current_time()
         try:
             with anyio.fail_after(self.start_timeout_s):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
-            raise WorldFault("sandbox_gone", f"all {self.limit} sandboxes are taken") from None
+            raise InfraError("sandbox_gone", f"all {self.size} sandboxes are taken") from None
         sandbox = self.make()
         start = self._starts[sandbox] = asyncio.create_task(sandbox.start())
         left_s = max(self.start_timeout_s - (anyio.current_time() - begun), 0.0)
         try:
             await asyncio.wait({start}, timeout=left_s)
             if not start.done():
-                raise WorldFault("sandbox_gone", f"the sandbox did not start within {self.start_timeout_s:g} s")
+                raise InfraError("sandbox_gone", f"the sandbox did not start within {self.start_timeout_s:g} s")
             start.result()
         except BaseException as error:
             self._abandon(sandbox)
-            if isinstance(error, Exception) and not isinstance(error, UserError | WorldFault):
+            if isinstance(error, Exception) and not isinstance(error, UserError | InfraError):
                 words = f"the sandbox cannot be started: {type(error).__name__}: {error}"
-                raise WorldFault("sandbox_gone", words) from error
+                raise InfraError("sandbox_gone", words) from error
             raise
         return sandbox
 
@@ -236,12 +238,12 @@ class Sandboxes:
         except Exception:
             pass  # it ends by itself, after its lifetime
         finally:
-            self._places.release()
+            self._slots.release()
 
 
-def maker(kind: str) -> Callable[[Wanted], Sandbox]:
-    """Raises UserError: there is no such kind."""
+def _find_factory(kind: str) -> Callable[[SandboxSpec], Sandbox]:
+    """Find the class of a kind. Raises UserError if there is none."""
     if kind not in KINDS and ":" not in kind:
-        raise UserError(f"tool 'remote': no kind {kind!r}{nearest(kind, KINDS)} (or say remote:module:Class)")
-    made: Callable[[Wanted], Sandbox] = imported(f"tool 'remote:{kind}'", KINDS.get(kind, kind))
+        raise UserError(f"tool 'remote': no kind {kind!r}{suggest(kind, KINDS)} (or say remote:module:Class)")
+    made: Callable[[SandboxSpec], Sandbox] = import_object(f"tool 'remote:{kind}'", KINDS.get(kind, kind))
     return made

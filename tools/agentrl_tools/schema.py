@@ -13,14 +13,14 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 
 from agentrl.errors import UserError
-from agentrl.tool import Check
+from agentrl.tools.tool import ArgumentCheck
 from agentrl.types import JsonSchema
 
 MAX_CHARS = 200  # of what is wrong with one argument: jsonschema repeats the value
 
 
-def check_of(schema: JsonSchema, what: str) -> Check:
-    """What is wrong with arguments by this schema. Raises UserError, which begins with ``what``: it is none."""
+def build_argument_check(schema: JsonSchema, what: str) -> ArgumentCheck:
+    """Build the check of arguments by a schema. Raises UserError, which begins with ``what``, if it is no schema."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))  # patterns are of any language

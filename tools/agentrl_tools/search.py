@@ -12,8 +12,8 @@ import anyio
 from anyio import to_thread
 
 from agentrl import ContractError, ToolError, Toolset, tool
-from agentrl.aside import in_thread
-from agentrl_tools.corpus import Corpus, Hit, build, words
+from agentrl.runtime.threads import run_in_thread
+from agentrl_tools.bm25_index import Corpus, Hit, build_corpus, split_words
 from agentrl_tools.passages import Passage
 
 AT_ONCE = 16  # queries, in threads
@@ -37,14 +37,14 @@ class Search(Toolset):
         self.index, self.k, self.max_chars = index, k, max_chars
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Shelf]:
+    async def open(self) -> AsyncIterator[_CorpusReader]:
         with tempfile.TemporaryDirectory(prefix="agentrl-corpus-", ignore_cleanup_errors=True) as folder:
             path = Path(self.index) if isinstance(self.index, str | Path) else Path(folder) / "corpus.db"
             if not isinstance(self.index, str | Path):
-                await to_thread.run_sync(build, self.index, path)
+                await to_thread.run_sync(build_corpus, self.index, path)
             corpus = await to_thread.run_sync(Corpus, path)
             try:
-                yield Shelf(corpus)
+                yield _CorpusReader(corpus)
             finally:
                 corpus.close()
 
@@ -55,10 +55,10 @@ class Search(Toolset):
         Args:
             query: a few words.
         """
-        if not words(query):
+        if not split_words(query):
             raise ToolError("the query has no words")
         hits = await self.shared.find(query, self.k)
-        return "\n".join(f"{n}. {self._line(hit)}" for n, hit in enumerate(hits, 1)) or "nothing found"
+        return "\n".join(f"{n}. {self._format_hit(hit)}" for n, hit in enumerate(hits, 1)) or "nothing found"
 
     @tool
     async def open_page(self, title_or_id: str, page: int = 1) -> str:
@@ -72,36 +72,36 @@ class Search(Toolset):
         if not passages:
             close = dict.fromkeys(hit.title for hit in await self.shared.find(title_or_id, 3))
             raise ToolError(f"there is no page {title_or_id!r:.100}{'; there is: ' if close else ''}{', '.join(close)}")
-        parts = _parts("\n".join(p.text for p in passages))
+        parts = _split_pages("\n".join(p.text for p in passages))
         if not 1 <= page <= len(parts):
             raise ToolError(f"page {passages[0].title!r} has the parts 1 to {len(parts)}, not {page}")
         return parts[page - 1] + (f"\n(part {page} of {len(parts)})" if len(parts) > 1 else "")
 
-    def _line(self, hit: Hit) -> str:
-        """The id where it says more than the title; the text where it is short."""
+    def _format_hit(self, hit: Hit) -> str:
+        """Format a hit: the id if it says more than the title, the text if it is short."""
         name = hit.title if hit.id == hit.title else f"{hit.title} [{hit.id}]"
         text = hit.text if len(hit.text) <= self.max_chars else hit.snippet[: self.max_chars] + " ..."
         return f"{name}: {' '.join(text.split())}"
 
 
-class Shelf:
-    """A corpus that is read in threads, so many at once."""
+class _CorpusReader:
+    """A corpus that is read in threads, `AT_ONCE` at most."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
-        self._places = anyio.CapacityLimiter(AT_ONCE)
+        self._slots = anyio.CapacityLimiter(AT_ONCE)
 
     async def find(self, query: str, k: int) -> list[Hit]:
-        async with self._places:
-            return await in_thread(partial(self.corpus.find, query, k))
+        async with self._slots:
+            return await run_in_thread(partial(self.corpus.find, query, k))
 
     async def page(self, name: str) -> list[Passage]:
-        async with self._places:
-            return await in_thread(partial(self.corpus.page, name))
+        async with self._slots:
+            return await run_in_thread(partial(self.corpus.page, name))
 
 
-def _parts(text: str) -> list[str]:
-    """Parts of at most ``PAGE_CHARS`` characters, cut where a line or a word ends."""
+def _split_pages(text: str) -> list[str]:
+    """Split a text into parts of at most ``PAGE_CHARS`` characters, where a line or a word ends."""
     parts = []
     while len(text) > PAGE_CHARS:
         line, word = (text.rfind(end, PAGE_CHARS // 2, PAGE_CHARS) for end in ("\n", " "))

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Self
 
 from agentrl import Tool, ToolError, Toolset, tool
-from agentrl.toolset import cannot_fork
+from agentrl.tools.toolset import fork_error
 from agentrl_tools.sandbox import launch
-from agentrl_tools.sandbox.machine import Machine, Ran
+from agentrl_tools.sandbox.episode_vm import EpisodeVm, ShellResult
 
 
 class Files(Toolset):
@@ -21,37 +21,39 @@ class Files(Toolset):
         timeout_s: of a command; the model reads that it took too long.
         memory_mb: address space of a process.
         disk_mb: of all files together; they are in memory.
-        limit: calls that run at once.
+        max_concurrency: calls that run at once.
     """
 
     def __init__(
-        self, timeout_s: float = 10.0, memory_mb: int = 1024, disk_mb: int = 64, limit: int | None = None
+        self, timeout_s: float = 10.0, memory_mb: int = 1024, disk_mb: int = 64, max_concurrency: int | None = None
     ) -> None:
-        self.timeout_s, self.memory_mb, self.disk_mb, self.limit = timeout_s, memory_mb, disk_mb, limit
+        self.timeout_s, self.memory_mb, self.disk_mb = timeout_s, memory_mb, disk_mb
+        self.max_concurrency = max_concurrency
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[launch.Launch]:
-        limits = launch.Limits(memory_mb=self.memory_mb, disk_mb=self.disk_mb, cpu_s=600)
-        found = launch.machine(limits)
-        probe = Machine(found)
+        limits = launch.SandboxLimits(memory_mb=self.memory_mb, disk_mb=self.disk_mb, cpu_s=600)
+        vm = launch.build_vm_launch(limits)
+        probe = EpisodeVm(vm)
         try:
             await probe.start()
         finally:
             await probe.close()
-        yield found
+        yield vm
 
     def begin(self) -> None:
-        self.machine = Machine(self.shared)
+        self.machine = EpisodeVm(self.shared)
 
     def fork(self) -> Self:
-        raise cannot_fork(self, "its files and processes are in a machine of the episode's own")
+        raise fork_error(self, "its files and processes are in a machine of the episode's own")
 
     async def close(self) -> None:
         await self.machine.close()
 
     @property
     def tool_list(self) -> Sequence[Tool]:
-        return [replace(t, timeout_s=self.timeout_s + 20, limit=self.limit) for t in super().tool_list]
+        longest_s = self.timeout_s + 20
+        return [replace(t, timeout_s=longest_s, max_concurrency=self.max_concurrency) for t in super().tool_list]
 
     @tool
     async def read_file(self, path: str) -> str:
@@ -80,10 +82,10 @@ class Files(Toolset):
         Args:
             path: the folder.
         """
-        found = await self.machine.exec(f"ls -lA -- {shlex.quote(path)}", self.timeout_s)
-        if found.exit_code:
-            raise ToolError(found.stderr.strip())
-        return found.stdout.strip()
+        listing = await self.machine.exec(f"ls -lA -- {shlex.quote(path)}", self.timeout_s)
+        if listing.exit_code:
+            raise ToolError(listing.stderr.strip())
+        return listing.stdout.strip()
 
 
 class Shell(Files):
@@ -96,11 +98,11 @@ class Shell(Files):
         Args:
             command: such as "ls | wc -l". There is no network.
         """
-        return spoken(await self.machine.exec(command, self.timeout_s), self.timeout_s)
+        return _format_output(await self.machine.exec(command, self.timeout_s), self.timeout_s)
 
 
-def spoken(ran: Ran, timeout_s: float) -> str:
-    """For the model to read. Raises ToolError where the command failed."""
+def _format_output(ran: ShellResult, timeout_s: float) -> str:
+    """Format a result for the model. Raises ToolError if the command failed."""
     text = ran.stdout + ran.stderr + (f"[{ran.cut} more bytes left out]\n" if ran.cut else "")
     if ran.exit_code is None:
         raise ToolError(f"{text}it took over {timeout_s:g} s and was stopped")

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl import ContractError, ToolError, Toolset, UserError, tool
-from agentrl.tool import Tool
+from agentrl.tools.tool import Tool
 from agentrl_tools.database import DUCKDB, Database
-from agentrl_tools.sql_workers import opened
+from agentrl_tools.sql_workers import open_workers
 
 
 class Sql(Toolset):
@@ -50,7 +50,7 @@ class Sql(Toolset):
             raise UserError(f"no database {str(self.database)!r}: there is no such file (from {Path.cwd()})")
         if self.database.suffix in DUCKDB and importlib.util.find_spec("duckdb") is None:
             raise UserError("a DuckDB database needs the package duckdb: pip install 'agentrl-gym[duckdb]'")
-        async with opened(self.workers) as workers:
+        async with open_workers(self.workers) as workers:
             database = Database(self.database.resolve(), workers, self.max_rows, self.max_chars, self.timeout_s)
             try:
                 await database.schema()
@@ -60,8 +60,8 @@ class Sql(Toolset):
 
     @property
     def tool_list(self) -> Sequence[Tool]:
-        """No more calls at once than there are workers: waiting for one is not part of a call's time."""
-        return [replace(t, limit=self.workers) for t in super().tool_list]
+        """Limit calls to the number of workers: waiting for one is not part of a call's time."""
+        return [replace(t, max_concurrency=self.workers) for t in super().tool_list]
 
     @tool(timeout_s=60)
     async def sql(self, query: str) -> str:

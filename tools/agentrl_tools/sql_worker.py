@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import sqlite3
 import sys
@@ -41,11 +42,11 @@ _ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
 _FORBIDDEN = ("load_extension", "readfile", "writefile", "edit", "fts3_tokenizer")
 
 
-class Refused(Exception):
-    """In words for the model."""
+class _RefusedError(Exception):
+    """A refusal, in words for the model."""
 
 
-class Clock:
+class _QueryClock:
     """The time of a query, which begins when the database is open."""
 
     def __init__(self, seconds: float) -> None:
@@ -58,20 +59,28 @@ class Clock:
         return time.monotonic() >= self.end
 
 
-def main() -> None:
+def _main() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ValueError, OSError):  # where a process may not be limited so
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.write(json.dumps(_answer(json.loads(line))) + "\n")
         sys.stdout.flush()
 
 
-def answer(request: Request) -> Answer:
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it has ended, also in the middle of a query."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _answer(request: Request) -> Answer:
     path = Path(request["database"])
     run = _duckdb if path.suffix in (".duckdb", ".ddb") else _sqlite
-    clock = Clock(request["timeout_s"])
+    clock = _QueryClock(request["timeout_s"])
     try:
         return run(path, request, clock)
     except Exception as error:  # whatever a query may bring about is the query's
@@ -80,13 +89,13 @@ def answer(request: Request) -> Answer:
         return {"error": "out of memory" if isinstance(error, MemoryError) else str(error) or type(error).__name__}
 
 
-def _sqlite(path: Path, request: Request, clock: Clock) -> Answer:
+def _sqlite(path: Path, request: Request, clock: _QueryClock) -> Answer:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE)
         db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         db.execute("PRAGMA query_only = ON")
         db.execute("PRAGMA trusted_schema = OFF")
-        db.set_authorizer(_authorized)
+        db.set_authorizer(_authorize)
         db.set_progress_handler(clock.over, 10_000)
         clock.begin()
         db.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -94,13 +103,13 @@ def _sqlite(path: Path, request: Request, clock: Clock) -> Answer:
             cursor = db.execute(request["query"])
         except sqlite3.DatabaseError as error:
             if "not authorized" in str(error) or "authorization denied" in str(error):
-                raise Refused(f"{error}: the database can only be read") from None
+                raise _RefusedError(f"{error}: the database can only be read") from None
             raise
-        return _taken(cursor.description, cursor.fetchone, request)
+        return _fetch_rows(cursor.description, cursor.fetchone, request)
 
 
-def _authorized(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Reading, and nothing else that SQLite can do."""
+def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """Allow reading, and nothing else that SQLite can do."""
     if action == sqlite3.SQLITE_FUNCTION:
         return sqlite3.SQLITE_DENY if second in _FORBIDDEN else sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_PRAGMA:
@@ -111,8 +120,8 @@ def _authorized(action: int, first: str | None, second: str | None, *_: str | No
 _opened: dict[Path, Any] = {}
 
 
-def _duckdb(path: Path, request: Request, clock: Clock) -> Answer:
-    """The file stays open, which takes DuckDB long; a query has a cursor, which is a connection."""
+def _duckdb(path: Path, request: Request, clock: _QueryClock) -> Answer:
+    """Run a query with a cursor of its own. The file stays open, as opening takes DuckDB long."""
     import duckdb
 
     if path not in _opened:
@@ -120,21 +129,23 @@ def _duckdb(path: Path, request: Request, clock: Clock) -> Answer:
     with closing(_opened[path].cursor()) as db:
         statements = db.extract_statements(request["query"])
         if len(statements) != 1:
-            raise Refused(f"one statement at a time, not {len(statements)}")
+            raise _RefusedError(f"one statement at a time, not {len(statements)}")
         if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-            raise Refused(f"not authorized: {statements[0].type.name}; the database can only be read")
+            raise _RefusedError(f"not authorized: {statements[0].type.name}; the database can only be read")
         clock.begin()
         timer = threading.Timer(clock.seconds, db.interrupt)
         timer.start()
         try:
             db.execute(statements[0])
-            return _taken(db.description, db.fetchone, request)
+            return _fetch_rows(db.description, db.fetchone, request)
         finally:
             timer.cancel()
 
 
-def _taken(description: Sequence[Any] | None, next_row: Callable[[], Iterable[Any] | None], request: Request) -> Answer:
-    """As many rows as are wanted, one after the other: together they may be more than there is room for."""
+def _fetch_rows(
+    description: Sequence[Any] | None, next_row: Callable[[], Iterable[Any] | None], request: Request
+) -> Answer:
+    """Fetch as many rows as are wanted, one by one: all together may be more than there is room for."""
     rows: list[list[str]] = []
     while (row := next_row()) is not None:
         if len(rows) == request["max_rows"]:
@@ -158,4 +169,4 @@ def _text(value: Any, most: int) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main()
+    _main()

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from agentrl import ToolError, WorldFault
+from agentrl import InfraError, ToolError
 
 WORKER = Path(__file__).with_name("sql_worker.py")
 GRACE_S = 1.0  # for a worker to end a query by itself
@@ -22,7 +22,7 @@ START_S = 20.0  # for a new one to open the database; DuckDB has to be imported
 LONGEST_LINE = 64 << 20
 
 
-class Worker:
+class _SqlWorker:
     """One process, which answers one request after the other."""
 
     def __init__(self, process: Process) -> None:
@@ -33,7 +33,7 @@ class Worker:
         self._from = BufferedByteReceiveStream(process.stdout)
 
     @classmethod
-    async def start(cls) -> Worker:
+    async def start(cls) -> _SqlWorker:
         return cls(await anyio.open_process([sys.executable, "-P", str(WORKER)], stderr=DEVNULL))
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -42,12 +42,12 @@ class Worker:
         return answer
 
     async def warm_up(self, request: dict[str, Any]) -> None:
-        """So that opening the database is not part of the first query's time."""
+        """Open the database, so that it is not part of the first query's time."""
         with anyio.move_on_after(START_S):
             await self.ask({**request, "query": "SELECT 1"})
             self.warm = True
         if not self.warm:
-            raise WorldFault("sql_start", f"the database {request['database']!r} took over {START_S:g} s to open")
+            raise InfraError("sql_start", f"the database {request['database']!r} took over {START_S:g} s to open")
 
     async def kill(self) -> None:
         if self.process.returncode is None:
@@ -56,22 +56,22 @@ class Worker:
             await self.process.aclose()
 
 
-class Workers:
+class WorkerPool:
     """Started when they are first needed, and kept."""
 
     def __init__(self, most: int) -> None:
-        self._places = anyio.CapacityLimiter(most)
-        self._idle: list[Worker] = []
+        self._slots = anyio.CapacityLimiter(most)
+        self._idle: list[_SqlWorker] = []
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the worker answers.
+        """Ask a free worker and return its answer.
 
         Raises:
             ToolError: the query took too long, or more memory than there is for it.
-            WorldFault: a worker could not be started.
+            InfraError: a worker could not be started.
         """
-        async with self._places:
-            worker, whole = self._idle.pop() if self._idle else await Worker.start(), False
+        async with self._slots:
+            worker, whole = self._idle.pop() if self._idle else await _SqlWorker.start(), False
             try:
                 if not worker.warm:
                     await worker.warm_up(request)
@@ -95,8 +95,8 @@ class Workers:
 
 
 @asynccontextmanager
-async def opened(most: int) -> AsyncIterator[Workers]:
-    workers = Workers(most)
+async def open_workers(most: int) -> AsyncIterator[WorkerPool]:
+    workers = WorkerPool(most)
     try:
         yield workers
     finally:

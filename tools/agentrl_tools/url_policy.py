@@ -1,4 +1,4 @@
-"""Which URLs may be fetched, and which addresses may be connected to."""
+"""The rules for URLs that may be fetched, and for addresses that may be connected to."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Rule:
         return self.host in ("*", host)
 
 
-def rule(text: str) -> Rule:
-    """Raises ContractError for what is neither a host nor a URL."""
+def parse_rule(text: str) -> Rule:
+    """Parse a rule. Raises ContractError for what is neither a host nor a URL."""
     wrong = ContractError(
         f"tool.http.allow: {text!r} is no host, such as example.org or *.example.org:8080, and no URL's beginning"
     )
     try:
         url = httpx2.URL(text if "://" in text else f"http://{text}")
-        explicit = url.port if url.port is not None else _standard(text)
+        explicit = url.port if url.port is not None else _read_standard_port(text)
     except (httpx2.InvalidURL, ValueError):
         raise wrong from None
     host = url.host.lower()
@@ -69,15 +69,15 @@ def rule(text: str) -> Rule:
     return Rule(text, host, explicit)
 
 
-def _standard(text: str) -> int | None:
-    """A standard port that is spelt out: `httpx2.URL` leaves it out."""
+def _read_standard_port(text: str) -> int | None:
+    """Return a standard port that is spelt out: `httpx2.URL` leaves it out."""
     authority = text.partition("://")[2] or text
     after = authority.partition("/")[0].rpartition("]")[2].rpartition(":")
     return int(after[2]) if after[1] and after[2] else None
 
 
-def ruling(rules: Sequence[Rule], text: str) -> tuple[httpx2.URL, Rule]:
-    """The URL, and the rule that admits it. Raises ToolError: none does; in words for the model."""
+def match_rule(rules: Sequence[Rule], text: str) -> tuple[httpx2.URL, Rule]:
+    """Return the URL, and the rule that admits it. Raises ToolError, in words for the model, if none does."""
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as error:
@@ -95,7 +95,7 @@ def ruling(rules: Sequence[Rule], text: str) -> tuple[httpx2.URL, Rule]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the internet, and to no part of it that is this host or its network."""
+    """Return True if an IP address belongs to the internet, and to no part of it that is this host or its network."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]

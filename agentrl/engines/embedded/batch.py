@@ -1,4 +1,4 @@
-"""Requests, and the batch that they join and leave: row i of the batch is in slot i of the cache."""
+"""Continuous batching: requests, and the batch that they join and leave. Row i of it is in slot i of the cache."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Literal
 import anyio
 from torch import Tensor
 
-from agentrl.engines.kv import Kept, SlotCache
+from agentrl.engines.embedded.kv_cache import SessionCache, SlotCache
 from agentrl.types import Completion, SamplingParams
 
 
 @dataclass(eq=False)
-class Row:
-    """A request: its tokens so far, and how many of them the cache holds."""
+class Request:
+    """A turn to be sampled: its tokens so far, and how many of them the cache holds."""
 
     ids: list[int]
     params: SamplingParams
@@ -28,20 +28,23 @@ class Row:
     versions: list[int] = field(default_factory=list)
     stop_reason: Literal["stop", "length"] | None = None
     cancelled: bool = False
-    wake: anyio.Event = field(default_factory=anyio.Event)  # it is finished, or it drives, or the engine failed
+    wake: anyio.Event = field(default_factory=anyio.Event)  # the request is done or drives, or the engine failed
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.params.seed)
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
+        """Return True for a request that is finished or cancelled."""
         return self.cancelled or self.stop_reason is not None
 
     @property
-    def fresh(self) -> int:
+    def uncached(self) -> int:
+        """Count the tokens that are not yet in the cache."""
         return len(self.ids) - self.cached
 
-    def take(self, token: int, logprob: float, version: int) -> None:
+    def append(self, token: int, logprob: float, version: int) -> None:
+        """Append a sampled token, and stop where it is a stop token or the last one asked for."""
         if not math.isfinite(logprob):
             raise FloatingPointError("the policy's logits are not finite: its weights have diverged")
         self.cached = len(self.ids)
@@ -54,29 +57,30 @@ class Row:
             self.stop_reason = "length"
 
     def completion(self) -> Completion:
+        """Return what was sampled."""
         assert self.stop_reason is not None
         sampled = tuple(self.ids[self.prompt_length :])
         return Completion(sampled, tuple(self.logprobs), tuple(self.versions), self.stop_reason)
 
 
 @dataclass
-class Batch:
-    """Who is sampled and who waits. ``kept`` holds what was computed for sessions that are elsewhere."""
+class ContinuousBatch:
+    """Running and waiting requests. ``sessions`` holds keys and values of sessions that are not running."""
 
     cache: SlotCache
-    kept: Kept
+    sessions: SessionCache
     capacity: int
     prefill_tokens: int
-    rows: list[Row] = field(default_factory=list)
-    waiting: deque[Row] = field(default_factory=deque)
+    rows: list[Request] = field(default_factory=list)
+    waiting: deque[Request] = field(default_factory=deque)
 
-    def leave(self) -> bool:
-        """Rows that are over give up their slot; the last row moves into it. Whether a caller waits for one."""
+    def remove_finished(self) -> bool:
+        """Remove rows that are done, moving the last row into each hole. Return True if a caller waits for one."""
         finished = False
-        for slot in reversed([slot for slot, row in enumerate(self.rows) if row.over]):
+        for slot in reversed([slot for slot, row in enumerate(self.rows) if row.is_done]):
             row = self.rows[slot]
             if not row.cancelled:
-                self.kept.keep(row.session, row.ids[: row.cached], self.cache.read(slot, row.cached))
+                self.sessions.put(row.session, row.ids[: row.cached], self.cache.read(slot, row.cached))
                 finished = True
             last = self.rows.pop()
             if last is not row:
@@ -84,74 +88,74 @@ class Batch:
                 self.rows[slot] = last
         return finished
 
-    def join(self) -> int:
-        """Waiting rows take the free slots; how many of their tokens were known.
+    def admit_waiting(self) -> int:
+        """Give the free slots to waiting rows; return how many of their tokens were in the cache.
 
-        Up to ``prefill_tokens`` of new work come into one pass, padding included; a longer prompt comes alone.
+        One pass takes up to ``prefill_tokens`` of new work, padding included; a longer prompt comes alone.
         """
-        joining: list[tuple[Row, Tensor | None]] = []
-        later: list[Row] = []
+        joining: list[tuple[Request, Tensor | None]] = []
+        later: list[Request] = []
         computing: set[tuple[int, ...]] = set()
         longest = 0
         while self.waiting and len(self.rows) + len(joining) < self.capacity:
             row = self.waiting.popleft()
-            if row.over:
+            if row.is_done:
                 continue
-            known, prompt = self._known(row), tuple(row.ids[: row.prompt_length])
-            if known is None and prompt in computing:
+            prefix, prompt = self._find_prefix(row), tuple(row.ids[: row.prompt_length])
+            if prefix is None and prompt in computing:
                 later.append(row)  # a sibling computes this prompt in this very pass
                 continue
-            row.cached = 0 if known is None else known.shape[3]
-            longest = max(longest, row.fresh)
+            row.cached = 0 if prefix is None else prefix.shape[3]
+            longest = max(longest, row.uncached)
             if joining and (len(joining) + 1) * longest > self.prefill_tokens:
                 later.append(row)
                 break
             if len(prompt) > 1:  # of a single token nothing can be shared
                 computing.add(prompt)
-            joining.append((row, known))
+            joining.append((row, prefix))
         self.waiting.extendleft(reversed(later))
-        self._place(joining)
+        self._add_rows(joining)
         return sum(row.cached for row, _ in joining)
 
-    def _place(self, joining: list[tuple[Row, Tensor | None]]) -> None:
-        for row, known in sorted(joining, key=lambda j: (j[0].fresh, j[0].cached)):  # neighbours are padded alike
-            if known is not None:
-                self.cache.write(len(self.rows), known)
+    def _add_rows(self, joining: list[tuple[Request, Tensor | None]]) -> None:
+        for row, prefix in sorted(joining, key=lambda j: (j[0].uncached, j[0].cached)):  # neighbours are padded alike
+            if prefix is not None:
+                self.cache.write(len(self.rows), prefix)
             self.rows.append(row)
 
-    def start_again(self) -> None:
-        """Forget every key and value: the rows wait, to join again from their first token."""
-        self.kept.clear()
+    def restart(self) -> None:
+        """Forget every key and value. The rows wait, to be computed again from their first token."""
+        self.sessions.clear()
         self.waiting.extendleft(reversed(self.rows))
         self.rows.clear()
 
-    def _known(self, row: Row) -> Tensor | None:
-        """Keys and values of a prefix of the row: of its session's last turn, or of a row with the same prompt.
+    def _find_prefix(self, row: Request) -> Tensor | None:
+        """Find keys and values of a prefix of the row: of its session's last turn, or of a row with the same prompt.
 
         One token is always left to compute: its state gives the next logits.
         """
-        own, length = self.kept.find(row.session), 0
+        own, length = self.sessions.get(row.session), 0
         if own is not None:
-            length = min(_common(own[0], row.ids), len(row.ids) - 1)
+            length = min(_common_prefix_length(own[0], row.ids), len(row.ids) - 1)
         shared = row.prompt_length - 1
-        if length < shared and (other := self._sibling(row.ids[:shared])) is not None:
+        if length < shared and (other := self._find_sibling(row.ids[:shared])) is not None:
             return other
         return own[1][:, :, :, :length] if own is not None and length else None
 
-    def _sibling(self, prefix: list[int]) -> Tensor | None:
-        """Keys and values of those tokens, from whoever begins with them."""
+    def _find_sibling(self, prefix: list[int]) -> Tensor | None:
+        """Find keys and values of those tokens in another row or session that begins with them."""
         length = len(prefix)
         for slot, row in enumerate(self.rows):
             if row.cached >= length and row.ids[:length] == prefix:
                 return self.cache.read(slot, length)
-        for ids, values in self.kept.others():
+        for ids, values in self.sessions.values():
             if ids[:length] == prefix:
                 return values[:, :, :, :length]
         return None
 
 
-def _common(a: list[int], b: list[int]) -> int:
-    """Length of the common prefix."""
+def _common_prefix_length(a: list[int], b: list[int]) -> int:
+    """Count the tokens that both begin with."""
     if b[: len(a)] == a:
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,12 +1,12 @@
 """The embedded engine: continuous batching over any transformers causal LM, on CPU or CUDA, with nothing else needed.
 
-There is no background task. Of the callers that wait for their tokens one drives: it has the passes made, in a thread,
-so that tools and environments go on meanwhile, until its own turn is sampled; then the next one drives. Hence nothing
-has to be started, no error is lost, and a caller that is cancelled takes nobody with it.
+There is no background task. One of the callers that wait for their tokens drives: it runs the passes, in a thread, so
+that tools and environments go on meanwhile, until its own turn is sampled. Then the next one drives. So nothing has to
+be started, no error is lost, and a cancelled caller cancels no other.
 
 The event loop only adds requests and sets flags. Everything else belongs to the thread that makes the passes: between
-two of them rows leave and join. What was computed for a session is kept between its turns, outside the batch; the
-prompt that the members of a group share is computed once.
+two of them rows leave and join. A session's keys and values are kept between its turns, outside the batch. The prompt
+that the samples of a group share is computed once.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import torch
 from anyio import to_thread
 from torch import Tensor
 
-from agentrl.engine import Meter
-from agentrl.engines.batch import Batch, Row
-from agentrl.engines.kv import Kept, Plan
-from agentrl.engines.sampling import sample
-from agentrl.engines.view import View
+from agentrl.engines.embedded.batch import ContinuousBatch, Request
+from agentrl.engines.embedded.kv_cache import ForwardBatch, SessionCache
+from agentrl.engines.embedded.model_view import InferenceModel
+from agentrl.engines.embedded.sampling import sample_tokens
 from agentrl.errors import UserError
-from agentrl.learner.logprobs import causal_lm
+from agentrl.models.lm_head import unwrap_model
+from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 SLICE_S = 0.02  # passes are made for that long before the event loop is asked again
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
@@ -53,7 +57,7 @@ class TransformersEngine:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel | PeftModel,
         *,
         capacity: int = 128,
         max_context: int | None = None,
@@ -62,19 +66,19 @@ class TransformersEngine:
         threads: int | None = None,
         snapshot: bool = False,
     ) -> None:
-        model = causal_lm(model)
+        model = unwrap_model(model)
         small = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL
         self._threads = threads or (1 if small else None)
-        with self._intra_op():
-            self._view = View(model, snapshot=snapshot)
-        self._batch = Batch(self._view.new_cache(), Kept(keep_bytes), capacity, prefill_tokens)
-        self.max_context = min(max_context or self._view.max_context, self._view.max_context)
+        with self._use_threads():
+            self._model = InferenceModel(model, snapshot=snapshot)
+        self._batch = ContinuousBatch(self._model.new_cache(), SessionCache(keep_bytes), capacity, prefill_tokens)
+        self.max_context = min(max_context or self._model.max_context, self._model.max_context)
         self.version, self.meter = 0, Meter()
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
-        self._callers: dict[int, Row] = {}  # the event loop's own: who has not got its tokens yet
-        self._driver: Row | None = None
-        self._failed: Exception | None = None
-        self._turn = anyio.Lock()  # fair: an update of the weights gets its turn between two slices
+        self._callers: dict[int, Request] = {}  # the event loop's own: requests that have not been returned yet
+        self._driver: Request | None = None
+        self._failure: Exception | None = None
+        self._turn = anyio.Lock()  # fair: an update of the weights takes its turn between two slices
         self._exclusive = Lock()  # held by the thread: asyncio can cancel its caller while it works
         self._limiter = anyio.CapacityLimiter(2)  # our own: slow tools may fill the one all threads share
 
@@ -83,15 +87,19 @@ class TransformersEngine:
         return self._batch.capacity
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
-        """Sample one turn. Raises UserError where the tokens do not fit."""
-        self._check(token_ids, params)
-        row = Row(list(token_ids), params, session, len(token_ids))
+        """Sample one turn.
+
+        Raises:
+            UserError: the tokens do not fit.
+        """
+        self._check_request(token_ids, params)
+        row = Request(list(token_ids), params, session, len(token_ids))
         self._callers[id(row)] = row
         self._batch.waiting.append(row)
         try:
             while row.stop_reason is None:
-                if self._failed is not None:
-                    raise self._failed
+                if self._failure is not None:
+                    raise self._failure
                 if self._driver is None:
                     self._driver = row
                 if self._driver is row:
@@ -102,20 +110,20 @@ class TransformersEngine:
             row.cancelled = row.stop_reason is None
             del self._callers[id(row)]
             if self._driver is row:
-                self._driver = next((r for r in self._callers.values() if not r.over), None)
+                self._driver = next((r for r in self._callers.values() if not r.is_done), None)
                 self._wake()
         return row.completion()
 
     def end_session(self, session: str) -> None:
-        self._batch.kept.forget(session)
+        self._batch.sessions.remove(session)
 
-    async def update_weights(self, policy: Any, version: int) -> None:
+    async def update_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
         """Forget what was computed with the old weights; rows that are being sampled go on with the new ones."""
         async with self._turn:
-            await to_thread.run_sync(self._update, causal_lm(policy), version, limiter=self._limiter)
+            await to_thread.run_sync(self._update, unwrap_model(policy), version, limiter=self._limiter)
 
     async def close(self) -> None:
-        """Waiting calls raise, and so does every later one."""
+        """Close the engine: waiting calls raise, and so does every later one."""
         self._fail(RuntimeError("the engine is closed"))
 
     async def __aenter__(self) -> Self:
@@ -126,7 +134,7 @@ class TransformersEngine:
 
     # -- in the event loop -----------------------------------------------------------------------------------------
 
-    def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+    def _check_request(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         if not token_ids or params.max_tokens < 1:
             raise UserError("there must be a token to continue, and one to sample")
         if len(token_ids) + params.max_tokens > self.max_context:
@@ -147,53 +155,54 @@ class TransformersEngine:
         self._wake()
 
     def _wake(self) -> None:
-        """Whoever is finished, and whoever is to drive; everybody, if the engine failed."""
+        """Wake the callers that are done, and the one that drives; all of them, if the engine failed."""
         for row in self._callers.values():
-            if row.over or row is self._driver or self._failed is not None:
+            if row.is_done or row is self._driver or self._failure is not None:
                 row.wake.set()
 
     def _fail(self, error: Exception) -> None:
-        self._failed = self._failed or error
-        self._batch.kept.clear()
+        self._failure = self._failure or error
+        self._batch.sessions.clear()
         self._wake()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Make passes until a row is finished, nothing is left to do, or the time slice is over."""
-        with self._exclusive, self._intra_op(), torch.inference_mode():
-            begun = perf_counter()
-            while self._failed is None:
-                finished = self._batch.leave()
-                self.meter.reused += self._batch.join()
-                if finished or not self._batch.rows or perf_counter() - begun > SLICE_S:
+        """Run passes until a row is finished, nothing is left to do, or the time slice is over."""
+        with self._exclusive, self._use_threads(), torch.inference_mode():
+            start = perf_counter()
+            while self._failure is None:
+                finished = self._batch.remove_finished()
+                self.meter.reused += self._batch.admit_waiting()
+                if finished or not self._batch.rows or perf_counter() - start > SLICE_S:
                     break
                 self.meter.pass_since = perf_counter()
-                self._pass()
+                self._run_pass()
                 self.meter.pass_since = None
 
-    def _pass(self) -> None:
-        """One more token for every row."""
+    def _run_pass(self) -> None:
+        """Sample one more token for every row."""
         rows, part = self._batch.rows, self._batch.prefill_tokens
         for slot, row in enumerate(rows):
-            while row.fresh > part:  # a long prompt, alone, in parts
+            while row.uncached > part:  # a long prompt, alone, in parts
                 self._forward([row.ids[row.cached : row.cached + part]], [row.cached], first=slot)
                 row.cached += part
         states = self._forward([r.ids[r.cached :] for r in rows], [r.cached for r in rows])
-        tokens, logprobs = sample(self._view.head(states), **self._sampling(rows))
+        tokens, logprobs = sample_tokens(self._model.lm_head(states), **self._tabulate_sampling(rows))
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.take(token, logprob, self.version)
+            row.append(token, logprob, self.version)
         self.meter.sampled += len(rows)
 
     def _forward(self, new: list[list[int]], cached: list[int], first: int = 0) -> Tensor:
-        """The states that continue the rows, (rows, width)."""
-        plan = Plan(self._batch.cache, new, cached, first)
-        states = self._view(plan)
+        """Compute the states that continue the rows, (rows, width)."""
+        batch = ForwardBatch(self._batch.cache, new, cached, first)
+        states = self._model(batch)
         self.meter.passes += 1
         self.meter.prefilled += sum(n for tokens in new if (n := len(tokens)) > 1)
-        return states if plan.last is None else states[plan.last]
+        return states if batch.last is None else states[batch.last]
 
-    def _sampling(self, rows: list[Row]) -> dict[str, Tensor]:
+    def _tabulate_sampling(self, rows: list[Request]) -> dict[str, Tensor]:
+        """Make the arguments of `sample_tokens` from the rows' parameters, (rows,) each."""
         params = [r.params for r in rows]
         columns = {"uniform": [r.random.random() for r in rows]}
         if any(p.temperature != 1.0 for p in params):
@@ -205,15 +214,16 @@ class TransformersEngine:
             name: values if name == "uniform" else values.float() for name, values in zip(columns, table, strict=True)
         }
 
-    def _update(self, model: Any, version: int) -> None:
-        with self._exclusive, self._intra_op():
-            self._batch.start_again()
-            if self._view.update(model):
-                self._batch.cache = self._view.new_cache()
+    def _update(self, model: PreTrainedModel, version: int) -> None:
+        with self._exclusive, self._use_threads():
+            self._batch.restart()
+            if self._model.update(model):
+                self._batch.cache = self._model.new_cache()
             self.version = version
 
     @contextmanager
-    def _intra_op(self) -> Iterator[None]:
+    def _use_threads(self) -> Iterator[None]:
+        """Set torch's threads inside an operation until the block ends."""
         before = torch.get_num_threads()
         if self._threads in (None, before):
             yield

@@ -1,9 +1,9 @@
 """The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) in few operations, for small models.
 
-Where a model is small, the time goes into calling operations, not into computing them. What this file does otherwise
-than transformers: one matrix for queries, keys and values; the two halves of a head's dimensions interleaved in that
-matrix (attention does not care), so that rotating is one complex multiplication in place; sums in place. What it
-returns is compared with the model's own output when the engine is made.
+Where a model is small, the time goes into calling operations, not into computing them. The differences to
+transformers: one matrix for queries, keys and values; the two halves of a head's dimensions interleaved in that
+matrix (attention does not care), so that rotating is one complex multiplication in place; sums in place. The
+result is compared with the model's own output when the engine is made.
 
     hidden        (tokens, width)
     qkv           (tokens, heads + 2 x kv heads, dim)
@@ -11,14 +11,18 @@ returns is compared with the model's own output when the engine is made.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
+from transformers import PreTrainedModel
 
-from agentrl.engines.kv import Plan
-from agentrl.lora import is_plain, merged_weight
+from agentrl.engines.embedded.kv_cache import ForwardBatch
+from agentrl.models.lora import compute_merged_weight, is_plain_linear
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # the angles depend on nothing but the position
@@ -55,79 +59,86 @@ class _Layer(NamedTuple):
 
 
 class FusedForward:
-    """Called with a plan, gives the hidden state of every token of it. ``refresh`` reads the model's weights."""
+    """The fused forward pass: from a batch to the hidden state of each of its tokens, (tokens, width)."""
 
-    def __init__(self, model: Any, max_context: int) -> None:
+    def __init__(self, model: PreTrainedModel, max_context: int) -> None:
         self.model = model
         weight = model.model.embed_tokens.weight
         positions = torch.arange(max_context, device=weight.device)[None]
         cos, sin = model.model.rotary_emb(weight, positions)  # (1, positions, dim), the second half repeats the first
         half = cos.shape[-1] // 2
-        self.turns = torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])  # (positions, 1, dim / 2)
+        self.rotations = torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])  # (positions, 1, dim / 2)
         self.interleave = torch.arange(2 * half, device=weight.device).view(2, half).T.flatten()
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
+        """Read the model's weights again."""
         base = self.model.model
         self.embedding = base.embed_tokens.weight.detach()
         self.norm = _Norm(base.norm.weight.detach(), base.norm.variance_epsilon)
         self.layers = [self._layer(layer) for layer in base.layers]
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, layer: LlamaDecoderLayer) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        biases = [self._turned(p.bias) for p in (q, k)] + [v.bias] if q.bias is not None else None
+        biases = [self._interleave(p.bias) for p in (q, k)] + [v.bias] if q.bias is not None else None
         first, second = layer.input_layernorm, layer.post_attention_layernorm
         return _Layer(
             _Norm(first.weight.detach(), first.variance_epsilon),
-            torch.cat([self._turned(merged_weight(q)), self._turned(merged_weight(k)), merged_weight(v)]).T,
+            torch.cat(
+                [
+                    self._interleave(compute_merged_weight(q)),
+                    self._interleave(compute_merged_weight(k)),
+                    compute_merged_weight(v),
+                ]
+            ).T,
             torch.cat(biases) if biases else None,
             self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
             attention.scaling,
-            merged_weight(attention.o_proj).T,
+            compute_merged_weight(attention.o_proj).T,
             _Norm(second.weight.detach(), second.variance_epsilon),
-            merged_weight(mlp.gate_proj).T,
-            merged_weight(mlp.up_proj).T,
-            merged_weight(mlp.down_proj).T,
+            compute_merged_weight(mlp.gate_proj).T,
+            compute_merged_weight(mlp.up_proj).T,
+            compute_merged_weight(mlp.down_proj).T,
         )
 
-    def _qk_norm(self, attention: Any) -> _Norm:
+    def _qk_norm(self, attention: LlamaAttention) -> _Norm:
         dim = attention.head_dim
         q, k = (
-            self._turned(n.weight).expand(p.out_features // dim, dim)
+            self._interleave(n.weight).expand(p.out_features // dim, dim)
             for n, p in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj))
         )
         return _Norm(torch.cat([q, k]), attention.q_norm.variance_epsilon)
 
-    def _turned(self, weight: Tensor) -> Tensor:
-        """Within each head: 0 1 2 3 | 4 5 6 7 becomes 0 4 1 5 2 6 3 7."""
+    def _interleave(self, weight: Tensor) -> Tensor:
+        """Interleave the halves of each head: 0 1 2 3 | 4 5 6 7 becomes 0 4 1 5 2 6 3 7."""
         heads = weight.view(-1, len(self.interleave), *weight.shape[1:])
         return heads[:, self.interleave].flatten(0, 1)
 
-    def __call__(self, plan: Plan) -> Tensor:
-        x = embedding(plan.ids, self.embedding)
-        turns = self.turns[plan.positions]  # (tokens, 1, dim / 2)
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        x = embedding(batch.ids, self.embedding)
+        rotations = self.rotations[batch.positions]  # (tokens, 1, dim / 2)
         for index, layer in enumerate(self.layers):
-            x.addmm_(self._attention(index, layer, layer.attention_norm(x), turns, plan), layer.out)
+            x.addmm_(self._attention(index, layer, layer.attention_norm(x), rotations, batch), layer.out)
             h = layer.mlp_norm(x)
             x.addmm_(silu(h @ layer.gate, inplace=True).mul_(h @ layer.up), layer.down)
         return self.norm(x)
 
-    def _attention(self, index: int, layer: _Layer, h: Tensor, turns: Tensor, plan: Plan) -> Tensor:
-        kv_heads, dim = plan.cache.kv_heads, plan.cache.dim
+    def _attention(self, index: int, layer: _Layer, h: Tensor, rotations: Tensor, batch: ForwardBatch) -> Tensor:
+        kv_heads, dim = batch.cache.kv_heads, batch.cache.dim
         projected = h @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
         qkv = projected.view(len(h), -1, dim)
         qk = qkv[:, :-kv_heads]
         if layer.qk_norm is not None:
             qk.mul_(layer.qk_norm.inverse(qk)).mul_(layer.qk_norm.weight)
-        torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(turns)
-        plan.write(index, qkv[:, -2 * kv_heads :])
-        return plan.attend(index, qkv[:, : -2 * kv_heads], layer.scale).flatten(1)
+        torch.view_as_complex(qk.view(*qk.shape[:2], -1, 2)).mul_(rotations)
+        batch.write(index, qkv[:, -2 * kv_heads :])
+        return batch.attend(index, qkv[:, : -2 * kv_heads], layer.scale).flatten(1)
 
 
-def can_fuse(model: Any) -> bool:
-    """Whether the model is of the family, in its plain form: float32, no sliding windows, no adapters but LoRA."""
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Return True for a plain model of the family: float32, no sliding windows, no adapters but LoRA."""
     if type(model).__name__ not in FAMILY or any(p.dtype != torch.float32 for p in model.parameters()):
         return False
     config, layers = model.config, model.model.layers
@@ -141,7 +152,7 @@ def can_fuse(model: Any) -> bool:
         for name in names.split()
     ]
     return (
-        all(is_plain(linear) and not (plain and linear.bias is not None) for linear, plain in linears)
+        all(is_plain_linear(linear) and not (plain and linear.bias is not None) for linear, plain in linears)
         and getattr(config, "sliding_window", None) is None
         and config.hidden_act == "silu"
         and config.rope_parameters.get("rope_type", "default") in STATIC_ROPE

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig
 
-ATTENTION = "agentrl_slots"  # the name under which transformers' models find `attend`
-CALL = 2048  # a call of attention costs about as much as so many pairs of a query and a key
+SLOT_ATTENTION = "agentrl_slots"  # the name under which transformers' models find `attend_slots`
+CALL_COST = 2048  # pairs of a query and a key that cost about as much as one more call of attention
 
 
 class SlotCache:
-    """Keys and values of the rows in the batch; grows by doubling, in slots and in positions."""
+    """Keys and values of the rows in the batch. It grows by doubling, in slots and in positions."""
 
-    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.device, self.zero = device, torch.zeros((), dtype=dtype, device=device)
@@ -37,6 +38,7 @@ class SlotCache:
         self.reserve(1, 1)
 
     def reserve(self, slots: int, positions: int) -> None:
+        """Grow until there are so many slots and positions."""
         layers, two, old_slots, heads, old_positions, dim = self.keys_values.shape
         if slots <= old_slots and positions <= old_positions:
             return
@@ -50,20 +52,22 @@ class SlotCache:
         self.keys_values[:, :, :old_slots, :, :old_positions] = old
         # (slots, 2 x kv heads): where each slot's keys and values begin in a layer seen as (-1, dim)
         starts = torch.arange(two * new_slots * heads, device=self.device) * new_positions
-        self.starts = starts.view(two, new_slots, heads).transpose(0, 1).reshape(new_slots, two * heads)
+        self.slot_starts = starts.view(two, new_slots, heads).transpose(0, 1).reshape(new_slots, two * heads)
         self.keys = torch.arange(new_positions, device=self.device)
 
     def read(self, slot: int, length: int) -> Tensor:
+        """Return a view of a slot's first positions, (layers, 2, kv heads, length, dim)."""
         return self.keys_values[:, :, slot, :, :length]
 
-    def write(self, slot: int, known: Tensor) -> None:
-        length = known.shape[3]
+    def write(self, slot: int, keys_values: Tensor) -> None:
+        """Copy keys and values, (layers, 2, kv heads, length, dim), to the beginning of a slot."""
+        length = keys_values.shape[3]
         self.reserve(slot + 1, length)
-        self.keys_values[:, :, slot, :, :length] = known
+        self.keys_values[:, :, slot, :, :length] = keys_values
 
 
-class Kept:
-    """Keys and values of sessions that are not being sampled, up to a size; the oldest go first.
+class SessionCache:
+    """Keys and values of sessions that are not being sampled, up to a size. The oldest are dropped first.
 
     The event loop forgets sessions while the engine's thread keeps others: hence the lock.
     """
@@ -73,35 +77,35 @@ class Kept:
         self._lock = Lock()
         self._sessions: OrderedDict[str, tuple[list[int], Tensor]] = OrderedDict()
 
-    def keep(self, session: str, ids: list[int], values: Tensor) -> None:
-        self.forget(session)
+    def put(self, session: str, ids: list[int], values: Tensor) -> None:
+        self.remove(session)
         with self._lock:
             self._sessions[session] = ids, values.clone()
             self.size += values.nbytes
         while self.size > self.limit:
-            self.forget(next(iter(self._sessions)))
+            self.remove(next(iter(self._sessions)))
 
-    def forget(self, session: str) -> None:
+    def remove(self, session: str) -> None:
         with self._lock:
-            if (kept := self._sessions.pop(session, None)) is not None:
-                self.size -= kept[1].nbytes
+            if (removed := self._sessions.pop(session, None)) is not None:
+                self.size -= removed[1].nbytes
 
     def clear(self) -> None:
         with self._lock:
             self._sessions.clear()
             self.size = 0
 
-    def find(self, session: str) -> tuple[list[int], Tensor] | None:
+    def get(self, session: str) -> tuple[list[int], Tensor] | None:
         with self._lock:
             return self._sessions.get(session)
 
-    def others(self) -> list[tuple[list[int], Tensor]]:
+    def values(self) -> list[tuple[list[int], Tensor]]:
         with self._lock:
             return list(self._sessions.values())
 
 
-class Segment:
-    """Neighbouring rows of a pass whose attention is one call; the shorter ones are padded, but only there.
+class _AttentionBlock:
+    """Neighbouring rows of a pass whose attention is one call. The shorter ones are padded, but only there.
 
     Args:
         row, token: the first of each, in the pass.
@@ -117,18 +121,18 @@ class Segment:
         self.causal = self.even and not any(cached)
         self.slots = slice(row, row + len(counts))
         self.tokens = slice(token, token + sum(counts))
-        mine = positions[self.tokens]
+        own = positions[self.tokens]
         if not self.even:
             table, steps = torch.tensor(counts), torch.arange(self.longest)
             index = (table.cumsum(0) - table)[:, None] + steps
-            self.index = index.clamp_(max=len(mine) - 1).to(positions.device)
+            self.index = index.clamp_(max=len(own) - 1).to(positions.device)
             self.real = (steps < table[:, None]).to(positions.device)
         # of the queries, (rows, longest); padding sees what another row's token may see
-        self.positions = mine.view(len(counts), -1) if self.even else mine[self.index]
+        self.positions = own.view(len(counts), -1) if self.even else own[self.index]
         self._masks: dict[int | None, Tensor | None] = {}
 
     def mask(self, cache: SlotCache, window: int | None) -> Tensor | None:
-        """What a query may see, to be added: (rows, 1, longest, length); None where that is the plain triangle."""
+        """Build the mask to be added: (rows, 1, longest, length); None where it is the plain triangle."""
         if self.causal and window is None:
             return None
         if window not in self._masks:
@@ -140,7 +144,7 @@ class Segment:
         return self._masks[window]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-        """(tokens, heads, dim) to the same; keys and values are (rows, kv heads, length, dim)."""
+        """Compute attention, (tokens, heads, dim) to the same; keys and values are (rows, kv heads, length, dim)."""
         rows, kv_heads, _, dim = keys.shape
         if self.longest == 1 and mask is not None:  # query heads that share a key head stand as its queries
             grouped = query.view(rows, kv_heads, -1, dim)
@@ -158,7 +162,7 @@ class Segment:
         return seen.reshape(query.shape) if self.even else seen[self.real]
 
 
-class Plan:
+class ForwardBatch:
     """One forward pass over ragged rows, which stand in the slots from ``first`` on.
 
     Args:
@@ -175,68 +179,69 @@ class Plan:
         slots = [first + i for i, n in enumerate(counts) for _ in range(n)]
         packed = torch.tensor([ids, positions, slots]).to(cache.device)  # one transfer
         self.ids, self.positions = packed[0], packed[1]  # (tokens,)
-        self.where = cache.starts[packed[2]] + self.positions[:, None]  # (tokens, 2 x kv heads)
-        self.segments = list(self._segments(counts, cached))
+        self.cache_index = cache.slot_starts[packed[2]] + self.positions[:, None]  # (tokens, 2 x kv heads)
+        self.blocks = list(self._split_into_blocks(counts, cached))
         # (rows,) the token whose state continues the row; None where each row has one token
         self.last = None if len(ids) == len(new) else torch.tensor(counts).cumsum(0).sub_(1).to(cache.device)
 
-    def _segments(self, counts: Sequence[int], cached: Sequence[int]) -> Iterator[Segment]:
-        """Neighbours go together as long as padding them costs less than another call would."""
+    def _split_into_blocks(self, counts: Sequence[int], cached: Sequence[int]) -> Iterator[_AttentionBlock]:
+        """Put neighbours into one block as long as padding them costs less than another call would."""
         row = token = longest = length = 0
         for i, (n, c) in enumerate(zip(counts, cached, strict=True)):
             together = (i + 1 - row) * max(longest, n) * max(length, n + c)
-            apart = (i - row) * longest * length + n * (n + c) + CALL
+            apart = (i - row) * longest * length + n * (n + c) + CALL_COST
             if i > row and ((n == 1) != (longest == 1) or together > apart):
-                yield Segment(row, token, counts[row:i], cached[row:i], length, self.positions)
+                yield _AttentionBlock(row, token, counts[row:i], cached[row:i], length, self.positions)
                 row, token, longest, length = i, token + sum(counts[row:i]), 0, 0
             longest, length = max(longest, n), max(length, n + c)
-        yield Segment(row, token, counts[row:], cached[row:], length, self.positions)
+        yield _AttentionBlock(row, token, counts[row:], cached[row:], length, self.positions)
 
     def write(self, layer: int, new: Tensor) -> None:
         """Store (tokens, 2 x kv heads, dim): the keys of all heads, then the values."""
-        self.cache.keys_values[layer].view(-1, self.cache.dim)[self.where] = new
+        self.cache.keys_values[layer].view(-1, self.cache.dim)[self.cache_index] = new
 
     def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None = None) -> Tensor:
-        """(tokens, heads, dim) to the same, over what the rows' slots hold."""
-        found, slots = [], self.cache.keys_values[layer, :, self.first :]
-        for s in self.segments:
-            keys, values = slots[:, s.slots, :, : s.length]
-            found.append(s.attend(query[s.tokens], keys, values, s.mask(self.cache, window), scale))
-        return found[0] if len(found) == 1 else torch.cat(found)
+        """Compute attention, (tokens, heads, dim) to the same, over what the rows' slots hold."""
+        outputs, slots = [], self.cache.keys_values[layer, :, self.first :]
+        for block in self.blocks:
+            keys, values = slots[:, block.slots, :, : block.length]
+            mask = block.mask(self.cache, window)
+            outputs.append(block.attend(query[block.tokens], keys, values, mask, scale))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-_plan: ContextVar[Plan] = ContextVar("agentrl_plan")
+_batch: ContextVar[ForwardBatch] = ContextVar("agentrl_batch")
 
 
 @contextmanager
-def following(plan: Plan) -> Iterator[None]:
-    """Inside, a model whose attention is ``attend`` follows that plan."""
-    token = _plan.set(plan)
+def use_batch(batch: ForwardBatch) -> Iterator[None]:
+    """Let `attend_slots` compute the attention of this batch until the block ends."""
+    token = _batch.set(batch)
     try:
         yield
     finally:
-        _plan.reset(token)
+        _batch.reset(token)
 
 
-def attend(
-    module: Any,
+def attend_slots(
+    module: Any,  # an attention layer
     query: Tensor,  # (1, heads, tokens, dim)
     key: Tensor,  # (1, kv heads, tokens, dim)
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **unused: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention interface: (1, tokens, heads, dim), by the plan that is being followed."""
-    if unused.get("softcap") or unused.get("s_aux") is not None:
+    """Implement transformers' attention interface, (1, tokens, heads, dim), for the batch in use."""
+    if kwargs.get("softcap") or kwargs.get("s_aux") is not None:
         raise NotImplementedError("its attention is soft-capped, or has sinks")
-    plan = _plan.get()
-    expected = (plan.cache.kv_heads, plan.cache.dim)
+    batch = _batch.get()
+    expected = (batch.cache.kv_heads, batch.cache.dim)
     if any((t.shape[1], t.shape[3]) != expected for t in (key, value)):
         raise NotImplementedError("its layers hold keys and values of different shapes")
-    if module.layer_idx >= len(plan.cache.keys_values):
+    if module.layer_idx >= len(batch.cache.keys_values):
         raise NotImplementedError("it attends more often than it has layers")
-    plan.write(module.layer_idx, torch.cat((key[0], value[0])).transpose(0, 1))
-    out = plan.attend(module.layer_idx, query[0].transpose(0, 1), scaling, sliding_window)
+    batch.write(module.layer_idx, torch.cat((key[0], value[0])).transpose(0, 1))
+    out = batch.attend(module.layer_idx, query[0].transpose(0, 1), scaling, sliding_window)
     return out[None], None

@@ -1,4 +1,4 @@
-"""From logits to a token and its logprob."""
+"""Sampling: from logits to a token and its logprob."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 
-def sample(
+def sample_tokens(
     logits: Tensor,  # (rows, vocabulary)
     uniform: Tensor,  # (rows,) in [0, 1), double: each row's randomness
     temperature: Tensor | None = None,  # (rows,); 0 is greedy; None: 1 for all
     top_p: Tensor | None = None,  # (rows,)
     top_k: Tensor | None = None,  # (rows,); 0 keeps all
 ) -> tuple[Tensor, Tensor]:
-    """Token ids and their logprobs, (rows,) each, by inversion of the distribution function.
+    """Sample token ids by inversion of the distribution function; return them and their logprobs, (rows,) each.
 
     The logprob is of the distribution that was sampled from: at the row's temperature, over the tokens that ``top_k``
     and ``top_p`` keep. A greedy row reports the plain distribution's, at temperature 1.
@@ -26,15 +26,15 @@ def sample(
         scaled = _truncate(scaled, top_p, top_k)
     logprobs = scaled.log_softmax(-1)
     cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    drawn = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)  # (rows, 1)
-    tokens = drawn.clamp_(max=cdf.shape[-1] - 1)
+    sampled = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)  # (rows, 1)
+    tokens = sampled.clamp_(max=cdf.shape[-1] - 1)
     if temperature is not None:
         tokens = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), tokens)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
 
 
 def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Minus infinity outside the top k, and outside the smallest set whose probability reaches p."""
+    """Set logits to minus infinity outside the top k, and outside the smallest set whose probability reaches p."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)  # stable: argmax stays first among equals
     rank = torch.arange(logits.shape[-1], device=logits.device)
     k = torch.where(top_k > 0, top_k, logits.shape[-1])

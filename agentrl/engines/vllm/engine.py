@@ -1,36 +1,46 @@
-"""vLLM in this process's care: its AsyncLLM, whose model lives in a process of its own.
+"""vLLM run by this process: its AsyncLLM, whose model lives in a process of its own.
 
 Token ids go in; token ids and logprobs of the distribution that was sampled from come out. The weights are the
-learner's: at the start, and by ``update_weights`` in place. A request that is running then goes on with the new ones
-after milliseconds, all it had computed with the old ones computed again; each token says which version sampled it.
+learner's: at the start, and after each ``update_weights``, in place. A running request then goes on with the new ones
+after milliseconds: what it had computed with the old ones is computed again. Each token has the version that sampled
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from multiprocessing.process import BaseProcess
 from time import perf_counter
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio
 from anyio import to_thread
 
-from agentrl.engine import Meter
-from agentrl.engines import adapter, launch, requests
-from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
+from agentrl.engines.vllm import launch, lora_sender, requests
+from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
 from agentrl.errors import UserError
-from agentrl.learner.logprobs import causal_lm
+from agentrl.models.lm_head import unwrap_model
+from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
 
-Update = Literal["in-flight", "drain"]
-SHARE = 0.5  # of a GPU's memory, where the learner is on the same one
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+UpdateMode = Literal["in-flight", "drain"]
+MEMORY_SHARE = 0.5  # of a GPU's memory, where the learner is on the same one
 CLOSE_S = 5.0  # for vLLM's process to end by itself
 
 
 class VLLMEngine:
-    """Samples with vLLM. An async context manager: entering it starts vLLM, leaving it ends its process.
+    """An engine that samples with vLLM. Entering its async context starts vLLM, leaving it ends vLLM's process.
 
     Args:
         model: a causal LM of transformers; vLLM gets its configuration and its weights.
@@ -39,93 +49,103 @@ class VLLMEngine:
         threads: threads of vLLM's process on the CPU; 1 for a small model, otherwise one a core.
         update: what an update of the weights does to requests that are running: they go on with the new weights
             ("in-flight"), or are finished first ("drain").
-        stall_s: half of it without an answer, and a request asks vLLM for a sign of life; twice of it, and it has died.
+        stall_timeout_s: after half of it without an answer, a request asks vLLM for a sign of life; after
+            twice of it, vLLM has died.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel | PeftModel,
         *,
         capacity: int = 128,
         max_context: int | None = None,
         threads: int | None = None,
-        update: Update = "in-flight",
-        stall_s: float = 60.0,
+        update: UpdateMode = "in-flight",
+        stall_timeout_s: float = 60.0,
     ) -> None:
-        self._model = causal_lm(model)
+        self._model = unwrap_model(model)
         self._config = self._model.config.get_text_config()
         limit = int(self._config.max_position_embeddings)
         self.capacity, self.max_context = capacity, min(max_context or limit, limit)
         self.version, self.meter = 0, Meter()
-        self.mismatch: Mismatch | None = None  # to a forward pass of transformers, measured at the start
+        self.mismatch: LogprobMismatch | None = None  # to a forward pass of transformers, measured at the start
         self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
-        self._threads, self._update, self._stall_s = threads, update, stall_s
+        self._threads, self._update, self._stall_timeout_s = threads, update, stall_timeout_s
         self._shares_gpu, self._asleep = self._model.device.type == "cuda", False
-        self._weights = adapter.weights_of(model)
-        self._rank = adapter.rank_of(model)
-        self._llm: Any = None
-        self._slot: Any = None  # of the adapter
+        self._weights = lora_sender.select_weights(model)
+        self._rank = lora_sender.find_adapter_rank(model)
+        self._llm: AsyncLLM = None
+        self._lora_request: LoRARequest | None = None  # names the adapter's slot
         self._processes: list[Any] = []
-        self._failure: asyncio.Future[None] | None = None  # a UserError, when vLLM is no more
-        self._running: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[None] | None = None  # a UserError, when vLLM's process is gone
+        self._calls: set[asyncio.Task[object]] = set()
         self._count = 0
-        self._did = "was started"
-        self._did_at = perf_counter()
-        self._turn = anyio.Lock()
+        self._last_action = "was started"
+        self._last_action_at = perf_counter()
+        self._update_lock = anyio.Lock()
 
     async def __aenter__(self) -> Self:
-        vllm = launch.require()
+        vllm = launch.import_vllm()
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
-        self._failure.add_done_callback(lambda f: f.cancelled() or f.exception())  # nobody may be left to read it
+        self._failure.add_done_callback(lambda f: f.cancelled() or f.exception())  # marks it as read
         try:
             with anyio.CancelScope(shield=True):  # a thread cannot be cancelled; what it started is to be ended
                 await to_thread.run_sync(self._start)
             for process in self._processes:
-                self._loop.add_reader(process.sentinel, self._on_death, process)
+                self._loop.add_reader(process.sentinel, self._start_exit_task, process)
             self._sender = await to_thread.run_sync(
-                adapter.sender, launch.default_backend(self._model), _Client(self), self._weights
+                lora_sender.connect_sender,
+                launch.choose_transfer_backend(self._model),
+                _EngineClient(self),
+                self._weights,
             )
             await self.update_weights(self._weights.model, 0)
-            await self._measure()
+            await self._check_logprobs()
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self.close()
             if isinstance(error, UserError | asyncio.CancelledError):
                 raise
-            raise UserError(f"engine vllm: vLLM {vllm.__version__} does not start: {_told(error)}") from error
+            raise UserError(
+                f"engine vllm: vLLM {vllm.__version__} does not start: {_innermost_message(error)}"
+            ) from error
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
-        """Sample one turn. Raises UserError where the tokens do not fit, and when vLLM is no more."""
-        requests.check(token_ids, params, self._vocabulary, self.max_context)
+        """Sample one turn.
+
+        Raises:
+            UserError: the tokens do not fit, or vLLM's process is gone.
+        """
+        requests.check_request(token_ids, params, self._vocabulary, self.max_context)
         self._count += 1
-        output = await self._alive(self._finished(list(token_ids), params, f"{session}-{self._count}"))
-        done = output.outputs[0]
+        output = await self._while_alive(self._run_request(list(token_ids), params, f"{session}-{self._count}"))
+        sampled = output.outputs[0]
         reused = output.num_cached_tokens or 0
-        self.meter.sampled += len(done.token_ids)
+        self.meter.sampled += len(sampled.token_ids)
         self.meter.reused += reused
         self.meter.prefilled += len(token_ids) - reused
-        logprobs = [entry[token].logprob for entry, token in zip(done.logprobs, done.token_ids, strict=True)]
-        spans = [(s.version, s.start, s.end) for s in done.weight_versions or ()]
-        return requests.completion(done.token_ids, logprobs, spans, params)
+        logprobs = [entry[token].logprob for entry, token in zip(sampled.logprobs, sampled.token_ids, strict=True)]
+        spans = [(s.version, s.start, s.end) for s in sampled.weight_versions or ()]
+        return requests.build_completion(sampled.token_ids, logprobs, spans, params)
 
     def end_session(self, session: str) -> None:
-        """Nothing: vLLM's prefix cache forgets what was used longest ago."""
+        """Keep everything: vLLM's prefix cache drops what was used longest ago."""
 
-    async def update_weights(self, policy: Any, version: int) -> None:
+    async def update_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
         """Sample from ``policy`` from now on; it may change again as soon as this returns."""
-        async with self._turn:
-            await self._alive(self._updated(policy, version))
+        async with self._update_lock:
+            await self._while_alive(self._replace_or_fail(policy, version))
             self.version = version
 
     async def sleep(self) -> None:
-        """On the learner's own GPU: lend it the memory, until the next weights. Nothing may be running."""
+        """Lend the memory of a GPU that is also the learner's, until the next weights. Nothing may be running."""
         if self._shares_gpu and not self._asleep:
-            await self._alive(self._llm.sleep(level=1))
+            await self._while_alive(self._llm.sleep(level=1))
             self._asleep = True
 
     async def close(self) -> None:
@@ -145,29 +165,32 @@ class VLLMEngine:
 
     # -- in the event loop -----------------------------------------------------------------------------------------
 
-    async def _finished(self, token_ids: list[int], params: SamplingParams, request: str) -> Any:
-        """vLLM's output of a request. Cancelled, it takes the request back."""
-        from vllm import SamplingParams as Params
+    async def _run_request(self, token_ids: list[int], params: SamplingParams, request: str) -> RequestOutput:
+        """Run a request; return vLLM's output. If cancelled, vLLM aborts the request."""
+        from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
-        asked = Params(
-            **requests.sampling(params), detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, skip_clone=True
+        vllm_params = VLLMParams(
+            **requests.build_sampling_params(params),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
         )
         prompt = {"prompt_token_ids": token_ids}
-        (output,) = [o async for o in self._llm.generate(prompt, asked, request, lora_request=self._slot)]
+        (output,) = [o async for o in self._llm.generate(prompt, vllm_params, request, lora_request=self._lora_request)]
         return output
 
-    async def _updated(self, policy: Any, version: int) -> None:
-        self._doing(f"was given the weights of version {version}")
+    async def _replace_or_fail(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
+        self._note_action(f"was given the weights of version {version}")
         try:
-            await self._replaced(policy, version)
+            await self._replace_weights(policy, version)
         except BaseException:
             self._fail(
                 RuntimeError(f"the update to version {version} was not finished; vLLM holds half of the weights")
             )
             raise
 
-    async def _replaced(self, policy: Any, version: int) -> None:
+    async def _replace_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
         await self._llm.pause_generation(mode="keep" if self._update == "in-flight" else "wait", clear_cache=True)
         await self._wake("weights")
         self._weights.replace(policy)
@@ -183,80 +206,81 @@ class VLLMEngine:
         if self._asleep:
             await self._llm.wake_up([part])
 
-    async def _measure(self) -> None:
-        """Whether the logprobs are those of the distribution that is sampled from, and how far off they are."""
-        ids = probe_ids(self._vocabulary, self.max_context)
-        done = await self.generate(ids, PROBE, session="probe")
-        self.mismatch = compare(self._model, ids, done)
+    async def _check_logprobs(self) -> None:
+        """Check that logprobs are those of the distribution that is sampled from; record how far off they are."""
+        ids = draw_probe_prompt(self._vocabulary, self.max_context)
+        completion = await self.generate(ids, PROBE_PARAMS, session="probe")
+        self.mismatch = check_logprobs(self._model, ids, completion)
         self.meter = Meter()
 
-    async def _alive(self, work: Any) -> Any:
-        """The result of ``work``, in a task of its own, as long as vLLM gives a sign of life now and then.
+    async def _while_alive(self, work: Awaitable[T]) -> T:
+        """Run ``work`` in a task of its own as long as vLLM gives a sign of life now and then; return its result.
 
-        The task is cancelled once, not again and again as a scope of anyio does: vLLM has to be told, which takes an
+        The task is cancelled once, not again and again as a scope of anyio does: aborting a request in vLLM takes an
         await.
         """
         assert self._failure is not None
         task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody may be left to read it
-        self._running.add(task)
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
+        self._calls.add(task)
         try:
             while not task.done():
                 if self._failure.done():
                     break
-                await asyncio.wait({task, self._failure}, timeout=self._stall_s / 2, return_when="FIRST_COMPLETED")
+                either: set[asyncio.Future[Any]] = {task, self._failure}
+                await asyncio.wait(either, timeout=self._stall_timeout_s / 2, return_when="FIRST_COMPLETED")
                 if not task.done() and not self._failure.done():
                     await self._ping()
             if not task.done():
                 await self._failure
-            return await self._result(task)
+            return await self._get_result(task)
         finally:
-            self._running.discard(task)
+            self._calls.discard(task)
             if not task.done():
                 task.cancel()
 
-    async def _result(self, task: asyncio.Task[Any]) -> Any:
+    async def _get_result(self, task: asyncio.Task[T]) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
             return task.result()
         except EngineDeadError:
-            await self._mourn(self._processes[0])
+            await self._on_process_exit(self._processes[0])
             raise self._failure.exception() from None  # type: ignore[union-attr, misc]
 
     async def _ping(self) -> None:
-        asked = asyncio.ensure_future(self._llm.get_weight_version())
-        asked.add_done_callback(lambda t: t.cancelled() or t.exception())
-        done, _ = await asyncio.wait({asked}, timeout=1.5 * self._stall_s)
+        ping = asyncio.ensure_future(self._llm.get_weight_version())
+        ping.add_done_callback(lambda t: t.cancelled() or t.exception())
+        done, _ = await asyncio.wait({ping}, timeout=1.5 * self._stall_timeout_s)
         if not done:
-            self._fail(UserError(self._obituary(f"gave no sign of life for {2 * self._stall_s:g} s")))
+            self._fail(UserError(self._failure_message(f"gave no sign of life for {2 * self._stall_timeout_s:g} s")))
         else:
             self.meter.answers += 1
 
-    def _on_death(self, process: Any) -> None:
+    def _start_exit_task(self, process: BaseProcess) -> None:
         self._loop.remove_reader(process.sentinel)
-        self._mourning = asyncio.create_task(self._mourn(process))
+        self._exit_task = asyncio.create_task(self._on_process_exit(process))
 
-    async def _mourn(self, process: Any) -> None:
+    async def _on_process_exit(self, process: BaseProcess) -> None:
         for _ in range(50):  # its end is seen before its exit status is
             if process.exitcode is not None:
                 break
             await asyncio.sleep(0.02)
-        self._fail(UserError(self._obituary(f"died ({launch.ending(process.exitcode)})")))
+        self._fail(UserError(self._failure_message(f"died ({launch.describe_exit(process.exitcode)})")))
 
-    def _obituary(self, what: str) -> str:
-        ago = perf_counter() - self._did_at
+    def _failure_message(self, event: str) -> str:
+        action = f"It last {self._last_action}, {perf_counter() - self._last_action_at:.0f} s before"
         return (
-            f"engine vllm: vLLM's process {what}. It last {self._did}, {ago:.0f} s before; {len(self._running)} calls "
-            "were waiting. What it wrote stands above; VLLM_LOGGING_LEVEL=INFO makes it say more"
+            f"engine vllm: vLLM's process {event}. {action}; {len(self._calls)} calls were waiting. What it "
+            "wrote stands above; VLLM_LOGGING_LEVEL=INFO makes it say more"
         )
 
     def _fail(self, error: Exception) -> None:
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    def _doing(self, what: str) -> None:
-        self._did, self._did_at = what, perf_counter()
+    def _note_action(self, action: str) -> None:
+        self._last_action, self._last_action_at = action, perf_counter()
 
     # -- in a thread -----------------------------------------------------------------------------------------------
 
@@ -265,38 +289,38 @@ class VLLMEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         dtype = next(self._model.parameters()).dtype
-        threads = launch.threads_for(sum(p.numel() for p in self._model.parameters()), self._threads)
+        threads = launch.choose_threads(sum(p.numel() for p in self._model.parameters()), self._threads)
         with tempfile.TemporaryDirectory(prefix="agentrl-vllm-") as folder:
             launch.write_config(self._model, folder)
             if self._rank:
-                launch.write_base(self._model, folder)
-            given = launch.settings(
+                launch.write_base_weights(self._model, folder)
+            arguments = launch.build_engine_arguments(
                 folder,
                 dtype,
                 max_context=self.max_context,
                 capacity=self.capacity,
-                cache_bytes=launch.cache_bytes(self._config, dtype, self.capacity * self.max_context),
-                backend=launch.default_backend(self._model),
+                cache_bytes=launch.compute_cache_bytes(self._config, dtype, self.capacity * self.max_context),
+                backend=launch.choose_transfer_backend(self._model),
                 rank=self._rank,
             )
-            with launch.environment(threads), launch.undisturbed(), launch.interrupts_blocked():
-                arguments = AsyncEngineArgs(
-                    **given,
-                    **({"enable_sleep_mode": True, "gpu_memory_utilization": SHARE} if self._shares_gpu else {}),
+            with launch.use_environment(threads), launch.preserve_process_state(), launch.block_interrupts():
+                engine_args = AsyncEngineArgs(
+                    **arguments,
+                    **({"enable_sleep_mode": True, "gpu_memory_utilization": MEMORY_SHARE} if self._shares_gpu else {}),
                     skip_tokenizer_init=True,
                     load_format="auto" if self._rank else "dummy",
                     use_tqdm_on_load=False,
                     disable_log_stats=True,
                 )
-                self._llm = AsyncLLM.from_engine_args(arguments)
+                self._llm = AsyncLLM.from_engine_args(engine_args)
         if self._rank:
             from vllm.lora.request import LoRARequest
 
-            self._slot = LoRARequest(adapter.NAME, adapter.SLOT, "sent by the trainer")
+            self._lora_request = LoRARequest(lora_sender.ADAPTER_NAME, lora_sender.ADAPTER_SLOT, "sent by the trainer")
         manager = self._llm.engine_core.resources.engine_manager
         self._processes = list(manager.processes) if manager is not None else []
 
-    def _end(self, llm: Any) -> None:
+    def _end(self, llm: AsyncLLM) -> None:
         llm.shutdown(timeout=0)  # there is nothing to be finished
         for process in self._processes:
             if process.is_alive():
@@ -304,13 +328,13 @@ class VLLMEngine:
             process.join(CLOSE_S)
 
 
-class _Client:
-    """A sender's calls, from its thread into the event loop."""
+class _EngineClient:
+    """The `TransferClient` of an engine in this process: calls from the sender's thread into the event loop."""
 
     def __init__(self, engine: VLLMEngine) -> None:
         self._engine = engine
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         self._call("init_weight_transfer_engine", WeightTransferInitRequest(init_info=init_info))
@@ -318,7 +342,7 @@ class _Client:
     def start_weight_update(self) -> None:
         self._call("start_weight_update")
 
-    def update_weights(self, update_info: Any) -> None:
+    def update_weights(self, update_info: object) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         self._call("update_weights", WeightTransferUpdateRequest(update_info=update_info))
@@ -327,17 +351,17 @@ class _Client:
         self._call("finish_weight_update", weight_version)
 
     def receive_adapter(self, message: str) -> list[str]:
-        said: list[str] = self._call("collective_rpc", "receive_adapter", None, (message,))
-        return said
+        answers: list[str] = self._call("collective_rpc", "receive_adapter", None, (message,))
+        return answers
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: object) -> Any:
         engine = self._engine
         call = partial(getattr(engine._llm, name), *arguments)
-        return asyncio.run_coroutine_threadsafe(_within_failure(engine, call), engine._loop).result()
+        return asyncio.run_coroutine_threadsafe(_call_while_alive(engine, call), engine._loop).result()
 
 
-async def _within_failure(engine: VLLMEngine, call: Any) -> Any:
-    """A call, or the engine's death: a thread that waits for an answer cannot be cancelled."""
+async def _call_while_alive(engine: VLLMEngine, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Await a call, or raise the engine's failure: a thread that waits for an answer cannot be cancelled."""
     task = asyncio.ensure_future(call())
     assert engine._failure is not None
     await asyncio.wait({task, engine._failure}, return_when="FIRST_COMPLETED")
@@ -347,8 +371,8 @@ async def _within_failure(engine: VLLMEngine, call: Any) -> Any:
     return await engine._failure
 
 
-def _told(error: BaseException) -> str:
-    """The innermost cause in a line."""
+def _innermost_message(error: BaseException) -> str:
+    """Return the first line of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""How vLLM is started, in this process's care or as a server: its version, its settings, its environment."""
+"""Starting vLLM, from this process or as a server: its version, its engine arguments, its environment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from agentrl.engines import adapter
-from agentrl.engines.transfer import MEMORY, Weights
+from agentrl.engines.vllm import lora_sender
+from agentrl.engines.vllm.weight_sender import MEMORY, PolicyWeights
 from agentrl.errors import UserError
 
 VERSION = "0.32"
@@ -28,33 +29,38 @@ INSTALL = (
 )
 
 
-def installed() -> bool:
+def is_installed() -> bool:
+    """Return True if vLLM can be imported, in whatever version."""
     return importlib.util.find_spec("vllm") is not None
 
 
-def require() -> Any:
-    """The module vllm. Raises UserError where it is missing, does not import, or is another version."""
-    with environment(None), warnings.catch_warnings():
+def import_vllm() -> Any:
+    """Import the module vllm.
+
+    Raises:
+        UserError: it is missing, does not import, or is another version.
+    """
+    with use_environment(None), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own business
         try:
             import vllm
             import vllm.v1.engine.async_llm
         except ImportError as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == "vllm"
-            what = "is not installed" if missing else f"does not import here ({error})"
-            raise UserError(f"engine vllm: vLLM {what}. Install {VERSION}.*: {INSTALL}") from None
+            problem = "is not installed" if missing else f"does not import here ({error})"
+            raise UserError(f"engine vllm: vLLM {problem}. Install {VERSION}.*: {INSTALL}") from None
         except Exception as error:  # an extension built for another torch fails in its own ways
             raise UserError(f"engine vllm: vLLM does not import here ({error}). Install: {INSTALL}") from None
-        found = str(vllm.__version__)
-    if not found.startswith(f"{VERSION}."):
+        version = str(vllm.__version__)
+    if not version.startswith(f"{VERSION}."):
         raise UserError(
-            f"engine vllm: vLLM {found} is installed, beside torch {torch.__version__}; agentrl drives its internals "
+            f"engine vllm: vLLM {version} is installed, beside torch {torch.__version__}; agentrl drives its internals "
             f"and knows {VERSION}.* only. Install that: {INSTALL}"
         )
     return vllm
 
 
-def settings(
+def build_engine_arguments(
     model: str,
     dtype: torch.dtype,
     *,
@@ -63,12 +69,16 @@ def settings(
     cache_bytes: int | None,
     backend: str,
     rank: int = 0,
-) -> dict[str, Any]:
-    """vLLM's engine arguments; a server's flags are the same ones. ``rank``: the largest of an adapter, if it has one.
+) -> dict[str, object]:
+    """Build vLLM's engine arguments; a server's flags are the same ones.
 
-    Raises UserError for a rank that vLLM has not.
+    Args:
+        rank: the largest of an adapter; 0 without one.
+
+    Raises:
+        UserError: vLLM does not support the rank.
     """
-    given: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "model": model,
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": max_context,
@@ -76,39 +86,40 @@ def settings(
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",  # no sampling defaults from the model's folder
-        "worker_extension_cls": "agentrl.engines.worker.Extension",
+        "worker_extension_cls": "agentrl.engines.vllm.weight_receiver.WorkerExtension",
         "weight_transfer_config": {"backend": backend},
     }
-    if rank:  # two slots: with one, vLLM gives the adapter to rows that want none, too
-        given |= {"enable_lora": True, "max_lora_rank": adapter.room(rank), "max_loras": 2}
+    if rank:  # two slots: with one, vLLM gives the adapter also to rows that want none
+        arguments |= {"enable_lora": True, "max_lora_rank": lora_sender.choose_max_rank(rank), "max_loras": 2}
     if not torch.cuda.is_available():
-        given |= {"enforce_eager": True, "block_size": BLOCK, "kv_cache_memory_bytes": cache_bytes}
+        arguments |= {"enforce_eager": True, "block_size": BLOCK, "kv_cache_memory_bytes": cache_bytes}
         # A prompt in parts dies of a request's seed on the CPU: the sample after a part is thrown away by turning the
         # generator back, which only those of GPUs can.
-        given |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_context, 4096)}
-    return given
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_context, 4096)}
+    return arguments
 
 
-def default_backend(model: Any) -> str:
-    """How tensors get from a trainer to a vLLM on the same machine."""
+def choose_transfer_backend(model: PreTrainedModel) -> str:
+    """Choose how tensors travel from a trainer to a vLLM on the same machine."""
     return "ipc" if next(model.parameters()).device.type == "cuda" else MEMORY
 
 
-def cache_bytes(config: Any, dtype: torch.dtype, tokens: int) -> int:
-    """Room for the keys and values of that many tokens, a quarter more, and at most 4 GiB."""
+def compute_cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Compute the bytes for keys and values of so many tokens and a quarter more; at most 4 GiB."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     a_token = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * dtype.itemsize
     return min(max(tokens * a_token * 5 // 4, 64 << 20), 4 << 30)
 
 
-def threads_for(parameters: int, threads: int | None) -> int:
+def choose_threads(parameters: int, threads: int | None) -> int:
+    """Choose vLLM's threads on the CPU: 1 for a small model, otherwise one a core, unless ``threads`` is set."""
     return threads or (1 if parameters < SMALL else os.cpu_count() or 1)
 
 
-def variables(threads: int | None) -> dict[str, str]:
-    """What vLLM reads from the environment."""
-    found = {
+def build_environment(threads: int | None) -> dict[str, str]:
+    """Build the environment variables that vLLM reads."""
+    variables = {
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's own process, not in one more
@@ -118,19 +129,19 @@ def variables(threads: int | None) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     if not torch.cuda.is_available():
-        found |= {
+        variables |= {
             "TORCH_COMPILE_DISABLE": "1",  # else the first request that wants logprobs compiles for seconds
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with the learner and the tools
         }
         if threads is not None:
-            found["OMP_NUM_THREADS"] = str(threads)
-    return found
+            variables["OMP_NUM_THREADS"] = str(threads)
+    return variables
 
 
 @contextmanager
-def environment(threads: int | None) -> Iterator[None]:
-    """vLLM's variables while it is imported or its processes are started, and this process's own again."""
-    new = variables(threads)
+def use_environment(threads: int | None) -> Iterator[None]:
+    """Set vLLM's environment variables until the block ends: while it is imported, or its processes start."""
+    new = build_environment(threads)
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     try:
@@ -144,10 +155,11 @@ def environment(threads: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Torch's threads and random numbers stay as they are, and a script without a main guard is not run again.
+def preserve_process_state() -> Iterator[None]:
+    """Keep torch's threads and random state, and hide the main module, until the block ends.
 
-    vLLM's process is spawned: Python would first import the main module anew there, though nothing of it is needed.
+    vLLM's process is spawned: Python would first import the main module there, though nothing of it is needed. A script
+    without a main guard would run again.
     """
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
@@ -167,8 +179,8 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """A process that is started meanwhile never hears Ctrl-C: the run decides when vLLM ends."""
+def block_interrupts() -> Iterator[None]:
+    """Block Ctrl-C for processes that start in this block: the run decides when vLLM ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -176,21 +188,21 @@ def interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def write_config(model: Any, folder: str) -> None:
-    """The model's configuration alone, which is all that vLLM needs of a model whose weights it is sent."""
+def write_config(model: PreTrainedModel, folder: str) -> None:
+    """Write the model's configuration alone: all that vLLM needs of a model whose weights are sent to it."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.__dict__.pop("quantization_config", None)  # what is sent is in full
     config.save_pretrained(folder)
 
 
-def write_base(model: Any, folder: str) -> None:
-    """The weights of the model without its adapter. vLLM wraps its layers for adapters, and takes none later."""
-    save_file({name: tensor.contiguous().cpu() for name, tensor in Weights(model)}, f"{folder}/model.safetensors")
+def write_base_weights(model: PreTrainedModel, folder: str) -> None:
+    """Write the weights of the model without its adapter. vLLM wraps its layers for adapters, and takes none later."""
+    save_file({name: tensor.contiguous().cpu() for name, tensor in PolicyWeights(model)}, f"{folder}/model.safetensors")
 
 
-def ending(exitcode: int | None) -> str:
-    """How a process ended, in words."""
+def describe_exit(exitcode: int | None) -> str:
+    """Describe how a process ended."""
     if exitcode is not None and exitcode < 0:
         return f"killed by {signal.Signals(-exitcode).name}"
     return "no exit status yet" if exitcode is None else f"exit status {exitcode}"

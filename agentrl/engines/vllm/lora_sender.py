@@ -1,7 +1,8 @@
-"""An adapter to vLLM: its matrices alone, into the slot that every request names. The base model stays as it is.
+"""The trainer's side of sending an adapter to vLLM: its matrices alone, into the slot that every request names.
 
-A call of the worker takes them (`agentrl.engines.worker.Extension`), whatever the backend that whole models travel by:
-an adapter is small. The requests name the slot and never ask for its files to be read again.
+The base model stays as it is. A call of the worker takes the matrices (`weight_receiver.WorkerExtension`), whatever the
+backend that whole models travel by: an adapter is small. Requests name the slot, and never ask for files to be read
+again.
 """
 
 from __future__ import annotations
@@ -10,48 +11,57 @@ import base64
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from agentrl.engines import transfer
-from agentrl.engines.transfer import Client, Sender, Weights
+from agentrl.engines.vllm import weight_sender
+from agentrl.engines.vllm.weight_sender import PolicyWeights, TransferClient, WeightSender
 from agentrl.errors import UserError
-from agentrl.lora import has_adapter
+from agentrl.models.lora import has_adapter
 
-NAME, SLOT = "policy", 1  # of the adapter, in vLLM
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+ADAPTER_NAME = "policy"  # of the adapter, in vLLM
+ADAPTER_SLOT = 1
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
-FAR = "far"  # a worker's answer where it cannot read what this process holds
+UNREADABLE = "far"  # a worker's answer where it cannot read what this process holds
 
 
-def room(rank: int) -> int:
-    """The rank that vLLM is to be started for. Raises UserError where it has none as large."""
+def choose_max_rank(rank: int) -> int:
+    """Choose the rank that vLLM is started for.
+
+    Raises:
+        UserError: vLLM supports none as large.
+    """
     if rank > RANKS[-1]:
         raise UserError(f"lora.rank {rank}: vLLM has adapters of rank {RANKS[-1]} at most")
     return next(r for r in RANKS if r >= rank)
 
 
-def rank_of(model: Any) -> int:
-    """The largest rank in the model's adapter; 0 without one."""
+def find_adapter_rank(model: PreTrainedModel | PeftModel) -> int:
+    """Find the largest rank in the model's adapter; 0 without one."""
     if not has_adapter(model):
         return 0
     config = model.peft_config[model.active_adapter]
     return int(max([config.r, *config.rank_pattern.values()]))
 
 
-def weights_of(model: Any) -> Weights:
-    """What vLLM is sent of a model: all of it, or its adapter."""
-    return AdapterWeights(model) if has_adapter(model) else Weights(model)
+def select_weights(model: PreTrainedModel | PeftModel) -> PolicyWeights:
+    """Select what is sent to vLLM: the whole model, or its adapter."""
+    return _AdapterWeights(model) if has_adapter(model) else PolicyWeights(model)
 
 
-def sender(backend: str, client: Client, weights: Weights, **rendezvous: Any) -> Sender:
-    """The trainer's end, connected. Raises UserError as `agentrl.engines.transfer.sender` does."""
-    if isinstance(weights, AdapterWeights):
+def connect_sender(backend: str, client: TransferClient, weights: PolicyWeights, **rendezvous: object) -> WeightSender:
+    """Connect the trainer's end. Raises UserError as `weight_sender.connect_weight_sender` does."""
+    if isinstance(weights, _AdapterWeights):
         return AdapterSender(client, weights)
-    return transfer.sender(backend, client, weights, **rendezvous)
+    return weight_sender.connect_weight_sender(backend, client, weights, **rendezvous)
 
 
-class AdapterWeights(Weights):
+class _AdapterWeights(PolicyWeights):
     """An adapter's tensors under the names of peft's checkpoints."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -60,35 +70,41 @@ class AdapterWeights(Weights):
         yield from get_peft_model_state_dict(self.model, save_embedding_layers=False).items()
 
     def config(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.model.peft_config[self.model.active_adapter].to_dict()
-        return found
+        """Return peft's settings of the adapter."""
+        config: dict[str, Any] = self.model.peft_config[self.model.active_adapter].to_dict()
+        return config
 
 
 class AdapterSender:
-    """A sibling of the senders that send whole models."""
+    """A `WeightSender` of an adapter."""
 
-    def __init__(self, client: Client, weights: AdapterWeights) -> None:
-        self._client, self._weights, self._near = client, weights, True
+    def __init__(self, client: TransferClient, weights: _AdapterWeights) -> None:
+        self._client, self._weights, self._same_machine = client, weights, True
 
     def send_weights(self) -> None:
-        """Raises UserError where the worker does not take this adapter."""
+        """Send the adapter.
+
+        Raises:
+            UserError: the worker does not take it.
+        """
         content, path = (file := self._weights.file()).content(), file.path
-        said = FAR
-        if self._near and path is not None:
-            said = self._told(path=path, digest=sha256(content).hexdigest())
-        if said == FAR:
-            self._near = False
-            said = self._told(tensors=base64.b64encode(content).decode())
-        if said:
-            raise UserError(f"vLLM does not take the adapter: {said}")
+        refusal = UNREADABLE
+        if self._same_machine and path is not None:
+            refusal = self._send(path=path, digest=sha256(content).hexdigest())
+        if refusal == UNREADABLE:
+            self._same_machine = False
+            refusal = self._send(tensors=base64.b64encode(content).decode())
+        if refusal:
+            raise UserError(f"vLLM does not take the adapter: {refusal}")
 
     def shutdown(self) -> None: ...
 
-    def _told(self, **given: str) -> str:
-        message = json.dumps({"config": self._weights.config(), **given}, default=_plain)
-        return next((said for said in self._client.receive_adapter(message) if said), "")
+    def _send(self, **fields: str) -> str:
+        """Send one message; return the reason why a worker refuses it, or nothing."""
+        message = json.dumps({"config": self._weights.config(), **fields}, default=_encode)
+        return next((refusal for refusal in self._client.receive_adapter(message) if refusal), "")
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: sets of names, names of kinds."""
+def _encode(value: object) -> list[str] | str:
+    """Encode values that JSON does not have: sets of names, enums."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)

@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, whatever ends that one."""
+"""A watch on the parent process: this process ends with the one that started it, whatever ends that one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 def end_with_parent() -> None:
-    """From now on this process is watched by a thread of its own."""
+    """Start a thread that ends this process when its parent is gone."""
     threading.Thread(target=_watch, args=(os.getppid(),), name="agentrl parent watch", daemon=True).start()
 
 

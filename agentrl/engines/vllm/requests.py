@@ -1,19 +1,22 @@
-"""A turn's request to vLLM and its answer, in process or over HTTP."""
+"""Requests to vLLM, in process or over HTTP: their checks, their parameters, and what comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import Any
 
 from agentrl.errors import UserError
 from agentrl.types import Completion, SamplingParams
 
-COLDEST = 0.01  # vLLM takes lower temperatures, but for 0, as this one
+MIN_TEMPERATURE = 0.01  # vLLM takes lower temperatures, but for 0, as this one
 
 
-def check(token_ids: Sequence[int], params: SamplingParams, vocabulary: int, max_context: int) -> None:
-    """Raises UserError for what vLLM would refuse, change silently, or die of."""
+def check_request(token_ids: Sequence[int], params: SamplingParams, vocabulary: int, max_context: int) -> None:
+    """Check a request.
+
+    Raises:
+        UserError: vLLM would refuse it, change it silently, or die of it.
+    """
     if not token_ids or params.max_tokens < 1:
         raise UserError("there must be a token to continue, and one to sample")
     if len(token_ids) + params.max_tokens > max_context:
@@ -24,12 +27,12 @@ def check(token_ids: Sequence[int], params: SamplingParams, vocabulary: int, max
     if min(token_ids) < 0 or max(token_ids) >= vocabulary:
         wrong = next(t for t in token_ids if not 0 <= t < vocabulary)
         raise UserError(f"token id {wrong} is outside the model's vocabulary of {vocabulary}")
-    if 0 < params.temperature < COLDEST:
-        raise UserError(f"vLLM samples at temperature 0 or from {COLDEST} on, not at {params.temperature:g}")
+    if 0 < params.temperature < MIN_TEMPERATURE:
+        raise UserError(f"vLLM samples at temperature 0 or from {MIN_TEMPERATURE} on, not at {params.temperature:g}")
 
 
-def sampling(params: SamplingParams) -> dict[str, Any]:
-    """As vLLM names it. Turns end at the stop tokens alone: the model's own end token may not be one of them."""
+def build_sampling_params(params: SamplingParams) -> dict[str, object]:
+    """Build sampling parameters in vLLM's names. Turns end at the stop tokens alone, not at the model's end token."""
     return {
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
@@ -42,13 +45,13 @@ def sampling(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def completion(
+def build_completion(
     token_ids: Sequence[int],
     logprobs: Sequence[float],
     spans: Iterable[tuple[str, int, int]],  # version, first token, past the last
     params: SamplingParams,
 ) -> Completion:
-    """What vLLM sampled.
+    """Build the completion of what vLLM sampled.
 
     Raises:
         FloatingPointError: the logprobs are not numbers.

@@ -1,8 +1,8 @@
 """Any number of vLLM servers as one engine.
 
-The turns of an episode go to one server, whose cache has the turns before; a new episode goes to the one that has the
-fewest. What a server owes when it is lost is asked of another: a turn is a function of its tokens and its seed. A lost
-one that answers again is given the current weights, and then takes part again.
+The turns of an episode go to one server, whose cache has the turns before; a new episode goes to the server with the
+fewest. When a server is lost, its running turns are sampled by another: a turn is a function of its tokens and its
+seed. A lost server that answers again is sent the current weights, and then takes part again.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 
-from agentrl.engine import Meter
-from agentrl.engines import adapter, requests, transfer
-from agentrl.engines.probe import PROBE, Mismatch, compare, probe_ids
-from agentrl.engines.replica import HOW, Lost, Replica
+from agentrl.engines.vllm import lora_sender, requests, weight_sender
+from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
+from agentrl.engines.vllm.server_client import START_HINT, Replica, ServerLost
 from agentrl.errors import UserError
-from agentrl.learner.logprobs import causal_lm
+from agentrl.models.lm_head import unwrap_model
+from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
 
-CHECK_S = 2.0  # between two looks at every server
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+CHECK_S = 2.0  # between two checks of every server
 ATTEMPTS = 6
 
 
 class ServerEngine:
-    """Samples with vLLM servers. An async context manager: entering it connects, and gives all of them the weights.
+    """An engine that samples with vLLM servers. Entering its async context connects, and sends the weights to all.
 
     Args:
         urls: the servers' addresses, as ``agentrl serve`` prints them.
@@ -42,7 +46,7 @@ class ServerEngine:
     def __init__(
         self,
         urls: Sequence[str],
-        model: Any,
+        model: PreTrainedModel | PeftModel,
         *,
         capacity: int = 128,
         max_context: int | None = None,
@@ -50,85 +54,93 @@ class ServerEngine:
         start_s: float = 120.0,
         patience_s: float = 120.0,
     ) -> None:
-        self._model = causal_lm(model)
-        self._urls, self._each, self._update = tuple(urls), capacity, update
+        self._model = unwrap_model(model)
+        self._urls, self._capacity_each, self._update = tuple(urls), capacity, update
         self._start_s, self._patience_s = start_s, patience_s
         self.capacity = capacity * len(self._urls)
         self.max_context = max_context or 1 << 30
         self.version, self.meter = 0, Meter()
-        self.mismatch: Mismatch | None = None
+        self.mismatch: LogprobMismatch | None = None
         self.replicas: list[Replica] = []
         self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
-        self._weights = adapter.weights_of(model)
-        self._turn = anyio.Lock()
-        self._changed = anyio.Event()
+        self._weights = lora_sender.select_weights(model)
+        self._update_lock = anyio.Lock()
+        self._reconnected = anyio.Event()
         self._closed = False
-        self._watch: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        backend = "nccl" if self._model.device.type == "cuda" else transfer.MEMORY
-        self._kept = backend == transfer.MEMORY  # a copy of the last weights, for who comes back in mid-step
+        backend = "nccl" if self._model.device.type == "cuda" else weight_sender.MEMORY
+        self._keeps_weights = backend == weight_sender.MEMORY  # a copy, for a server that comes back within a step
         try:
-            self.replicas = [Replica(url, self._weights, capacity=self._each, backend=backend) for url in self._urls]
-            await asyncio.gather(*(self._first(r) for r in self.replicas))
+            self.replicas = [
+                Replica(url, self._weights, capacity=self._capacity_each, backend=backend) for url in self._urls
+            ]
+            await asyncio.gather(*(self._connect_starting(r) for r in self.replicas))
             self.max_context = min(self.max_context, *(r.max_context for r in self.replicas))
-            ids = probe_ids(self._vocabulary, self.max_context)
+            ids = draw_probe_prompt(self._vocabulary, self.max_context)
             for replica in self.replicas:
-                done, _ = await replica.generate(ids, PROBE)
-                self.mismatch = compare(self._model, ids, done)
+                completion, _ = await replica.generate(ids, PROBE_PARAMS)
+                self.mismatch = check_logprobs(self._model, ids, completion)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self.close()
-            if isinstance(error, Lost):
-                raise UserError(f"engine server: {error}; {HOW}") from None
+            if isinstance(error, ServerLost):
+                raise UserError(f"engine server: {error}; {START_HINT}") from None
             raise
-        self._watch = asyncio.create_task(self._look_after())
+        self._watch_task = asyncio.create_task(self._watch_replicas())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
-        """Sample one turn. Raises UserError where the tokens do not fit, and when no server is left."""
-        requests.check(token_ids, params, self._vocabulary, self.max_context)
-        done, reused = await self._asked(list(token_ids), params, session)
-        self.meter.sampled += len(done.token_ids)
+        """Sample one turn.
+
+        Raises:
+            UserError: the tokens do not fit, or no server is left.
+        """
+        requests.check_request(token_ids, params, self._vocabulary, self.max_context)
+        completion, reused = await self._generate_anywhere(list(token_ids), params, session)
+        self.meter.sampled += len(completion.token_ids)
         self.meter.reused += reused
         self.meter.prefilled += len(token_ids) - reused
-        return done
+        return completion
 
     def end_session(self, session: str) -> None:
         for replica in self.replicas:
             replica.sessions.discard(session)
 
-    async def update_weights(self, policy: Any, version: int) -> None:
-        """All servers sample from ``policy`` from now on; those that are lost are given it when they come back."""
-        async with self._turn:
+    async def update_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
+        """Sample from ``policy`` on all servers from now on. Lost servers are sent it when they come back."""
+        async with self._update_lock:
             self._weights.replace(policy)
             self.version = version
-            await asyncio.gather(*(self._updated(r) for r in self.replicas))
+            await asyncio.gather(*(self._update_replica(r) for r in self.replicas))
         if not self._up:
-            await self._some()
+            await self._wait_for_replica()
 
     async def close(self) -> None:
-        """Waiting calls raise, and so does every later one. The servers go on."""
+        """Close the engine: waiting calls raise, and so does every later one. The servers keep running."""
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait({self._watch})
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
         for replica in self.replicas:
-            replica.lost("is no longer asked: the engine is closed")
+            replica.mark_lost("is no longer used: the engine is closed")
             await replica.close()
         self._weights.close()
 
-    async def _asked(self, token_ids: list[int], params: SamplingParams, session: str) -> tuple[Completion, int]:
-        """A turn of whoever does not get lost over it."""
+    async def _generate_anywhere(
+        self, token_ids: list[int], params: SamplingParams, session: str
+    ) -> tuple[Completion, int]:
+        """Sample a turn with the session's server, or with another one if that is lost meanwhile."""
         lost: list[str] = []
         while len(lost) < ATTEMPTS:
-            replica = await self._home(session)
+            replica = await self._choose_replica(session)
             try:
                 return await replica.generate(token_ids, params)
-            except Lost as error:
+            except ServerLost as error:
                 lost.append(str(error))
         raise UserError(f"engine server: {ATTEMPTS} servers were lost over one turn: {'; '.join(lost)}")
 
@@ -136,60 +148,60 @@ class ServerEngine:
     def _up(self) -> list[Replica]:
         return [r for r in self.replicas if r.up]
 
-    async def _home(self, session: str) -> Replica:
-        """The server that has the session, or else the one with the fewest."""
+    async def _choose_replica(self, session: str) -> Replica:
+        """Choose the server that has the session, or else the one with the fewest."""
         if self._closed:
             raise RuntimeError("the engine is closed")
-        if self._watch is not None and self._watch.done():
-            self._watch.result()  # a mistake of ours in there is not to be lost
-        up = self._up or await self._some()
-        home = next((r for r in up if session in r.sessions), None) or min(up, key=lambda r: len(r.sessions))
-        home.sessions.add(session)
-        return home
+        if self._watch_task is not None and self._watch_task.done():
+            self._watch_task.result()  # raises, if the watch itself has failed
+        up = self._up or await self._wait_for_replica()
+        replica = next((r for r in up if session in r.sessions), None) or min(up, key=lambda r: len(r.sessions))
+        replica.sessions.add(session)
+        return replica
 
-    async def _some(self) -> list[Replica]:
-        """Servers that are up, as soon as there are any."""
+    async def _wait_for_replica(self) -> list[Replica]:
+        """Wait until a server is up; return those that are."""
         with anyio.move_on_after(self._patience_s):
             while not self._up:
-                await self._changed.wait()
+                await self._reconnected.wait()
         if not self._up:
-            told = "; ".join(f"{r.url} {r.said}" for r in self.replicas)
-            raise UserError(f"engine server: no server is left, for {self._patience_s:g} s: {told}. {HOW}")
+            states = "; ".join(f"{r.url} {r.status}" for r in self.replicas)
+            raise UserError(f"engine server: no server is left, for {self._patience_s:g} s: {states}. {START_HINT}")
         return self._up
 
-    async def _first(self, replica: Replica) -> None:
-        """Join a server that may still be starting."""
+    async def _connect_starting(self, replica: Replica) -> None:
+        """Connect to a server that may still be starting."""
         with anyio.move_on_after(self._start_s):
-            while not await replica.answers():  # noqa: ASYNC110  a server has no event to wait for
+            while not await replica.is_alive():  # noqa: ASYNC110  a server has no event to wait for
                 await anyio.sleep(0.5)
-        await replica.join(self.version, self._update)
+        await replica.connect(self.version, self._update)
 
-    async def _updated(self, replica: Replica) -> None:
-        with suppress(Lost):  # it is down then, and gets them when it is back
+    async def _update_replica(self, replica: Replica) -> None:
+        with suppress(ServerLost):  # it is down now, and is sent them when it is back
             if replica.up:
-                await replica.update(self.version, self._update)
-            elif not self._kept and await replica.answers():
-                await self._join(replica)
+                await replica.update_weights(self.version, self._update)
+            elif not self._keeps_weights and await replica.is_alive():
+                await self._reconnect(replica)
 
-    async def _join(self, replica: Replica) -> None:
-        await replica.join(self.version, self._update)
-        self._changed.set()
-        self._changed = anyio.Event()
+    async def _reconnect(self, replica: Replica) -> None:
+        await replica.connect(self.version, self._update)
+        self._reconnected.set()
+        self._reconnected = anyio.Event()
 
-    async def _look_after(self) -> None:
-        """Find out who is lost, also where nothing is asked, and who is back."""
+    async def _watch_replicas(self) -> None:
+        """Find out which servers are lost, also while no turn is sampled, and which are back."""
         while True:
             await anyio.sleep(CHECK_S)
-            await asyncio.gather(*(self._look(r) for r in self.replicas))
+            await asyncio.gather(*(self._check_replica(r) for r in self.replicas))
 
-    async def _look(self, replica: Replica) -> None:
-        answers = await replica.answers()
-        self.meter.answers += answers
-        if replica.up and not answers and not self._turn.locked():
-            replica.lost("gives no sign of life")
-        elif not replica.up and answers and self._kept:
-            async with self._turn:
+    async def _check_replica(self, replica: Replica) -> None:
+        alive = await replica.is_alive()
+        self.meter.answers += alive
+        if replica.up and not alive and not self._update_lock.locked():
+            replica.mark_lost("gives no sign of life")
+        elif not replica.up and alive and self._keeps_weights:
+            async with self._update_lock:
                 try:
-                    await self._join(replica)
-                except (Lost, UserError) as error:
-                    replica.said = str(error)
+                    await self._reconnect(replica)
+                except (ServerLost, UserError) as error:
+                    replica.status = str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-WRITTEN = (  # the first that a template has
+MARKS = (  # the first that a template has
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
@@ -15,4 +15,4 @@ WRITTEN = (  # the first that a template has
 def find_tool_parser(template: str | Mapping[str, str] | None) -> str | None:
     """Name the parser for a chat template; None where the template has no form of its own for calls."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-    return next((parser for mark, parser in WRITTEN if mark in text), None)
+    return next((parser for mark, parser in MARKS if mark in text), None)

@@ -1,7 +1,7 @@
-"""Loaded into vLLM's worker processes: the worker's side of the backend ``memory``, adapters, a watch on the parent.
+"""The worker's side, loaded into vLLM's worker processes: the backend ``memory``, adapters, a watch on the parent.
 
-vLLM is given ``worker_extension_cls="agentrl.engines.worker.Extension"``; that it imports this module is what registers
-the backend.
+vLLM is given ``worker_extension_cls="agentrl.engines.vllm.weight_receiver.WorkerExtension"``. Importing this module
+registers the backend.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import safetensors.torch
+from torch import nn
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -24,41 +24,41 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from agentrl.engines.adapter import FAR, NAME, SLOT
-from agentrl.engines.orphan import end_with_parent
-from agentrl.engines.transfer import MEMORY
+from agentrl.engines.vllm.lora_sender import ADAPTER_NAME, ADAPTER_SLOT, UNREADABLE
+from agentrl.engines.vllm.parent_watch import end_with_parent
+from agentrl.engines.vllm.weight_sender import MEMORY
 
 
 @dataclass
-class Introduction(WeightTransferInitInfo):  # type: ignore[misc]
-    """Whether this process can open the trainer's files: ``word`` stands in the one at ``path``."""
+class _InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """A test of whether this process can open the trainer's files: the one at ``path`` holds ``word``."""
 
     path: str | None = None
     word: str = ""
 
 
 @dataclass
-class Tensors(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A safetensors file: where it is, or itself in base64."""
+class _UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A safetensors file: its path, or its content in base64."""
 
     path: str | None = None
     tensors: str | None = None
 
 
-class MemoryTransfer(WeightTransferEngine[Introduction, Tensors]):  # type: ignore[misc]
-    """The worker's end of ``memory``."""
+class _MemoryReceiver(WeightTransferEngine[_InitInfo, _UpdateInfo]):  # type: ignore[misc]
+    """The worker's end of the backend ``memory``."""
 
-    init_info_cls = Introduction
-    update_info_cls = Tensors
+    init_info_cls = _InitInfo
+    update_info_cls = _UpdateInfo
 
-    def init_transfer_engine(self, init_info: Introduction) -> None:
+    def init_transfer_engine(self, init_info: _InitInfo) -> None:
         if init_info.path is not None and Path(init_info.path).read_text() != init_info.word:
             raise ValueError("the trainer is not on this machine")
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Tensors) -> None:
+    def receive_weights(self, update_info: _UpdateInfo) -> None:
         if update_info.path is not None:
             tensors = safetensors.torch.load_file(update_info.path)
         else:
@@ -72,47 +72,47 @@ class MemoryTransfer(WeightTransferEngine[Introduction, Tensors]):  # type: igno
     def shutdown(self) -> None: ...
 
 
-def _pack_tied_head(model: Any) -> None:
-    """On the CPU the output head holds a packed copy of its weights, which a tied one is not given anew."""
+def _pack_tied_head(model: nn.Module) -> None:
+    """Pack a tied output head again: on the CPU it holds a packed copy of its weights, which is not updated."""
     head = getattr(model, "lm_head", None)
     config = getattr(model, "config", None)
     if head is not None and getattr(config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
         head.quant_method.process_weights_after_loading(head)
 
 
-class Extension:
-    """What vLLM mixes into its worker: calls about adapters."""
+class WorkerExtension:
+    """Methods that vLLM mixes into its worker, for ``collective_rpc``: calls about adapters."""
 
-    def adapter_room(self) -> str:
-        """The largest rank of an adapter here; 0: it was started without."""
+    def get_max_adapter_rank(self) -> str:
+        """Return the largest rank of an adapter here; 0 if vLLM was started without adapters."""
         return str(lora.max_lora_rank if (lora := self.vllm_config.lora_config) else 0)  # type: ignore[attr-defined]
 
     def receive_adapter(self, message: str) -> str:
-        """Put an adapter into the slot. Returns why it cannot be, or nothing."""
-        given = json.loads(message)
+        """Put an adapter into the slot. Return why it cannot be, or nothing."""
+        fields = json.loads(message)
         try:
-            tensors = _read(given)
+            tensors = _read_tensors(fields)
         except OSError:
-            return FAR
+            return UNREADABLE
         if tensors is None:
-            return FAR
+            return UNREADABLE
         with TemporaryDirectory(prefix="agentrl-adapter-") as folder:
-            Path(folder, "adapter_config.json").write_text(json.dumps(given["config"]))
+            Path(folder, "adapter_config.json").write_text(json.dumps(fields["config"]))
             Path(folder, "adapter_model.safetensors").write_bytes(tensors)
             try:
-                self.add_lora(LoRARequest(NAME, SLOT, folder, load_inplace=True))  # type: ignore[attr-defined]
+                self.add_lora(LoRARequest(ADAPTER_NAME, ADAPTER_SLOT, folder, load_inplace=True))  # type: ignore[attr-defined]
             except Exception as error:
                 return str(error) or type(error).__name__
         return ""
 
 
-def _read(given: dict[str, str]) -> bytes | None:
-    """The tensors' file; nothing where another file has that path here."""
-    if "tensors" in given:
-        return base64.b64decode(given["tensors"])
-    found = Path(given["path"]).read_bytes()
-    return found if sha256(found).hexdigest() == given["digest"] else None
+def _read_tensors(fields: dict[str, str]) -> bytes | None:
+    """Read the tensors' file; None if another file has that path here."""
+    if "tensors" in fields:
+        return base64.b64decode(fields["tensors"])
+    content = Path(fields["path"]).read_bytes()
+    return content if sha256(content).hexdigest() == fields["digest"] else None
 
 
-WeightTransferEngineFactory.register_engine(MEMORY, MemoryTransfer)
+WeightTransferEngineFactory.register_engine(MEMORY, _MemoryReceiver)
 end_with_parent()

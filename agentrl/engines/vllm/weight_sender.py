@@ -1,12 +1,12 @@
-"""The policy's weights to vLLM, through vLLM's own weight transfer API: the trainer's side.
+"""The trainer's side of sending the policy's weights to vLLM, through vLLM's own weight transfer API.
 
-    sender  --tensors-->  worker        how they travel: memory (here), or vLLM's own ipc and nccl on GPUs
+    sender  --tensors-->  worker        by a backend: memory (here), or vLLM's own ipc and nccl on GPUs
       |
     client  --calls---->  vLLM          init, start, update, finish: in process, or over HTTP
 
-A sender drives a round: ``send_weights()``. The backend ``memory`` is ours, for the CPU, where none of vLLM's own works
-(and for any worker on this machine): a safetensors file that has no name and lives in memory. A worker that cannot open
-it, since it is on another machine, is sent the bytes. The worker's side is `agentrl.engines.worker`.
+``send_weights()`` makes one round. The backend ``memory`` is ours, for the CPU, where none of vLLM's own works (and for
+any worker on this machine): a safetensors file without a name, in memory. A worker on another machine, which cannot
+open it, is sent the bytes. The worker's side is `agentrl.engines.vllm.weight_receiver`.
 """
 
 from __future__ import annotations
@@ -16,38 +16,45 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from agentrl.errors import UserError
-from agentrl.learner.logprobs import causal_lm
-from agentrl.lora import in_full
+from agentrl.models.lm_head import unwrap_model
+from agentrl.models.lora import dequantize
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 MEMORY = "memory"
-PART = 64 << 20  # bytes of tensors in one call, where they go by the call itself
+PART_BYTES = 64 << 20  # bytes of tensors in one call, where they go by the call itself
 
 
-class Client(Protocol):
-    """How one vLLM is told: the four calls that vLLM's own senders make (its ``VLLMWeightSyncClient``), and ours."""
+class TransferClient(Protocol):
+    """The calls to one vLLM: the four that vLLM's own senders make (its ``VLLMWeightSyncClient``), and ours."""
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None: ...
     def start_weight_update(self) -> None: ...
-    def update_weights(self, update_info: Any) -> None: ...
+    def update_weights(self, update_info: object) -> None: ...
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
     def receive_adapter(self, message: str) -> list[str]: ...
 
 
-class Sender(Protocol):
+class WeightSender(Protocol):
     """The trainer's end of a backend (vLLM's ``TrainerWeightTransferEngine``)."""
 
-    def send_weights(self) -> None: ...
+    def send_weights(self) -> None:
+        """Send the current weights, and return once the worker has loaded them."""
+        ...
+
     def shutdown(self) -> None: ...
 
 
-class Meta(NamedTuple):
+class _ParamMeta(NamedTuple):
     """vLLM's ``ParamMeta``."""
 
     name: str
@@ -55,33 +62,36 @@ class Meta(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Weights:
+class PolicyWeights:
     """A model's tensors under the names of its checkpoints, tied ones once: vLLM's ``WeightSource``.
 
-    Of a model with an adapter it is the model without it.
+    For a model with an adapter, the tensors are those of the model without it.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
         self._file: MemoryFile | None = None
 
-    def replace(self, model: Any) -> None:
-        """From now on these are another state's."""
+    def replace(self, model: PreTrainedModel | PeftModel) -> None:
+        """Take the weights from another model, or from another state of this one, from now on."""
         self.model = model
         self.close()
 
-    def metadata(self) -> list[Meta]:
-        return [Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+    def metadata(self) -> list[_ParamMeta]:
+        """List names, types and shapes."""
+        return [_ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion
 
-        model = causal_lm(self.model)
-        held = {n.replace(".base_layer.", "."): in_full(p) for n, p in model.named_parameters() if "lora_" not in n}
-        yield from revert_weight_conversion(model, held).items()
+        model = unwrap_model(self.model)
+        tensors = {
+            n.replace(".base_layer.", "."): dequantize(p) for n, p in model.named_parameters() if "lora_" not in n
+        }
+        yield from revert_weight_conversion(model, tensors).items()
 
     def file(self) -> MemoryFile:
-        """A snapshot, taken once for everybody who asks before ``replace``."""
+        """Take a snapshot, once for all calls until ``replace``."""
         if self._file is None:
             self._file = MemoryFile({name: t.contiguous().cpu() for name, t in self})
         return self._file
@@ -93,10 +103,10 @@ class Weights:
 
 
 class MemoryFile:
-    """A safetensors file that has no name: it is gone with this process, whatever ends it."""
+    """A safetensors file in memory, without a name: it is gone with this process, whatever ends it."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._descriptor = memory_descriptor()
+        self._descriptor = _open_memory_file()
         self.path = None if self._descriptor is None else f"/proc/{os.getpid()}/fd/{self._descriptor}"
         self._bytes = save(tensors) if self.path is None else b""
         if self._descriptor is not None:
@@ -104,15 +114,15 @@ class MemoryFile:
                 file.write(save(tensors))
 
     def content(self) -> bytes:
-        """The whole file."""
+        """Return the whole file."""
         return self._bytes if self.path is None else Path(self.path).read_bytes()
 
     def parts(self) -> Iterator[bytes]:
-        """The same as safetensors files of about ``PART`` bytes, for whom the path means nothing."""
+        """Split it into safetensors files of about ``PART_BYTES`` bytes, for a worker that cannot open the path."""
         tensors = load(self._bytes) if self.path is None else load_file(self.path)
         part: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            if part and sum(t.nbytes for t in part.values()) + tensor.nbytes > PART:
+            if part and sum(t.nbytes for t in part.values()) + tensor.nbytes > PART_BYTES:
                 yield save(part)
                 part = {}
             part[name] = tensor
@@ -125,17 +135,17 @@ class MemoryFile:
         self._descriptor = None
 
 
-class MemorySender:
-    """The trainer's end of ``memory``."""
+class _MemorySender:
+    """The trainer's end of the backend ``memory``."""
 
-    def __init__(self, client: Client, weights: Weights) -> None:
+    def __init__(self, client: TransferClient, weights: PolicyWeights) -> None:
         self._client, self._weights = client, weights
-        self._near = self._introduce()
+        self._same_machine = self._test_access()
 
     def send_weights(self) -> None:
         file = self._weights.file()
         self._client.start_weight_update()
-        if self._near:
+        if self._same_machine:
             self._client.update_weights({"path": file.path})
         else:
             for part in file.parts():
@@ -144,9 +154,9 @@ class MemorySender:
 
     def shutdown(self) -> None: ...
 
-    def _introduce(self) -> bool:
-        """Whether the worker can open what this process holds: it is asked to read a word there."""
-        descriptor = memory_descriptor()
+    def _test_access(self) -> bool:
+        """Return True if the worker can open this process's files: it is asked to read a word in one."""
+        descriptor = _open_memory_file()
         if descriptor is not None:
             word = secrets.token_hex(16)
             try:
@@ -161,14 +171,16 @@ class MemorySender:
         return False
 
 
-def sender(backend: str, client: Client, weights: Weights, **rendezvous: Any) -> Sender:
-    """The trainer's end of a backend, connected. ``rendezvous`` is what vLLM's own backend of that name asks for.
+def connect_weight_sender(
+    backend: str, client: TransferClient, weights: PolicyWeights, **rendezvous: object
+) -> WeightSender:
+    """Connect the trainer's end of a backend. ``rendezvous`` is what vLLM's own backend of that name needs.
 
     Raises:
         UserError: the backend needs vLLM here too, and it is not installed.
     """
     if backend == MEMORY:
-        return MemorySender(client, weights)
+        return _MemorySender(client, weights)
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -176,12 +188,12 @@ def sender(backend: str, client: Client, weights: Weights, **rendezvous: Any) ->
     except ImportError as error:
         raise UserError(f"weight transfer by {backend!r} needs vLLM beside the trainer: {error}") from None
     infos = {"ipc": IPCTrainerInitInfo, "nccl": NCCLTrainerInitInfo}
-    made: Sender = WeightTransferTrainerFactory.trainer_init(
+    sender: WeightSender = WeightTransferTrainerFactory.trainer_init(
         infos[backend](rank=0, **rendezvous), client=client, source=weights
     )
-    return made
+    return sender
 
 
-def memory_descriptor() -> int | None:
-    """A nameless file in memory, where the system has such."""
+def _open_memory_file() -> int | None:
+    """Open a file without a name in memory; None if the system has no such files."""
     return os.memfd_create("agentrl weights") if hasattr(os, "memfd_create") else None

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces in words: what a model is told of an observation, and what its reply means as an action."""
+"""Gymnasium's spaces in words: an observation as text, and a reply as an action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.errors import ContractError, ToolError
-from agentrl.types import without_thoughts
+from agentrl.types import strip_thoughts
 
 LARGEST = 64  # numbers in an observation
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -18,13 +18,13 @@ _MARKED = re.compile(r"\x1b\[[1-9][\d;]*m(.*?)\x1b\[0m")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
-def told(space: spaces.Space[Any], value: Any) -> str:
-    """An observation in words."""
+def describe_observation(space: spaces.Space[Any], value: Any) -> str:
+    """Describe an observation in words."""
     match space:
         case spaces.Dict():
-            return "\n".join(f"{name}: {told(part, value[name])}" for name, part in space.items())
+            return "\n".join(f"{name}: {describe_observation(part, value[name])}" for name, part in space.items())
         case spaces.Tuple():
-            return ", ".join(told(part, v) for part, v in zip(space.spaces, value, strict=True))
+            return ", ".join(describe_observation(part, v) for part, v in zip(space.spaces, value, strict=True))
         case spaces.Box():
             return "[" + ", ".join(f"{x:.4g}" for x in np.asarray(value).ravel()) + "]"
         case spaces.MultiDiscrete() | spaces.MultiBinary():
@@ -32,13 +32,13 @@ def told(space: spaces.Space[Any], value: Any) -> str:
     return str(value)
 
 
-def tellable(space: spaces.Space[Any]) -> bool:
-    """Whether it is text, or some numbers."""
+def is_describable(space: spaces.Space[Any]) -> bool:
+    """Return True if an observation space is text, or up to `LARGEST` numbers."""
     match space:
         case spaces.Dict():
-            return all(tellable(part) for part in space.values())
+            return all(is_describable(part) for part in space.values())
         case spaces.Tuple():
-            return all(tellable(part) for part in space.spaces)
+            return all(is_describable(part) for part in space.spaces)
         case spaces.Text() | spaces.Discrete():
             return True
         case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
@@ -46,8 +46,8 @@ def tellable(space: spaces.Space[Any]) -> bool:
     return False
 
 
-def check_action(space: spaces.Space[Any], name: str, actions: Sequence[str]) -> None:
-    """Raises ContractError for actions that a reply cannot mean."""
+def check_action_space(space: spaces.Space[Any], name: str, actions: Sequence[str]) -> None:
+    """Raise ContractError for an action space that a reply cannot act in."""
     match space:
         case spaces.Discrete():
             if actions and len(actions) != space.n:
@@ -58,8 +58,8 @@ def check_action(space: spaces.Space[Any], name: str, actions: Sequence[str]) ->
             raise ContractError(f"gym:{name} takes {space!s:.80}; a reply can mean a Discrete, MultiDiscrete or Text")
 
 
-def asked(space: spaces.Space[Any], actions: Sequence[str]) -> str:
-    """What a model is told of how to act."""
+def describe_actions(space: spaces.Space[Any], actions: Sequence[str]) -> str:
+    """Describe to the model how to act."""
     match space:
         case spaces.Discrete() if actions:
             listed = ", ".join(f"{space.start + i} ({name})" for i, name in enumerate(actions))
@@ -75,13 +75,13 @@ def asked(space: spaces.Space[Any], actions: Sequence[str]) -> str:
     return f"Act by replying with {what}, in \\boxed{{}}."
 
 
-def meant(space: spaces.Space[Any], reply: str, actions: Sequence[str]) -> Any:
-    r"""The action that a reply means: what is in its last ``\boxed{}``, or all of it.
+def parse_action(space: spaces.Space[Any], reply: str, actions: Sequence[str]) -> Any:
+    r"""Parse the action of a reply: the text in its last ``\boxed{}``, or all of it.
 
     Raises:
-        ToolError: none, in words for the model.
+        ToolError: it is no action, in words for the model.
     """
-    text = without_thoughts(reply)
+    text = strip_thoughts(reply)
     text = (_BOX.findall(text) or [text])[-1].strip()
     action: Any = text
     match space:
@@ -95,17 +95,17 @@ def meant(space: spaces.Space[Any], reply: str, actions: Sequence[str]) -> Any:
             whole = wide.size == space.nvec.size and bool((wide == wide.astype(space.dtype)).all())
             action = wide.astype(space.dtype).reshape(space.shape) if whole else None
     if action is None or not space.contains(action):
-        raise ToolError(f"{text!r:.80} is no action. {asked(space, actions)}")
+        raise ToolError(f"{text!r:.80} is no action. {describe_actions(space, actions)}")
     return action
 
 
-def plain(rendered: Any) -> str:
-    """What an environment rendered, without a terminal's colours: what they mark is in brackets."""
+def strip_colours(rendered: Any) -> str:
+    """Strip a rendering of a terminal's colours; the text that they mark is put in brackets."""
     text = rendered if isinstance(rendered, str) else "\n".join(map(str, rendered or ()))
     return _COLOUR.sub("", _MARKED.sub(r"[\1]", text)).rstrip()
 
 
 def _numbers(text: str) -> list[int]:
-    """``[1, 0, 2]``, with or without brackets; none where anything else is there."""
+    """Parse ``[1, 0, 2]``, with or without brackets; an empty list for anything else."""
     parts = text.strip("[]() ").replace(",", " ").split()
     return [int(p) for p in parts] if all(re.fullmatch(r"-?\d{1,18}", p) for p in parts) else []

@@ -1,4 +1,4 @@
-"""What Gymnasium is told of our observations and actions: messages, and text of any alphabet."""
+"""The Gymnasium spaces of our observations and actions: messages, and text of any alphabet."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import gymnasium
 
-from agentrl.contract import ROLES
+from agentrl.environments.validation import ROLES
 from agentrl.types import Message
 
 _LETTERS = string.ascii_letters + string.digits + string.punctuation + " "
 
 
-class Conversation(gymnasium.Space[list[Message]]):
-    """Messages: what the environment has said since the last action."""
+class MessageSpace(gymnasium.Space[list[Message]]):
+    """The messages of the environment since the last action."""
 
     is_np_flattenable = False
 
@@ -25,7 +25,7 @@ class Conversation(gymnasium.Space[list[Message]]):
         return [{"role": "user", "content": _text(self)}]
 
 
-class Said(gymnasium.Space[str]):
+class TextSpace(gymnasium.Space[str]):
     """Any text: a turn of the model, tool calls included."""
 
     is_np_flattenable = False

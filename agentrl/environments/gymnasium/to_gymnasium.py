@@ -13,27 +13,28 @@ import gymnasium
 from anyio.from_thread import start_blocking_portal
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
-from agentrl import registry
-from agentrl.contract import as_messages, checked_reset, checked_rewards, checked_step
-from agentrl.env import Env, EnvSpec
-from agentrl.errors import ContractError
-from agentrl.gym.spaces import Conversation, Said
-from agentrl.renderer import hermes
-from agentrl.tasks import task_integer
+from agentrl.environments.env import Env
+from agentrl.environments.gymnasium.spaces import MessageSpace, TextSpace
+from agentrl.environments.spec import EnvSpec
+from agentrl.environments.task_sampler import task_integer
+from agentrl.environments.validation import as_messages, validate_reset, validate_rewards, validate_step
+from agentrl.errors import ContractError, UserError
+from agentrl.renderer.call_formats import hermes
+from agentrl.settings import registry
 from agentrl.types import Message, Segment, Stop, Trajectory
 
-_ENTRY = "agentrl.gym.bridge:as_gymnasium"
+_ENTRY = "agentrl.environments.gymnasium.to_gymnasium:as_gymnasium"
 
 
-class AsGymnasium(gymnasium.Env[list[Message], str]):
+class _AsGymnasium(gymnasium.Env[list[Message], str]):
     """See `as_gymnasium`."""
 
     metadata = {"render_modes": []}
 
     def __init__(self, spec: EnvSpec, split: str, max_turns: int | None) -> None:
-        self.observation_space, self.action_space = Conversation(), Said()
+        self.observation_space, self.action_space = MessageSpace(), TextSpace()
         self.split, self.max_turns, self.agent_spec = split, max_turns, spec
-        kwargs = {"env": spec.name if spec.name in registry.available("env") else spec.cls, **spec.settings}
+        kwargs = {"env": spec.name if spec.name in registry.list_registered("env") else spec.cls, **spec.settings}
         self.spec = GymnasiumSpec(_id(spec.name), entry_point=_ENTRY, kwargs={**kwargs, "split": split})
         self.env: Env | None = None  # of the episode that is being played
         with ExitStack() as held:
@@ -49,17 +50,19 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
         super().reset(seed=seed)
         self._end()
         self.env = env = self.agent_spec.make()
-        count = env.count(self.split)
-        self.task = self._drawn(count) if seed is None else seed
-        given = {"split": self.split, **(options or {})}
-        observation, info = checked_reset(self._portal.call(lambda: env.reset(seed=self.task, options=given)), env)
+        self.task = self._drawn() if seed is None else seed
+        options = {"split": self.split, **(options or {})}
+        observation, info = validate_reset(self._portal.call(lambda: env.reset(seed=self.task, options=options)), env)
         self.messages = as_messages(observation)
         self.step_rewards: list[float] = []
-        told = {**info, "task": self.task, "tools": [t.schema for t in env.tool_list]}
-        return copy.deepcopy(self.messages), copy.deepcopy(told)
+        info = {**info, "task": self.task, "tools": [t.schema for t in env.tool_list]}
+        return copy.deepcopy(self.messages), copy.deepcopy(info)
 
-    def _drawn(self, count: int | None) -> int:
-        """Draw a task of the split."""
+    def _drawn(self) -> int:
+        """Draw a task of the split. Raises UserError where it has none."""
+        count = self.agent_spec.count(self.split)
+        if count == 0:
+            raise UserError(f"split {self.split!r} of env {self.agent_spec.name!r} has no tasks")
         index = int(self.np_random.integers(count or 10**8))
         return index if count else task_integer(self.split, index)
 
@@ -67,14 +70,14 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
         """One turn. The score is part of the last one's reward, and by its parts in ``info["rewards"]``.
 
         Raises:
-            WorldFault: the world failed: the episode is of no worth.
+            InfraError: the infrastructure failed; the episode has no reward.
         """
         if (env := self.env) is None:
             raise gymnasium.error.ResetNeeded("the episode is over, or has not begun: call reset()")
         reply = hermes.parse(action)
-        step = checked_step(self._portal.call(env.step, reply), env)
-        said = as_messages(step.observation)
-        self.messages += [reply.message(), *said]
+        step = validate_step(self._portal.call(env.step, reply), env)
+        messages = as_messages(step.observation)
+        self.messages += [reply.message(), *messages]
         self.step_rewards.append(float(step.reward))
         terminated, reward, info = bool(step.terminated), float(step.reward), dict(step.info)
         late = len(self.step_rewards) >= (self.max_turns or env.max_turns)
@@ -83,7 +86,7 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
             info["rewards"], worth = self._scored(env, Stop.TERMINATED if terminated else Stop.TRUNCATED)
             reward += worth if type(env).score is not Env.score else 0.0  # that is the sum of the steps'
             self._end()
-        return copy.deepcopy(said), reward, terminated, truncated, copy.deepcopy(info)
+        return copy.deepcopy(messages), reward, terminated, truncated, copy.deepcopy(info)
 
     def _scored(self, env: Env, stop: Stop) -> tuple[Mapping[str, float | None], float]:
         turns = (Segment("prompt", ()), *(Segment("model", (), (), ()) for _ in self.step_rewards))
@@ -96,7 +99,7 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
             step_rewards=tuple(self.step_rewards),
             calls=tuple(env.call_records),
         )
-        rewards = checked_rewards(self._portal.call(env.score, played), env)
+        rewards = validate_rewards(self._portal.call(env.score, played), env)
         return rewards, replace(played, rewards=rewards).reward or 0.0
 
     def _end(self) -> None:
@@ -115,8 +118,8 @@ class AsGymnasium(gymnasium.Env[list[Message], str]):
 
 def as_gymnasium(
     env: str | type[Env] | EnvSpec, *, split: str = "train", max_turns: int | None = None, **settings: Any
-) -> AsGymnasium:
-    """An environment of ours as a ``gymnasium.Env``: an action is a turn's text, an observation the messages since.
+) -> _AsGymnasium:
+    """Wrap an environment as a ``gymnasium.Env``: an action is a turn's text, an observation the messages since.
 
     Args:
         env: a registered name, ``module:Class``, an ``Env`` subclass, or an ``EnvSpec``.
@@ -126,7 +129,7 @@ def as_gymnasium(
     """
     if isinstance(env, EnvSpec) and settings:
         raise ContractError(f"an EnvSpec has its settings; {', '.join(settings)} cannot be given beside it")
-    return AsGymnasium(env if isinstance(env, EnvSpec) else EnvSpec(env, **settings), split, max_turns)
+    return _AsGymnasium(env if isinstance(env, EnvSpec) else EnvSpec(env, **settings), split, max_turns)
 
 
 def register_gymnasium() -> list[str]:
@@ -134,7 +137,7 @@ def register_gymnasium() -> list[str]:
 
     Settings go to ``gymnasium.make``; for a family, its member is one: ``make("agentrl/gym-v0", name="Taxi-v3")``.
     """
-    names = {_id(name): name for name in registry.available("env")}
+    names = {_id(name): name for name in registry.list_registered("env")}
     for wanted, name in names.items():
         if wanted not in gymnasium.registry:
             gymnasium.register(wanted, entry_point=_ENTRY, kwargs={"env": name})

@@ -1,7 +1,7 @@
-"""How much better than its group each trajectory was: pure functions of the groups of a step.
+"""Advantages of episodes over their groups: pure functions of the groups of a step.
 
-``None`` is a member that cannot be scored (the world failed, or no reward applies): it is in no mean and no
-standard deviation, and its advantage is 0. Standard deviations are unbiased.
+A reward of ``None`` is that of a member that cannot be scored (an infrastructure error, or no reward applies): it is
+in no mean and no standard deviation, and its advantage is 0. Standard deviations are unbiased.
 """
 
 from __future__ import annotations
@@ -12,68 +12,74 @@ from math import sqrt
 from agentrl.spread import Scored, Values, center, center_rewards
 
 EPS = 1e-4  # added to a standard deviation, as TRL does
-Advantage = Callable[[Sequence[Sequence[Scored]]], list[list[float]]]  # groups to groups
+AdvantageFunction = Callable[[Sequence[Sequence[Scored]]], list[list[float]]]  # groups to groups
 
 
 def grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
-    """(r - mean) / std of the group (GRPO, arXiv 2402.03300)."""
-    return [[a / (deviation(_rewards(group)) + EPS) for a in center_rewards(group)] for group in groups]
+    """Compute (r - mean) / std of the group (GRPO, arXiv 2402.03300)."""
+    return [[a / (compute_std(_rewards(group)) + EPS) for a in center_rewards(group)] for group in groups]
 
 
-def dr_grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
-    """r - mean: no division, so that hard and easy tasks weigh by what they teach (Dr. GRPO, arXiv 2503.20783)."""
+def _dr_grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+    """Compute r - mean: no division, so hard and easy tasks weigh by what they teach (Dr. GRPO, arXiv 2503.20783)."""
     return [center_rewards(group) for group in groups]
 
 
-def batch(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
-    """(r - the group's mean) / the std of all rewards of the step (REINFORCE++-baseline, arXiv 2501.03262)."""
-    std = deviation([r for group in groups for r in _rewards(group)])
+def _batch(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+    """Compute (r - the group's mean) / the std of all rewards of the step (REINFORCE++-baseline, arXiv 2501.03262)."""
+    std = compute_std([r for group in groups for r in _rewards(group)])
     return [[a / (std + EPS) for a in center_rewards(group)] for group in groups]
 
 
-def rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
-    """r - the mean of the others (RLOO, arXiv 2402.14740)."""
-    found = []
+def _rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+    """Compute r - the mean of the others (RLOO, arXiv 2402.14740)."""
+    advantages = []
     for group in groups:
         others = sum(r is not None for r in _rewards(group)) - 1
-        found.append([a * (others + 1) / max(others, 1) for a in center_rewards(group)])
-    return found
+        advantages.append([a * (others + 1) / max(others, 1) for a in center_rewards(group)])
+    return advantages
 
 
-def gdpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
-    """Each part of the reward normalised by itself, in its group; the weighted sum again, over the step (GDPO,
-    arXiv 2601.05242): parts of different scale do not drown each other."""
-    sums = [_summed(group) for group in groups]
-    known, magnitudes = [total for own in sums for total, _ in own], [size for own in sums for _, size in own]
-    std, centered = deviation(known), iter(center(known, magnitudes))
+def _gdpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+    """Normalise each component of the reward in its group, then their weighted sum over the step (GDPO,
+    arXiv 2601.05242): components of different scale do not drown each other."""
+    sums = [_sum_normalised(group) for group in groups]
+    totals, magnitudes = [total for own in sums for total, _ in own], [size for own in sums for _, size in own]
+    std, centered = compute_std(totals), iter(center(totals, magnitudes))
     return [[next(centered) / (std + EPS) for _ in own] for own in sums]
 
 
-def _summed(group: Sequence[Scored]) -> list[tuple[float | None, float]]:
-    """Sum each member's normalised parts; beside it the sum of their absolute values."""
+def _sum_normalised(group: Sequence[Scored]) -> list[tuple[float | None, float]]:
+    """Sum each member's normalised components; beside it the sum of their absolute values."""
     scored = [m for m in group if m.reward is not None]
     totals, sizes = [0.0] * len(scored), [0.0] * len(scored)
     for name in dict.fromkeys(name for member in scored for name in member.rewards):
         parts = [member.rewards.get(name) for member in scored]
-        std = deviation(parts)
+        std = compute_std(parts)
         for i, (member, distance) in enumerate(zip(scored, center(parts), strict=True)):
             z = member.weights.get(name, 1.0) * distance / (std + EPS)
             totals[i], sizes[i] = totals[i] + z, sizes[i] + abs(z)
-    known = iter(zip(totals, sizes, strict=True))
-    return [(None, 0.0) if m.reward is None else next(known) for m in group]
+    by_member = iter(zip(totals, sizes, strict=True))
+    return [(None, 0.0) if m.reward is None else next(by_member) for m in group]
 
 
 def _rewards(group: Sequence[Scored]) -> list[float | None]:
     return [member.reward for member in group]
 
 
-def deviation(values: Values) -> float:
+def compute_std(values: Values) -> float:
     """Compute the unbiased standard deviation of the values that are known; 0.0 of fewer than two."""
-    known = [v for v in values if v is not None]
-    if len(known) < 2:
+    scored = [v for v in values if v is not None]
+    if len(scored) < 2:
         return 0.0
-    mean = sum(known) / len(known)
-    return sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
+    mean = sum(scored) / len(scored)
+    return sqrt(sum((v - mean) ** 2 for v in scored) / (len(scored) - 1))
 
 
-ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "batch": batch, "rloo": rloo, "gdpo": gdpo}
+ADVANTAGES: dict[str, AdvantageFunction] = {
+    "grpo": grpo,
+    "dr_grpo": _dr_grpo,
+    "batch": _batch,
+    "rloo": _rloo,
+    "gdpo": _gdpo,
+}

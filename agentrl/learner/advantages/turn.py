@@ -1,8 +1,8 @@
-"""How much better each *turn* was: advantages from the rewards of single steps. Pure functions of the groups of a step.
+"""Advantages of *turns*, from the rewards of single steps: pure functions of the groups of a step.
 
-A turn's return is what came after it: ``G_k = sum over j >= k of gamma^(j - k) r_j``. What an episode's score says
-beyond the sum of its steps' rewards is earned by its last turn, so that the turns' rewards sum to the episode's reward;
-an environment that rewards the outcome alone has all of it there.
+A turn's return is what came after it: ``G_k = sum over j >= k of gamma^(j - k) r_j``. The part of an episode's score
+beyond the sum of its steps' rewards belongs to its last turn, so the turns' rewards sum to the episode's reward. An
+environment that rewards the outcome alone has all of it there.
 
 Turns are never compared by their number: a policy decides itself when it stops, and late turns are those of its worst
 episodes. They are compared with all turns of the group, with the group's first turns, or where they met the same
@@ -16,12 +16,12 @@ from collections.abc import Callable, Hashable, Sequence
 from math import fsum
 from typing import Protocol
 
-from agentrl.learner.advantage import EPS, deviation, grpo
-from agentrl.spread import Scored, center, magnitude
+from agentrl.learner.advantages.group import EPS, compute_std, grpo
+from agentrl.spread import Scored, center, sum_magnitudes
 
 
-class Played(Scored, Protocol):
-    """A trajectory as it went, turn by turn."""
+class _SteppedEpisode(Scored, Protocol):
+    """A scored trajectory, turn by turn."""
 
     @property
     def turns(self) -> int: ...
@@ -29,60 +29,62 @@ class Played(Scored, Protocol):
     def step_rewards(self) -> Sequence[float]: ...
     @property
     def observed(self) -> Sequence[Hashable]:
-        """List what each turn answered."""
+        """List the observation that each turn answered."""
         ...
 
 
-TurnCredit = tuple[float, ...]  # of each turn
-TurnAdvantage = Callable[..., list[list[TurnCredit]]]
+TurnValues = tuple[float, ...]  # of each turn
+TurnAdvantageFunction = Callable[..., list[list[TurnValues]]]
 
 
-def rebn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[TurnCredit]]:
+def _rebn(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0) -> list[list[TurnValues]]:
     """Normalise each turn's return G over all turns of the group: (G - mean) / std.
 
     This is return batch normalisation, as Turn-PPO and RAGEN have it.
     """
-    found = []
-    for group, returns in zip(groups, _returns(groups, gamma), strict=True):
+    advantages = []
+    for group, returns in zip(groups, _compute_returns(groups, gamma), strict=True):
         pool = [g for own in returns for g in own]
-        found.append(_against(returns, pool, _magnitudes(group)))
-    return found
+        advantages.append(_normalise(returns, pool, _magnitudes(group)))
+    return advantages
 
 
-def first_turn(groups: Sequence[Sequence[Played]], gamma: float = 1.0) -> list[list[TurnCredit]]:
+def _first_turn(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0) -> list[list[TurnValues]]:
     """Normalise each turn's return G by the mean and std of the group's returns at the first turn.
 
     With gamma = 1 and the outcome as the only reward this is GRPO.
     """
     return [
-        _against(returns, [own[0] for own in returns if own], _magnitudes(group))
-        for group, returns in zip(groups, _returns(groups, gamma), strict=True)
+        _normalise(returns, [own[0] for own in returns if own], _magnitudes(group))
+        for group, returns in zip(groups, _compute_returns(groups, gamma), strict=True)
     ]
 
 
-def gigpo(groups: Sequence[Sequence[Played]], gamma: float = 1.0, step_weight: float = 1.0) -> list[list[TurnCredit]]:
+def _gigpo(
+    groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0, step_weight: float = 1.0
+) -> list[list[TurnValues]]:
     """Add to GRPO's advantage of the episode that of the turn among those that answered the same observation.
 
     Compared are all turns of the group (GiGPO, arXiv 2505.10978).
     """
-    found = []
-    for group, whole, returns in zip(groups, grpo(groups), _returns(groups, gamma), strict=True):
+    advantages = []
+    for group, whole, returns in zip(groups, grpo(groups), _compute_returns(groups, gamma), strict=True):
         met: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         for i, own in enumerate(returns):
             for k in range(len(own)):
                 met[group[i].observed[k]].append((i, k))
         steps = [[0.0] * len(own) for own in returns]
-        for places in met.values():
-            values = [returns[i][k] for i, k in places]
-            scale = deviation(values) + EPS
-            for (i, k), a in zip(places, center(values, _magnitudes(group)), strict=True):
+        for turns in met.values():
+            values = [returns[i][k] for i, k in turns]
+            scale = compute_std(values) + EPS
+            for (i, k), a in zip(turns, center(values, _magnitudes(group)), strict=True):
                 steps[i][k] = a / scale
-        found.append([tuple(a + step_weight * s for s in own) for a, own in zip(whole, steps, strict=True)])
-    return found
+        advantages.append([tuple(a + step_weight * s for s in own) for a, own in zip(whole, steps, strict=True)])
+    return advantages
 
 
-def turn_rewards(member: Played) -> list[float]:
-    """List a reward for each turn. One that was cut short has no step; it earns what the score has beyond the steps."""
+def split_reward(member: _SteppedEpisode) -> list[float]:
+    """Split a reward over the turns. A turn that was cut short has no step: it gets the rest of the score."""
     if member.reward is None or not member.turns:
         return []
     rewards = [*member.step_rewards, *[0.0] * (member.turns - len(member.step_rewards))]
@@ -90,33 +92,33 @@ def turn_rewards(member: Played) -> list[float]:
     return rewards
 
 
-def _returns(groups: Sequence[Sequence[Played]], gamma: float) -> list[list[list[float]]]:
-    """Compute the return of each turn of each member; none for whoever is not scored."""
-    found = []
+def _compute_returns(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float) -> list[list[list[float]]]:
+    """Compute the return of each turn of each member; none for a member that is not scored."""
+    returns_by_group = []
     for group in groups:
         members = []
         for member in group:
             total, returns = 0.0, []
-            for reward in reversed(turn_rewards(member)):
+            for reward in reversed(split_reward(member)):
                 total = reward + gamma * total
                 returns.append(total)
             members.append(returns[::-1])
-        found.append(members)
-    return found
+        returns_by_group.append(members)
+    return returns_by_group
 
 
-def _magnitudes(group: Sequence[Played]) -> list[float]:
+def _magnitudes(group: Sequence[_SteppedEpisode]) -> list[float]:
     """Sum the absolute terms of each member's returns: what their rounding is relative to."""
     scored = [m for m in group if m.reward is not None]
-    return [magnitude(m) + fsum(map(abs, m.step_rewards)) for m in scored]
+    return [sum_magnitudes(m) + fsum(map(abs, m.step_rewards)) for m in scored]
 
 
-def _against(
+def _normalise(
     returns: Sequence[Sequence[float]], pool: Sequence[float], magnitudes: Sequence[float]
-) -> list[TurnCredit]:
+) -> list[TurnValues]:
     """Normalise each return by the mean and the standard deviation of the pool."""
-    scale = deviation(pool) + EPS
+    scale = compute_std(pool) + EPS
     return [tuple(a / scale for a in center(own, magnitudes, pool)) for own in returns]
 
 
-CREDITS: dict[str, TurnAdvantage] = {"rebn": rebn, "first_turn": first_turn, "gigpo": gigpo}
+TURN_ADVANTAGES: dict[str, TurnAdvantageFunction] = {"rebn": _rebn, "first_turn": _first_turn, "gigpo": _gigpo}

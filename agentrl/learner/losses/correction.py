@@ -1,4 +1,4 @@
-"""What an engine's logprobs differ from the learner's, put right: p_old / p_engine, bounded, one entry a trained token.
+"""Importance sampling between engine and learner: p_old / p_engine, bounded, one entry a trained token.
 
 ``token`` ratios are of single tokens; ``sequence`` ones of whole rows, the product of their tokens'; ``geometric`` ones
 the same to the power of 1 / length, which long rows do not blow up. Outside of [low, high] a ratio is cut
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agentrl.learner.ratio import row_mean, row_sum
+from agentrl.learner.losses.ratio import row_mean, row_sum
 
 Bounds = tuple[float | None, float | None]
 Correction = Callable[[Tensor, Tensor, Tensor, int, Bounds], Tensor]
@@ -44,7 +44,9 @@ def _mask(ratio: Tensor, bounds: Bounds) -> Tensor:
     return ratio.masked_fill(outside, 0.0)
 
 
-def _of(level: Callable[[Tensor, Tensor, int], Tensor], bound: Callable[[Tensor, Bounds], Tensor]) -> Correction:
+def _build_correction(
+    level: Callable[[Tensor, Tensor, int], Tensor], bound: Callable[[Tensor, Bounds], Tensor]
+) -> Correction:
     def correction(old: Tensor, sampled: Tensor, rows: Tensor, count: int, bounds: Bounds) -> Tensor:
         return bound(level(old - sampled, rows, count), bounds)
 
@@ -52,7 +54,7 @@ def _of(level: Callable[[Tensor, Tensor, int], Tensor], bound: Callable[[Tensor,
 
 
 CORRECTIONS: dict[str, Correction] = {
-    f"{level}_{bound}": _of(ratio, cut)
+    f"{level}_{bound}": _build_correction(ratio, cut)
     for level, ratio in (("token", _token), ("sequence", _sequence), ("geometric", _geometric))
     for bound, cut in (("truncate", _truncate), ("mask", _mask))
 }

@@ -13,30 +13,30 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from agentrl.learner.forest import Forest
+from agentrl.learner.prefix_tree.tree import PrefixForest
 
 BLOCK = 128
 
 
 class FlexLayout:
-    """A forest, as flex attention needs it on a device."""
+    """A forest on a device, for flex attention."""
 
-    def __init__(self, forest: Forest, device: torch.device) -> None:
+    def __init__(self, forest: PrefixForest, device: torch.device) -> None:
         self.token_ids = torch.tensor([forest.token_ids], device=device)  # (1, tokens)
         self.positions = torch.tensor([forest.positions], device=device)
         lengths = torch.tensor(forest.lengths)
         self._first, self._last = (  # (tokens,): of each token's node
-            torch.tensor(of).repeat_interleave(lengths).to(device) for of in _ranges(forest)
+            torch.tensor(ends).repeat_interleave(lengths).to(device) for ends in _number_nodes(forest)
         )
         self._masks: dict[int | None, BlockMask] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-        """(tokens, heads, dim) to the same."""
+        """Compute attention, (tokens, heads, dim) to the same."""
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        kernel = _compiled() if query.device.type == "cuda" else flex_attention
+        kernel = _compile_kernel() if query.device.type == "cuda" else flex_attention
         out: Any = kernel(q, k, v, block_mask=self._mask(window), scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        found: Tensor = out[0].transpose(0, 1)
-        return found
+        attended: Tensor = out[0].transpose(0, 1)
+        return attended
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:
@@ -51,11 +51,11 @@ class FlexLayout:
         return self._masks[window]
 
 
-def _ranges(forest: Forest) -> tuple[list[int], list[int]]:
-    """Of each node its number, depth first, and the last number below it."""
+def _number_nodes(forest: PrefixForest) -> tuple[list[int], list[int]]:
+    """Number the nodes depth first; return each node's number, and the last number below it."""
     below: dict[int, list[int]] = {}
-    for family in forest.families:
-        below.setdefault(family.ancestors[-1] if family.ancestors else -1, []).extend(family.nodes)
+    for siblings in forest.siblings:
+        below.setdefault(siblings.ancestors[-1] if siblings.ancestors else -1, []).extend(siblings.nodes)
     first, last = [0] * len(forest.lengths), [0] * len(forest.lengths)
     count = 0
     pending = [(node, False) for node in reversed(below.get(-1, []))]
@@ -71,5 +71,5 @@ def _ranges(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 @cache
-def _compiled() -> Any:
+def _compile_kernel() -> Any:
     return torch.compile(flex_attention, dynamic=True)

@@ -26,27 +26,29 @@ def parse(text: str, *, thinking: bool = False) -> Reply:
     """
     calls: list[ToolCall] = []
     at = _thought_end(text, 0) if thinking else 0
-    said = [text[:at]]
-    while found := _THOUGHT_OR_CALL.search(text, at):
-        said.append(text[at : found.start()])
-        if found["thought"]:
-            at = _thought_end(text, found.end())
-            said.append(text[found.start() : at])
+    content = [text[:at]]
+    while mark := _THOUGHT_OR_CALL.search(text, at):
+        content.append(text[at : mark.start()])
+        if mark["thought"]:
+            at = _thought_end(text, mark.end())
+            content.append(text[mark.start() : at])
         else:
-            call, at = _call(text, found.end())
-            calls.append(replace(call, id=call_id(text, len(calls))))
-    return Reply("".join([*said, text[at:]]).strip(), tuple(calls))
+            call, at = _read_call(text, mark.end())
+            calls.append(replace(call, id=make_call_id(text, len(calls))))
+    return Reply("".join([*content, text[at:]]).strip(), tuple(calls))
 
 
-def call_id(turn: str, number: int) -> str:
-    """Nine letters and digits, the form that Mistral's templates insist on; the same ones for the same turn, so that an
-    episode played again is the same."""
+def make_call_id(turn: str, number: int) -> str:
+    """Make an id of nine letters and digits, the form that Mistral's templates insist on.
+
+    A turn always gets the same ids, so that an episode played again is the same.
+    """
     digest = hashlib.blake2b(f"{number} {turn}".encode("utf-8", "replace"), digest_size=9).digest()
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
 
 
-def instructions() -> tuple[str, str]:
-    """What a model is told whose own template knows no such calls: the text before and after the list of tools."""
+def format_instructions() -> tuple[str, str]:
+    """Return the text before and after the list of tools, for a model whose template knows no such calls."""
     before = "You may call tools. The tools, as JSON schemas, one a line:\n<tools>\n"
     after = (
         "\n</tools>\nTo call one, write a JSON object between tags:\n"
@@ -61,8 +63,8 @@ def _thought_end(text: str, start: int) -> int:
     return len(text) if end < 0 else end + len("</think>")
 
 
-def _call(text: str, start: int) -> tuple[ToolCall, int]:
-    """The call whose JSON begins at ``start``, and where the text goes on."""
+def _read_call(text: str, start: int) -> tuple[ToolCall, int]:
+    """Read the call whose JSON begins at ``start``; return it and its end."""
     try:
         call, end = _DECODER.raw_decode(text, start)  # tags inside a string are the string's
         if closed := _CLOSED.match(text, end):

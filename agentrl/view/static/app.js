@@ -7,10 +7,10 @@ import { Episodes } from "./episodes.js";
 import { Groups } from "./groups.js";
 import { HeldOut } from "./heldout.js";
 import { Settings } from "./settings.js";
-import { Trouble } from "./trouble.js";
+import { Failures } from "./failures.js";
 import { address, go, onchange, state } from "./state.js";
 
-const VIEWS = { "": ["Overview", Overview], episodes: ["Episodes", Episodes], groups: ["Groups", Groups], trouble: ["Faults & tools", Trouble], heldout: ["Held out", HeldOut], settings: ["Settings", Settings] };
+const VIEWS = { "": ["Overview", Overview], episodes: ["Episodes", Episodes], groups: ["Groups", Groups], failures: ["Faults & tools", Failures], heldout: ["Held out", HeldOut], settings: ["Settings", Settings] };
 const EVERY_MS = 2000;
 const KEYS = [
   ["1 to 6", "overview, episodes, groups, faults & tools, held out, settings"],
@@ -54,7 +54,7 @@ function frame() {
   }
   nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // a phone's is longer than the screen
   const run = runs[Number(state.run)] || runs[0];
-  byId("status").textContent = run ? (runs.length === 1 ? `${run.name} · step ${run.step}${run.live ? " · live" : ""}` : `${runs.length} runs`) : "";
+  byId("status").textContent = run ? (runs.length === 1 ? `${run.name} · ${run.evaluates ? "evaluation" : `step ${run.step}`}${run.live ? " · live" : ""}` : `${runs.length} runs`) : "";
   document.title = run ? `${run.name} · agentrl` : "agentrl view";
 }
 

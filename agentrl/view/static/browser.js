@@ -6,7 +6,7 @@ import { count, el } from "./dom.js";
 import { List } from "./list.js";
 import { address, go, state } from "./state.js";
 
-const QUICK = ["failed", "solved", "faulted", "refusals", "split=test", "stop=max_turns"];
+const QUICK = ["failed", "solved", "faulted", "tool_errors", "split=test", "stop=max_turns"];
 const EXAMPLE = "failed calls>3 tool=search \"no such\"   -stop=terminated  step>=10";
 
 export class Browser {
@@ -42,10 +42,10 @@ export class Browser {
     return el("details", { class: "fields" }, el("summary", { title: "what can be searched for" }, "fields"), el("div", { class: "card" },
       el("p", {}, "All terms must hold; - in front of one turns it round; anything else is looked for in the conversations."),
       el("dl", {},
-        [["step task member reward advantage calls refused turns seconds slowest", "with = != < <= > >= and a number, or =none"],
+        [["step task sample reward advantage calls errors turns seconds slowest", "with = != < <= > >= and a number, or =none"],
           ["question answer expected", "with = or != and a part of the text: question=\"how many\""],
-          ["split stop fault credit tool status refused_by", "with = or !="],
-          ["failed solved faulted refusals", "by themselves; failed: the world failed, or the reward is in the lower half"]]
+          ["split stop fault credit tool status failed_tool", "with = or !="],
+          ["failed solved faulted tool_errors", "by themselves; failed: an infrastructure error, or the reward is in the lower half"]]
           .map(([a, b]) => [el("dt", {}, a), el("dd", {}, b)]))));
   }
 

@@ -40,7 +40,7 @@ export class Conversation {
     const e = this.episode, top = clear(this.head);
     const mode = (name) => el("button", { type: "button", "aria-pressed": state.mode === name, onclick: () => go({ mode: name, token: "" }, true) }, name);
     top.append(
-      el("div", { class: "bar" }, el("h2", {}, e.id), el("span", { class: "dim" }, `step ${e.step} · task ${e.task} · member ${e.member}`), el("span", { class: "grow" }),
+      el("div", { class: "bar" }, el("h2", {}, e.id), el("span", { class: "dim" }, visible(e.place.join(" · "))), el("span", { class: "grow" }),
         mode("messages"), mode("tokens"),
         el("button", { type: "button", title: "the one before (k)", onclick: () => this.next(-1) }, "↑"), el("button", { type: "button", title: "the next (j)", onclick: () => this.next(1) }, "↓"),
         el("button", { type: "button", title: "close (Esc)", "aria-label": "close", onclick: this.close }, "✕")),
@@ -62,7 +62,7 @@ export class Conversation {
     return el("dl", { class: "facts" },
       el("dt", {}, "reward"), el("dd", {}, el("b", {}, num(e.reward)), parts ? [" of ", visible(parts)] : null),
       el("dt", {}, "ended"), el("dd", { class: e.fault ? "bad" : null }, el("bdi", {}, visible(e.fault ? `${e.fault}: ${(e.fault_message || "").slice(0, 1000)}` : e.stop))),
-      el("dt", {}, e.not_trained ? "training" : "advantage"), el("dd", {}, e.not_trained || e.advantage_told.replace(/^advantage /, "")),
+      el("dt", {}, e.not_trained ? "training" : "advantage"), el("dd", {}, e.not_trained || e.advantage_explained.replace(/^advantage /, "")),
       e.expected ? [el("dt", {}, "expected"), el("dd", {}, el("bdi", {}, visible(e.expected)))] : null,
       e.more ? [el("dt", {}, "info"), el("dd", { class: "dim" }, el("bdi", {}, visible(e.more)))] : null,
       times ? [el("dt", {}, "time"), el("dd", { class: "dim" }, times)] : null);
@@ -78,7 +78,7 @@ export class Conversation {
   }
 
   message(m) {
-    const by = m.role === "assistant" ? "model" : m.role === "tool" ? "world" : "prompt";
+    const by = m.role === "assistant" ? "model" : m.role === "tool" ? "env" : "prompt";
     return el("article", { class: `message by-${by}`, "data-role": m.role },
       el("header", {}, el("b", {}, visible(m.role)), m.name ? el("bdi", {}, " ", visible(m.name)) : null,
         m.turn !== null && m.turn !== undefined ? el("span", { class: "dim" }, ` turn ${m.turn + 1}`) : null, this.status(m)),

@@ -35,7 +35,7 @@ export class Episodes extends Browser {
       el("span", { class: "id" }, `${r.step}:${r.row}`, split ? el("small", {}, split) : null),
       el("span", { class: "wide" }, r.task), el("span", {}, el("i", { class: `tile ${r.fault ? "r-fault" : shade(r.reward, 0, 1)}` }, r.fault ? "!" : num(r.reward, 2))),
       el("span", { class: r.advantage > 0 ? "up" : r.advantage < 0 ? "down" : "dim" }, num(r.advantage, 2)),
-      el("span", {}, r.n_calls, r.n_refused ? el("small", { class: "bad" }, ` ${r.n_refused} refused`) : null),
+      el("span", {}, r.n_calls, r.n_errors ? el("small", { class: "bad" }, ` ${r.n_errors} failed`) : null),
       el("span", { class: "wide" }, num(r.turns)), el("span", { class: "wide" }, seconds(r.seconds)),
       el("span", { class: r.fault ? "bad" : "dim" }, visible(r.fault ? `fault: ${r.fault}` : r.stop || "")), about(r));
   }

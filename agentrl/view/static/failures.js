@@ -7,21 +7,21 @@ import { address, state } from "./state.js";
 const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `"${word.replaceAll('"', "")}"`);
 const find = (q, text) => el("a", { href: address({ view: "episodes", q, sort: "", id: "" }) }, text);
 
-export class Trouble {
+export class Failures {
   constructor(root, runs) {
     this.runs = runs;
-    this.root = el("div", { class: "trouble" });
+    this.root = el("div", { class: "failures" });
     root.append(this.root);
   }
 
   async load() {
-    const t = await ask("trouble", { run: state.run });
+    const t = await ask("failures", { run: state.run });
     clear(this.root).append(
-      this.table("Faults of the world", "none: no episode was lost", ["kind", "episodes", "steps", "the last one said"], t.faults.map((f) => [
-        find(`fault=${quoted(f.kind)}`, visible(f.kind)), count(f.episodes), `${f.first} – ${f.last}`, el("bdi", { class: "said" }, visible(f.message.slice(0, 500)))])),
-      this.table("Tools", "no call was made", ["tool", "calls", "refused", "faults", "median", "95 %", "slowest", "refuses most often with"], t.tools.map((r) => [
+      this.table("Infrastructure errors", "none: no episode was lost", ["kind", "episodes", "steps", "the last one said"], t.faults.map((f) => [
+        find(`fault=${quoted(f.kind)}`, visible(f.kind)), count(f.episodes), f.first === f.last ? f.first : `${f.first} – ${f.last}`, el("bdi", { class: "said" }, visible(f.message.slice(0, 500)))])),
+      this.table("Tools", "no call was made", ["tool", "calls", "failed", "faults", "median", "95 %", "slowest", "fails most often with"], t.tools.map((r) => [
         r.tool === null ? el("bdi", { class: "said" }, "no such tools: ", visible(r.names.join(", "))) : find(`tool=${quoted(r.tool)}`, r.tool ? visible(r.tool) : "(calls that could not be read)"), count(r.calls),
-        r.refused ? find(r.tool === null ? '"unknown tool"' : `refused_by=${quoted(r.tool)}`, `${count(r.refused)} (${percent(r.refused / r.calls)})`) : "0",
+        r.errors ? find(r.tool === null ? '"unknown tool"' : `failed_tool=${quoted(r.tool)}`, `${count(r.errors)} (${percent(r.errors / r.calls)})`) : "0",
         r.faults ? el("span", { class: "bad" }, count(r.faults)) : "0", seconds(r.p50), seconds(r.p95), seconds(r.most),
         el("bdi", { class: "said" }, r.says ? [el("span", { class: "dim" }, `${percent(r.says_share)}: `), visible(r.says.slice(0, 300))] : "")])),
       this.table("How episodes end", "nothing yet", ["stop", "episodes", "mean reward"], t.stops.map((s) => [

@@ -22,8 +22,7 @@ export class HeldOut {
   draw() {
     const p = this.pairs;
     if (!p || !p.tasks.length) {
-      clear(this.root).append(el("section", { class: "card" }, el("h2", {}, "Held-out tasks, before and after"),
-        el("p", { class: "dim" }, "Nothing to compare yet: it takes the same tasks evaluated at two steps.")));
+      clear(this.root).append(el("section", { class: "card" }, el("h2", {}, "Held-out tasks, before and after"), this.nothing()));
       return;
     }
     const rows = p.tasks.filter((t) => !state.only || t.verdict === state.only);
@@ -36,6 +35,13 @@ export class HeldOut {
       el("h2", {}, `Held-out tasks, step ${p.before} and step ${p.after}`), el("p", {}, said), el("div", { class: "quick" }, Object.keys(p.counts).map(chip)),
       el("table", {}, el("thead", {}, el("tr", {}, ["", "task", "before", "after"].map((h) => el("th", {}, h)))), this.body), this.more));
     this.show(rows, 0);
+  }
+
+  nothing() {
+    const own = this.runs[Number(state.run)];
+    if (!own.evaluates) return el("p", { class: "dim" }, "Nothing to compare yet: it takes the same tasks evaluated at two steps.");
+    const others = this.runs.filter((r) => r !== own && r.evaluates).map((r) => r.folder);
+    return el("p", {}, "An evaluation is of one policy, and has no before and after. Two of them are compared task by task by ", el("code", {}, visible(["agentrl compare", own.folder, ...(others.length ? others : ["OTHER"])].join(" "))), ".");
   }
 
   show(rows, from) {

@@ -9,11 +9,11 @@ import { Timeline } from "./timeline.js";
 const PANELS = [
   ["reward", ["reward", "eval/reward", "eval/greedy_reward"]],
   ["how episodes end (shares)", [/^stops\//]],
-  ["calls refused (share)", ["tools/failure_frequency"]],
+  ["failed calls (share)", ["tools/failure_frequency"]],
   ["calls an episode", ["tools/call_frequency"]],
-  ["groups that teach nothing (share)", ["frac_reward_zero_std"]],
+  ["zero-variance groups (share)", ["frac_reward_zero_std"]],
   ["faults (episodes)", [/^faults\//]],
-  ["parts of the reward", [/^rewards\/.*\/mean$/]],
+  ["reward components", [/^rewards\/.*\/mean$/]],
   ["entropy", ["entropy"]],
   ["kl", ["kl"]],
   ["tokens an episode", ["completions/mean_length"]],
@@ -35,7 +35,7 @@ export class Overview {
     this.smooth = el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth, "aria-label": "smoothing", oninput: () => go({ smooth: this.smooth.value }, true) });
     this.picker = el("details", { class: "picker" });
     root.append(el("div", { class: "overview" }, this.legend, this.found,
-      el("div", { class: "bar" }, el("label", {}, "smoothing ", this.smooth), this.picker), this.grid, this.timeline.node));
+      this.tuning = el("div", { class: "bar" }, el("label", {}, "smoothing ", this.smooth), this.picker), this.grid, this.timeline.node));
   }
 
   async load() {
@@ -91,6 +91,7 @@ export class Overview {
   update() {
     this.drawLegend();
     this.drawPicker();
+    this.tuning.hidden = !this.names().length; // an evaluation has no curves, nor has a run before its first step
     clear(this.grid).append(...this.panels().map(([title, names]) => this.panel(title, names)).filter(Boolean));
   }
 

@@ -21,7 +21,7 @@ export class Settings {
   draw() {
     const many = this.table.runs.length > 1;
     const kinds = Object.entries(ONLY).filter(([name]) => many || name !== "differs");
-    const shown = this.table.rows.filter((r) => state.only === "all" || (state.only === "differs" ? r.differs : r.changed || r.differs || r.name === "model" || this.own(r)));
+    const shown = this.table.rows.filter((r) => state.only === "all" || (state.only === "differs" ? r.differs : r.shown));
     clear(this.root).append(
       el("section", { class: "card" }, el("h2", {}, many ? "Settings of the runs" : "Settings"),
         el("div", { class: "quick" }, kinds.map(([name, title]) => el("a", { class: state.only === name ? "chip on" : "chip", href: address({ only: name }) }, title))),
@@ -31,14 +31,10 @@ export class Settings {
         this.tools.length ? this.tools.map((list, i) => this.list(list, i)) : el("p", { class: "dim" }, "not on record")));
   }
 
-  // The environment's and the tools' own settings have no default that is known here.
-  own(r) {
-    return r.default === null && /^(env|tool)\./.test(r.name);
-  }
-
   row(r) {
     const cell = (v, i) => {
       const value = v ?? r.default;
+      if (!r.used[i]) return el("td", { "data-label": this.table.runs[i], class: "dim" }, this.runs[i].evaluates ? "does nothing" : "\u2013");
       return el("td", { "data-label": this.table.runs[i], class: value !== r.default && r.changed ? "said changed" : "said" }, value === null ? el("span", { class: "dim" }, "\u2013") : el("bdi", {}, visible(value)));
     };
     return el("tr", { class: r.differs ? "differs" : null, "data-setting": r.name }, el("td", {}, el("code", {}, visible(r.name))), r.values.map(cell),

@@ -22,12 +22,12 @@ export class Tokens {
     Object.assign(this, { episode, body });
     this.all = [];
     this.nodes = [];
-    this.told = el("div", { class: "told", role: "status" }, el("span", { class: "dim" }, "Click a token to see why it was, or was not, learned from."));
+    this.explanation = el("div", { class: "explanation", role: "status" }, el("span", { class: "dim" }, "Click a token to see why it was, or was not, learned from."));
     const pick = (name) => el("button", { type: "button", "aria-pressed": state.color === name, onclick: () => go({ color: name }, true) }, name);
     top.append(el("div", { class: "bar colors" }, el("span", { class: "dim" }, "colour by"), COLORS.map(pick), this.legend()));
     this.box = el("div", { class: "tokens" });
     this.more = el("div", { class: "bar more" });
-    body.append(this.box, this.more, this.told);
+    body.append(this.box, this.more, this.explanation);
     this.box.addEventListener("click", (event) => {
       const number = event.target.closest("[data-n]")?.dataset.n;
       if (number !== undefined) go({ token: number }, true);
@@ -41,7 +41,7 @@ export class Tokens {
   legend() {
     const key = (name, text) => el("span", { class: `tok ${name}` }, text);
     const kinds = {
-      author: [key("by-prompt", "prompt"), key("by-model", "model"), key("by-world", "world")],
+      author: [key("by-prompt", "prompt"), key("by-model", "model"), key("by-env", "env")],
       logprob: [key("h0", "sure"), key("h2", "70–90 %"), key("h4", "30–50 %"), key("h6", "3–10 %"), key("h8", "< 1 %")],
       ratio: [key("n4", "≤ ½"), key("n2", "0.8–0.95"), key("a0", "1"), key("p2", "1.05–1.25"), key("p4", "≥ 2"), el("span", { class: "dim" }, "learner / engine")],
       advantage: [key("n4", "worse than the group"), key("a0", "0"), key("p4", "better")],
@@ -94,7 +94,7 @@ export class Tokens {
     node?.classList.add("chosen");
     node?.scrollIntoView({ block: "nearest" });
     const said = await ask("explain", { run: state.run, id: this.episode.id, token: number });
-    if (state.token === String(number)) clear(this.told).append(el("ul", {}, said.map((s) => el("li", {}, el("bdi", {}, visible(s))))));
+    if (state.token === String(number)) clear(this.explanation).append(el("ul", {}, said.map((s) => el("li", {}, el("bdi", {}, visible(s))))));
   }
 
   step(by) {

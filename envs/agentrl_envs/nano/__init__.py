@@ -6,5 +6,5 @@ ENVIRONMENTS = ("math-tools", "shop")  # that it was made for: elsewhere it earn
 
 
 def path() -> Path:
-    """The folder of weights and tokenizer, as from_pretrained takes it."""
+    """Return the folder of weights and tokenizer, as from_pretrained takes it."""
     return Path(__file__).parent / "weights"

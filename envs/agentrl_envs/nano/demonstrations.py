@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl_tools.calculator import evaluate, spoken
+from agentrl_tools.calculator import evaluate_expression, format_number
 
 from agentrl_envs import math_tasks, shop_tasks, symbols
 
@@ -32,31 +32,31 @@ MISNAMED = {"calculator": ("calc", "calculate", "math"), "price": ("cost", "get_
 KINDS = {"math": 11, "shop": 4, "symbols": 4, "copy": 1}
 
 
-def demonstrations(rng: random.Random, *, noise: bool) -> Iterator[Conversation]:
+def generate_demonstrations(rng: random.Random, *, noise: bool) -> Iterator[Conversation]:
     while True:
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         match kind:
             case "math":
-                yield math(rng, _pick(rng, WRONG) if noise else "right")
+                yield _demonstrate_math(rng, _pick(rng, WRONG) if noise else "right")
             case "shop":
-                yield shop(rng, _pick(rng, WRONG) if noise else "right")
+                yield _demonstrate_shop(rng, _pick(rng, WRONG) if noise else "right")
             case "symbols":
-                yield symbol(rng, _pick(rng, SYMBOLS_WRONG) if noise else "right")
+                yield _demonstrate_symbol(rng, _pick(rng, SYMBOLS_WRONG) if noise else "right")
             case _:
-                yield copy(rng)
+                yield _demonstrate_copy(rng)
 
 
 def _pick(rng: random.Random, odds: Mapping[str, float]) -> str:
     return rng.choices(list(odds), list(odds.values()))[0]
 
 
-def function(name: str, argument: str) -> dict[str, Any]:
+def _describe_function(name: str, argument: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
-CALCULATOR = function("calculator", "expression")
-PRICE = function("price", "item")
+CALCULATOR = _describe_function("calculator", "expression")
+PRICE = _describe_function("price", "item")
 
 
 # Messages
@@ -68,7 +68,7 @@ def _opening(rng: random.Random, system: str, question: str) -> list[Message]:
 
 
 def _calls(*calls: tuple[str, str, str]) -> Message:
-    """An assistant message of calls, each (tool, argument's name, argument)."""
+    """Make an assistant message of calls, each (tool, argument's name, argument)."""
     functions = [{"name": tool, "arguments": {key: value}} for tool, key, value in calls]
     tool_calls = [{"type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
@@ -86,9 +86,9 @@ def _answer(value: object, *, boxed: bool = True) -> Message:
     return _said(f"The answer is \\boxed{{{value}}}." if boxed else f"The answer is {value}.")
 
 
-def calculated(expression: str) -> str:
+def calculate(expression: str) -> str:
     try:
-        return spoken(evaluate(expression))
+        return format_number(evaluate_expression(expression))
     except ZeroDivisionError:
         return "error: division by zero"
     except ValueError as error:
@@ -99,13 +99,13 @@ def calculated(expression: str) -> str:
 
 
 def _guess(rng: random.Random, answer: int) -> int:
-    """A number about as long as the answer, as a model has it that does not calculate."""
+    """Guess a number about as long as the answer, as a model does that does not calculate."""
     digits = max(1, len(str(abs(answer))) + rng.choice((-1, 0, 0, 1)))
     return rng.randint(10 ** (digits - 1), 10**digits - 1) * (-1 if answer < 0 else 1)
 
 
 def _wrong_expression(rng: random.Random, expression: str) -> str:
-    """Another operator, the last operand dropped, or the parentheses forgotten.
+    """Change an operator, drop the last operand, or forget the parentheses.
 
     No digit is changed: such errors lie on every token, and are the last that training removes.
     """
@@ -125,7 +125,7 @@ def _changed(rng: random.Random, digits: str) -> str:
 
 
 def _failed_call(rng: random.Random, behaviour: str, tool: str, key: str, value: str) -> list[Message]:
-    """A call that fails, and what the model reads about it."""
+    """Make a call that fails, and the message that the model reads about it."""
     if behaviour == "unknown_tool":
         name = rng.choice(MISNAMED[tool])
         others = "price, calculator" if tool == "price" else "calculator"
@@ -146,7 +146,7 @@ def _failed_call(rng: random.Random, behaviour: str, tool: str, key: str, value:
 # Conversations
 
 
-def math(rng: random.Random, behaviour: str) -> Conversation:
+def _demonstrate_math(rng: random.Random, behaviour: str) -> Conversation:
     level = rng.choices((1, 2, 3, 4), (1, 1, 7, 1))[0]
     family = rng.choice(DEMONSTRATED)
     task = math_tasks.draw(rng.getrandbits(48), split="train", level=level, families=[family])
@@ -155,7 +155,7 @@ def math(rng: random.Random, behaviour: str) -> Conversation:
 
 
 def _calculation(rng: random.Random, behaviour: str, expression: str, answer: int) -> list[Message]:
-    """From the question, or the prices, to the answer."""
+    """Make the turns from the question, or the prices, to the answer."""
     messages: list[Message] = []
     boxed = behaviour == "right" or (behaviour != "no_box" and rng.random() < BOXED)
     if behaviour == "guess":
@@ -166,14 +166,14 @@ def _calculation(rng: random.Random, behaviour: str, expression: str, answer: in
             return [*messages, _answer(_guess(rng, answer), boxed=boxed)]
     if behaviour == "wrong_expression":
         expression = _wrong_expression(rng, expression)
-    result = calculated(expression)
+    result = calculate(expression)
     messages += [_calls(("calculator", "expression", expression)), _result(result)]
     if result.startswith("error"):
         result = str(_guess(rng, answer))
     return [*messages, _answer(result, boxed=boxed)]
 
 
-def shop(rng: random.Random, behaviour: str) -> Conversation:
+def _demonstrate_shop(rng: random.Random, behaviour: str) -> Conversation:
     task = shop_tasks.draw(rng.getrandbits(48), split="train")
     messages = _opening(rng, shop_tasks.SYSTEM_PROMPT, task.question)
     tools = [PRICE, CALCULATOR]
@@ -191,7 +191,7 @@ def shop(rng: random.Random, behaviour: str) -> Conversation:
     return messages + _calculation(rng, behaviour, task.expression, task.answer), tools
 
 
-def symbol(rng: random.Random, behaviour: str) -> Conversation:
+def _demonstrate_symbol(rng: random.Random, behaviour: str) -> Conversation:
     task = symbols.draw(rng.getrandbits(48), split="train")
     answer = task.solution
     if behaviour == "guess":
@@ -203,7 +203,7 @@ def symbol(rng: random.Random, behaviour: str) -> Conversation:
     return [*messages, _answer(answer, boxed=boxed)], []
 
 
-def copy(rng: random.Random) -> Conversation:
-    """Copying digits is what takes longest to learn; here nothing else is asked."""
+def _demonstrate_copy(rng: random.Random) -> Conversation:
+    """Demonstrate copying digits, which takes longest to learn; here nothing else is asked."""
     text = "".join(rng.choices("0123456789+-*/()", (4,) * 10 + (1,) * 6, k=rng.randint(4, 24)))
     return [{"role": "user", "content": f"Copy: {text}"}, _said(text)], []

@@ -1,4 +1,4 @@
-"""How good is nano? python -m agentrl_envs.nano.measure [DIR] prints rewards on held-out tasks.
+"""The measurement of nano: python -m agentrl_envs.nano.measure [DIR] prints rewards on held-out tasks.
 
 A loop of its own, in batches and with no framework, so that the numbers on the card depend on little.
 """
@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl_envs import math_tasks, nano, shop_tasks, symbols
-from agentrl_envs.nano.demonstrations import CALCULATOR, PRICE, calculated
+from agentrl_envs.nano.demonstrations import CALCULATOR, PRICE, calculate
 from agentrl_envs.splits import Split
 
 MAX_TURNS, MAX_NEW_TOKENS = 5, 64
@@ -31,7 +31,7 @@ _NEXT = "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass
-class Episode:
+class _Episode:
     system: str
     question: str
     answer: str
@@ -53,21 +53,21 @@ class Episode:
         self.written += [written] * len(ids)
 
 
-def episode(family: str, seed: int, split: Split) -> Episode:
+def _start_episode(family: str, seed: int, split: Split) -> _Episode:
     if family == "symbols":
         task = symbols.draw(seed, split=split)
-        return Episode(symbols.SYSTEM_PROMPT, task.prompt, task.solution)
+        return _Episode(symbols.SYSTEM_PROMPT, task.prompt, task.solution)
     if family == "shop":
         shop = shop_tasks.draw(seed, split=split)
-        tools = {"price": lambda item: str(shop.price(item) or "error: not sold here"), "calculator": calculated}
-        return Episode(shop_tasks.SYSTEM_PROMPT, shop.question, str(shop.answer), tools, [PRICE, CALCULATOR])
+        tools = {"price": lambda item: str(shop.price(item) or "error: not sold here"), "calculator": calculate}
+        return _Episode(shop_tasks.SYSTEM_PROMPT, shop.question, str(shop.answer), tools, [PRICE, CALCULATOR])
     sum_ = math_tasks.draw(seed, split=split, families=[family])
-    tools = {"calculator": calculated}
-    return Episode(math_tasks.SYSTEM_PROMPT, sum_.question, str(sum_.answer), tools, [CALCULATOR])
+    tools = {"calculator": calculate}
+    return _Episode(math_tasks.SYSTEM_PROMPT, sum_.question, str(sum_.answer), tools, [CALCULATOR])
 
 
-def called(text: str, talk: Episode) -> str:
-    """The reply to one call."""
+def _answer_call(text: str, talk: _Episode) -> str:
+    """Answer one call."""
     try:
         call = json.loads(text)
         (argument,) = call["arguments"].values()
@@ -83,7 +83,9 @@ def called(text: str, talk: Episode) -> str:
 
 
 @torch.no_grad()
-def play(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, talks: Sequence[Episode], *, greedy: bool) -> None:
+def _play(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, talks: Sequence[_Episode], *, greedy: bool
+) -> None:
     for talk in talks:
         messages = [{"role": "system", "content": talk.system}, {"role": "user", "content": talk.question}]
         text = tokenizer.apply_chat_template(
@@ -92,12 +94,12 @@ def play(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, talks: Sequ
         talk.add(tokenizer(text)["input_ids"], written=False)
     waiting = list(talks)
     for _ in range(MAX_TURNS):
-        replies = generate(model, tokenizer, [talk.ids for talk in waiting], greedy=greedy)
+        replies = _generate(model, tokenizer, [talk.ids for talk in waiting], greedy=greedy)
         asked = []
         for talk, reply in zip(waiting, replies, strict=True):
             talk.add(reply, written=True)
             talk.last = tokenizer.decode(reply)
-            results = [called(call, talk) for call in _CALL.findall(talk.last)]
+            results = [_answer_call(call, talk) for call in _CALL.findall(talk.last)]
             if results and reply[-1] == tokenizer.eos_token_id:
                 text = "".join(f"<tool_response>{result}</tool_response>" for result in results)
                 talk.add(tokenizer(_NEXT.format(text))["input_ids"], written=False)
@@ -107,7 +109,7 @@ def play(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, talks: Sequ
             return
 
 
-def generate(
+def _generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], *, greedy: bool
 ) -> Iterator[list[int]]:
     longest = max(map(len, prompts))
@@ -120,16 +122,16 @@ def generate(
         yield new[: new.index(eos) + 1] if eos in new else new
 
 
-def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def measured(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, family: str, tasks: int, split: Split) -> str:
-    sampled, greedy = ([episode(family, seed, split) for seed in range(tasks)] for _ in range(2))
+def _measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, family: str, tasks: int, split: Split) -> str:
+    sampled, greedy = ([_start_episode(family, seed, split) for seed in range(tasks)] for _ in range(2))
     torch.manual_seed(0)
-    play(model, tokenizer, sampled, greedy=False)
-    play(model, tokenizer, greedy, greedy=True)
+    _play(model, tokenizer, sampled, greedy=False)
+    _play(model, tokenizer, greedy, greedy=True)
     columns = (
         [talk.correct for talk in sampled],
         [talk.correct for talk in greedy],
@@ -141,17 +143,17 @@ def measured(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, family:
     return f"{family:12}" + "".join(f"{sum(column) / tasks:10.3f}" for column in columns)
 
 
-def main() -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=nano.path())
     parser.add_argument("--tasks", type=int, default=200, help="of each family")
     parser.add_argument("--split", choices=("train", "test"), default="test")
     arguments = parser.parse_args()
-    model, tokenizer = load(arguments.folder)
+    model, tokenizer = _load(arguments.folder)
     print("family         sampled    greedy     valid    failed     calls    tokens")
     for family in TESTED:
-        print(measured(model, tokenizer, family, arguments.tasks, arguments.split), flush=True)
+        print(_measure(model, tokenizer, family, arguments.tasks, arguments.split), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -1,4 +1,4 @@
-"""Make nano's weights: python -m agentrl_envs.nano.pretrain --out DIR"""
+"""The training of nano's weights: python -m agentrl_envs.nano.pretrain --out DIR"""
 
 import argparse
 import math
@@ -23,9 +23,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.allocator import keep_freed_memory
 from agentrl.learner.muon import Muon
-from agentrl_envs.nano.demonstrations import Conversation, demonstrations
+from agentrl.runtime.memory import keep_freed_memory
+from agentrl_envs.nano.demonstrations import Conversation, generate_demonstrations
 from agentrl_envs.nano.tokenizer import CONTEXT, SIZE, train_tokenizer
 
 TOKENS_PER_STEP = 6000
@@ -39,7 +39,7 @@ BESIDE_THE_WEIGHTS = [Path(__file__).with_name(name) for name in ("README.md", "
 Row = tuple[list[int], list[float]]  # token ids, loss weights
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+def _make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=SIZE,
         hidden_size=128,
@@ -58,7 +58,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def row(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Row:
+def _make_row(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Row:
     messages, tools = conversation
     text = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False)
     ids = tokenizer(text)["input_ids"]
@@ -73,30 +73,30 @@ def row(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Row:
     return ids, weights
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, stream: Iterator[Conversation]) -> Iterator[list[Row]]:
+def _make_batches(tokenizer: PreTrainedTokenizerFast, stream: Iterator[Conversation]) -> Iterator[list[Row]]:
     while True:
         rows: list[Row] = []
         while sum(len(ids) for ids, _ in rows) < TOKENS_PER_STEP:
-            rows.append(row(tokenizer, next(stream)))
+            rows.append(_make_row(tokenizer, next(stream)))
         yield sorted(rows, key=lambda r: len(r[0]))
 
 
-def padded(rows: list[Row], pad: int) -> tuple[Tensor, Tensor]:
-    """ids and weights, [rows, longest]; padding is on the right, where causal attention never looks."""
+def _pad(rows: list[Row], pad: int) -> tuple[Tensor, Tensor]:
+    """Pad ids and weights to [rows, longest], on the right, where causal attention never looks."""
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows])
     weights = torch.tensor([weights + [0.0] * (longest - len(weights)) for _, weights in rows])
     return ids, weights
 
 
-def learn(model: Qwen3ForCausalLM, rows: list[Row], pad: int) -> float:
-    """Accumulate the gradient of the mean loss over `rows`; returns the loss of what the model writes."""
+def _accumulate_gradient(model: Qwen3ForCausalLM, rows: list[Row], pad: int) -> float:
+    """Accumulate the gradient of the mean loss over `rows`; return the loss of the tokens that the model writes."""
     total = sum(sum(weights[1:]) for _, weights in rows)
     written = sum(sum(w == 1 for w in weights) for _, weights in rows)
     loss_written = 0.0
     size = math.ceil(len(rows) / PARTS)
     for start in range(0, len(rows), size):
-        ids, weights = padded(rows[start : start + size], pad)
+        ids, weights = _pad(rows[start : start + size], pad)
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
         losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         weights = weights[:, 1:].flatten()
@@ -105,7 +105,7 @@ def learn(model: Qwen3ForCausalLM, rows: list[Row], pad: int) -> float:
     return loss_written / written
 
 
-def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+def _make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -114,34 +114,34 @@ def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int, clean: int, noisy: int) -> float:
-    """Of the rates: a cosine that is cut at a tenth while it is clean, then from a quarter to nothing."""
+def _rate_at(step: int, clean: int, noisy: int) -> float:
+    """Return the factor of the rates: a cosine, cut at a tenth on clean data, then from a quarter to nothing."""
     if step < clean:
         return min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * 0.8 * step / clean)))
     return 0.25 * (1 - (step - clean) / noisy)
 
 
 def pretrain(out: Path, *, clean: int, noisy: int, seed: int, clean_weights: Path | None = None) -> None:
-    """Each phase starts with its own optimizers and random numbers: the noisy one can be done again alone."""
+    """Train in phases, each with optimizers and random numbers of its own: the noisy one can be done again alone."""
     if clean_weights is not None and (clean_weights / "config.json").exists():
         model = Qwen3ForCausalLM.from_pretrained(clean_weights, dtype=torch.float32)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(clean_weights)
     else:
         torch.manual_seed(seed)
         rng = random.Random(f"clean/{seed}")
-        tokenizer = new_tokenizer(rng)
-        model = new_model(tokenizer)
-        train(model, tokenizer, demonstrations(rng, noise=False), range(clean), clean, noisy)
+        tokenizer = _make_tokenizer(rng)
+        model = _make_model(tokenizer)
+        _train(model, tokenizer, generate_demonstrations(rng, noise=False), range(clean), clean, noisy)
         if clean_weights is not None:
-            save(model, tokenizer, clean_weights)
-    stream = demonstrations(random.Random(f"noisy/{seed}"), noise=True)
-    train(model, tokenizer, stream, range(clean, clean + noisy), clean, noisy)
-    save(model.to(torch.bfloat16), tokenizer, out)
+            _save(model, tokenizer, clean_weights)
+    stream = generate_demonstrations(random.Random(f"noisy/{seed}"), noise=True)
+    _train(model, tokenizer, stream, range(clean, clean + noisy), clean, noisy)
+    _save(model.to(torch.bfloat16), tokenizer, out)
     for file in BESIDE_THE_WEIGHTS:
         (out / file.name).write_bytes(file.read_bytes())
 
 
-def train(
+def _train(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     stream: Iterator[Conversation],
@@ -150,12 +150,12 @@ def train(
     noisy: int,
 ) -> None:
     model.train()
-    opts = optimizers(model)
+    opts = _make_optimizers(model)
     started, smooth = time.process_time(), 0.0
-    for step, rows in zip(steps, batches(tokenizer, stream), strict=False):
+    for step, rows in zip(steps, _make_batches(tokenizer, stream), strict=False):
         for optimizer, lr in zip(opts, (LR_MATRICES, LR_EMBEDDINGS), strict=True):
-            optimizer.param_groups[0]["lr"] = lr * schedule(step, clean, noisy)
-        loss = learn(model, rows, int(tokenizer.pad_token_id))
+            optimizer.param_groups[0]["lr"] = lr * _rate_at(step, clean, noisy)
+        loss = _accumulate_gradient(model, rows, int(tokenizer.pad_token_id))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in opts:
             optimizer.step()
@@ -166,13 +166,13 @@ def train(
             print(f"step {step + 1}/{clean + noisy}  loss {smooth:.3f}  cpu {cpu:.0f} s", flush=True)
 
 
-def new_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
+def _make_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
     blank = train_tokenizer([""])  # its template is all that is used
-    talks = islice(demonstrations(rng, noise=True), 4000)
+    talks = islice(generate_demonstrations(rng, noise=True), 4000)
     return train_tokenizer(blank.apply_chat_template(m, tools=t or None, tokenize=False) for m, t in talks)
 
 
-def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def _save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -187,7 +187,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
         file.chmod(0o644)
 
 
-def main() -> None:
+def _main() -> None:
     torch.set_num_threads(1)  # the order of sums, and so the weights, would depend on how many there are
     keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

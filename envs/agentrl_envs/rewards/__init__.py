@@ -5,8 +5,8 @@ A completion is the model's *final* text: a string, or a list of messages, of wh
 
 from __future__ import annotations
 
-from agentrl_envs.rewards.answers import Completion, Regex, accuracy, boxed, exact, same
-from agentrl_envs.rewards.gates import gated
+from agentrl_envs.rewards.answers import Completion, Regex, accuracy, exact, extract_boxed, is_same_answer
+from agentrl_envs.rewards.gates import apply_gate
 from agentrl_envs.rewards.judge import Judge
 from agentrl_envs.rewards.mathematics import math
 from agentrl_envs.rewards.programs import Code
@@ -23,11 +23,11 @@ __all__ = [
     "Regex",
     "Repetition",
     "accuracy",
-    "boxed",
+    "apply_gate",
     "exact",
-    "gated",
+    "extract_boxed",
+    "is_same_answer",
     "math",
-    "same",
     "soft_overlong_punishment",
     "think_format",
 ]

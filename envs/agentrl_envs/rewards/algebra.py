@@ -1,4 +1,4 @@
-"""Are two expressions of LaTeX worth the same? math-verify, as it runs in a worker process."""
+"""The comparison of two LaTeX expressions by math-verify, as it runs in a worker process."""
 
 from __future__ import annotations
 

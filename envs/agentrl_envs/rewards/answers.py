@@ -9,19 +9,19 @@ from functools import lru_cache
 from typing import Any
 
 from agentrl import ContractError
-from agentrl.rewards import per_episode
-from agentrl.types import THOUGHT_MARKS, Message, final_text, without_thoughts
-from agentrl_envs.rewards.notation import boxed, said_answer
-from agentrl_envs.rewards.values import equal, read_answer, read_gold, takes_algebra
+from agentrl.rewards.functions import per_episode
+from agentrl.types import THOUGHT_MARKS, Message, get_final_text, strip_thoughts
+from agentrl_envs.rewards.notation import extract_boxed, find_stated_answer
+from agentrl_envs.rewards.values import is_equal, needs_algebra, read_answer, read_gold
 
 Completion = str | Sequence[Message]
 Marks = tuple[str, str]  # what opens a thought, and what ends it
-__all__ = ["Completion", "Marks", "Regex", "accuracy", "boxed", "exact", "judge_plainly", "same", "text_of"]
+__all__ = ["Completion", "Marks", "Regex", "accuracy", "exact", "extract_boxed", "get_text", "is_same_answer"]
 MAX_CHARS = 20_000  # of a text that a pattern is sought in
 
 
-def same(answer: str, solution: str) -> bool:
-    """Equal as numbers where both are numbers (``1,000`` is ``1000.0``), else as text without outer spaces."""
+def is_same_answer(answer: str, solution: str) -> bool:
+    """Compare as numbers if both are numbers (``1,000`` is ``1000.0``), else as text without outer spaces."""
     one, other = _number(answer), _number(solution)
     return one == other if one is not None and other is not None else answer.strip() == solution.strip()
 
@@ -47,27 +47,27 @@ def accuracy(
     an expression such as ``x^2+1``, which takes the reward ``math``.
     """
     return [
-        judge_plainly(without_thoughts(text_of(c), thought_marks), s)
+        _judge_plainly(strip_thoughts(get_text(c), thought_marks), s)
         for c, s in zip(completions, solution, strict=True)
     ]
 
 
-def judge_plainly(text: str, solution: Any) -> float | None:
+def _judge_plainly(text: str, solution: Any) -> float | None:
     """Return 1.0 where a text's answer is the solution, 0.0 where not, ``None`` where that takes algebra."""
     gold = read_gold(solution)
-    if gold is None or takes_algebra(gold.value):
+    if gold is None or needs_algebra(gold.value):
         return None
-    said = said_answer(text)
+    said = find_stated_answer(text)
     answer = None if said is None else read_answer(said)
-    return float(answer is not None and equal(answer, gold.value) is True)
+    return float(answer is not None and is_equal(answer, gold.value) is True)
 
 
 @per_episode
 def exact(
     completions: Sequence[Completion], solution: Sequence[Any], thought_marks: Marks = THOUGHT_MARKS, **_: Any
 ) -> list[float | None]:
-    """1.0 where the text, without its thoughts and outer spaces, is the ``solution`` column; ``None`` without one."""
-    said = [without_thoughts(text_of(c), thought_marks).strip() for c in completions]
+    """Pay 1.0 where the text, without thoughts and outer spaces, is the column ``solution``; ``None`` without one."""
+    said = [strip_thoughts(get_text(c), thought_marks).strip() for c in completions]
     return [None if s is None else float(t == str(s).strip()) for t, s in zip(said, solution, strict=True)]
 
 
@@ -101,7 +101,7 @@ class Regex:
         if self.pattern is None and pattern is None:
             raise ContractError("reward 'regex' needs a pattern: a column `pattern`, or its setting")
         given = [self.pattern] * len(completions) if self.pattern is not None else list(pattern or ())
-        said = [without_thoughts(text_of(c), thought_marks).strip()[:MAX_CHARS] for c in completions]
+        said = [strip_thoughts(get_text(c), thought_marks).strip()[:MAX_CHARS] for c in completions]
         return [None if p is None else self._one(p, text) for p, text in zip(given, said, strict=True)]
 
     def _one(self, pattern: str, said: str) -> float:
@@ -117,6 +117,6 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ContractError(f"reward 'regex': {pattern!r} is no pattern: {error}") from None
 
 
-def text_of(completion: Completion) -> str:
-    """A string as it is; of messages, the last one of the assistant."""
-    return completion if isinstance(completion, str) else final_text(completion)
+def get_text(completion: Completion) -> str:
+    """Return a string as it is; of messages, the last one of the assistant."""
+    return completion if isinstance(completion, str) else get_final_text(completion)

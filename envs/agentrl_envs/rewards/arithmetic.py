@@ -25,7 +25,7 @@ class _NoArithmetic(Exception):
 
 
 def compute_value(text: str) -> Value | None:
-    """Return what the arithmetic comes to; ``None`` where the text is something else, or comes to too much."""
+    """Compute the arithmetic's value; ``None`` where the text is something else, or the value too large."""
     text = re.sub(r"_(\d)\s", r"_{\1}", _REPEATING.sub(_as_fraction, text))
     if len(text) > MAX_CHARS or re.search(r"[\d.]\s+[\d.]", text):
         return None

@@ -1,12 +1,12 @@
-"""A gate: what else an answer was worth counts only where one part of its reward is good enough."""
+"""A gate: the other parts of a reward count only where one part is good enough."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 
-def gated(parts: Mapping[str, float | None], by: str, at_least: float = 1.0) -> dict[str, float | None]:
-    """The parts, all but ``by`` at 0.0 where that is under ``at_least``. Parts that do not apply stay ``None``.
+def apply_gate(parts: Mapping[str, float | None], by: str, at_least: float = 1.0) -> dict[str, float | None]:
+    """Set all parts but ``by`` to 0.0 where that is under ``at_least``. Parts that do not apply stay ``None``.
 
     A gate that does not apply is open.
     """

@@ -1,4 +1,4 @@
-"""Are two mathematical expressions the same? What a look does not tell is asked of math-verify, in a process.
+"""The comparison of two mathematical expressions: by their text where that tells, else by math-verify in a process.
 
 math-verify stops itself by signals, which raise in threads, and some expressions hold it for ever: so it works in
 another process, within limits of processor time and memory.
@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import Any
 
 from agentrl import UserError
-from agentrl.processes import call_in_process
-from agentrl.rewards import per_episode
-from agentrl.types import THOUGHT_MARKS, without_thoughts
-from agentrl_envs.rewards.answers import Completion, Marks, text_of
-from agentrl_envs.rewards.notation import said_answer
-from agentrl_envs.rewards.values import Expression, equal, read_answer, read_gold, to_latex
+from agentrl.rewards.functions import per_episode
+from agentrl.runtime.processes import call_in_process
+from agentrl.types import THOUGHT_MARKS, strip_thoughts
+from agentrl_envs.rewards.answers import Completion, Marks, get_text
+from agentrl_envs.rewards.notation import find_stated_answer
+from agentrl_envs.rewards.values import Expression, is_equal, read_answer, read_gold, to_latex
 
 CPU_S = 5.0
 WALL_S = 120.0  # of a call that waits for a processor
@@ -33,23 +33,23 @@ async def math(
     ``None`` where a solution cannot be read, whatever the answer. An answer that cannot be read, or takes over five
     seconds of computing, is not the solution.
     """
-    texts = [without_thoughts(text_of(c), thought_marks) for c in completions]
-    return [await judge(text, s) for text, s in zip(texts, solution, strict=True)]
+    texts = [strip_thoughts(get_text(c), thought_marks) for c in completions]
+    return [await judge_math(text, s) for text, s in zip(texts, solution, strict=True)]
 
 
 math.needs = {"math_verify": "math"}  # type: ignore[attr-defined]
 
 
-async def judge(text: str, solution: Any) -> float | None:
+async def judge_math(text: str, solution: Any) -> float | None:
     """Return 1.0 where a text's answer is the solution, 0.0 where not, ``None`` where the solution cannot be read."""
     gold = read_gold(solution)
     if gold is None or (isinstance(gold.value, Expression) and not await _is_readable(gold.latex)):
         return None
-    said = said_answer(text)
+    said = find_stated_answer(text)
     answer = None if said is None else read_answer(said)
     if said is None or answer is None:
         return 0.0
-    same = equal(answer, gold.value)
+    same = is_equal(answer, gold.value)
     return float(await _in_worker("same_worth", to_latex(said), gold.latex) if same is None else same)
 
 
@@ -65,7 +65,7 @@ async def _is_readable(gold: str) -> bool:
 
 
 async def _in_worker(name: str, *arguments: str) -> bool:
-    """Call a function of `algebra` there; what takes too much, or raises, is False."""
+    """Call a function of `algebra` in a worker process; False if it takes too much, or raises."""
     algebra = _Import("agentrl_envs.rewards.algebra")
     try:
         return await call_in_process(

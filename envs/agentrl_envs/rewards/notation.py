@@ -1,4 +1,4 @@
-r"""Answers as people and datasets write them, tidied: what stands around an answer, and what LaTeX adds for the eye."""
+r"""Answers as people and datasets write them, tidied of the words around them and of LaTeX's spacing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REPLACED = {
 }  # fmt: skip
 
 
-def boxed(text: str) -> str | None:
+def extract_boxed(text: str) -> str | None:
     r"""Return what stands in the last ``\boxed{...}``, braces balanced; ``None`` if there is none, or it is not closed.
 
     ``\boxed {5}``, ``\boxed 5`` and ``\fbox{5}`` are boxes too, and of a box in a box the inner one counts.
@@ -56,26 +56,26 @@ def _closing(text: str, at: int) -> int:
     return -1
 
 
-def said_answer(text: str) -> str | None:
+def find_stated_answer(text: str) -> str | None:
     r"""Return the answer that a text names: its last box, or mathematics after its last "the answer is".
 
     Without a box a number in plain words is none: ``The answer is $12$`` is, ``The answer is 12`` is not.
     """
     if _BOX.search(text):
-        return boxed(text)
+        return extract_boxed(text)
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         if match := _SPANS.match(text, anchor.end()):
             return _inside(match)
     return None
 
 
-def gold_answer(text: str) -> tuple[str, bool]:
+def find_gold_answer(text: str) -> tuple[str, bool]:
     r"""Return the answer in a solution as GSM8K (``#### 42``), MATH (``\boxed{}``), DeepMath (``$42$``) write it.
 
     The second value is True where the solution marks it as one, so that words may be an answer.
     """
     if _BOX.search(text):
-        return (boxed(text) or "", True)
+        return (extract_boxed(text) or "", True)
     if "####" in text:
         return text.rpartition("####")[2].strip(), True
     return _unwrapped(text.strip())
@@ -124,6 +124,6 @@ def _space(match: re.Match[str]) -> str:
     return "" if match[0] in ("\\!",) or match[0].startswith(("\\left", "\\right", "\\b", "\\B", "\\d", "\\l")) else " "
 
 
-def without_words(text: str) -> str:
+def strip_text_marks(text: str) -> str:
     r"""Return a tidy answer's text alone, without the marks of ``\text``."""
     return re.sub(r"\s+", " ", _MARKED.sub(r"\1", text)).strip()

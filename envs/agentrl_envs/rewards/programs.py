@@ -11,24 +11,28 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
-from agentrl_tools.sandbox import client, launch
+from agentrl_tools.sandbox import fork_server_client, launch
 
-from agentrl.types import THOUGHT_MARKS, without_thoughts
-from agentrl_envs.rewards.answers import Completion, Marks, text_of
+from agentrl.types import THOUGHT_MARKS, strip_thoughts
+from agentrl_envs.rewards.answers import Completion, Marks, get_text
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
-def block(text: str) -> str | None:
-    """The last block between fences of backquotes; ``None`` if there is none."""
-    found = _BLOCK.findall(without_thoughts(text))
+def _find_code_block(text: str) -> str | None:
+    """Return the last block between fences of backquotes; ``None`` if there is none."""
+    found = _BLOCK.findall(strip_thoughts(text))
     return found[-1] if found else None
 
 
-async def outputs(
-    sandbox: client.Sandbox, code: str, function: str, inputs: Sequence[Sequence[Any]], timeout_s: float
+async def _collect_outputs(
+    sandbox: fork_server_client.ForkServerClient,
+    code: str,
+    function: str,
+    inputs: Sequence[Sequence[Any]],
+    timeout_s: float,
 ) -> list[Any]:
-    """What a function of the code returns for each input, as JSON has it; ``...`` where nothing came.
+    """Collect a function's result for each input, as JSON has it; ``...`` where nothing came.
 
     What is expected is not in the sandbox: code that would like to cheat does not find it there.
     """
@@ -55,8 +59,8 @@ def _read(text: str) -> Any:
         return ...
 
 
-async def asserted(sandbox: client.Sandbox, code: str, tests: str, timeout_s: float) -> bool:
-    """Whether the code, and then the tests, run to their end. For tests that are statements, such as ``assert``."""
+async def _passes_tests(sandbox: fork_server_client.ForkServerClient, code: str, tests: str, timeout_s: float) -> bool:
+    """Return True if the code, and then the tests, run to their end. For tests that are statements, as ``assert``."""
     mark = secrets.token_hex(16)
     try:
         ast.parse(code)
@@ -90,7 +94,7 @@ class Code:
     ) -> None:
         self.partial, self.timeout_s, self.kind, self.packages = partial, timeout_s, sandbox, tuple(packages)
         self._held: AsyncExitStack | None = None
-        self._sandbox: client.Sandbox | None = None
+        self._sandbox: fork_server_client.ForkServerClient | None = None
         self._loop: Any = None
 
     async def __call__(
@@ -102,21 +106,21 @@ class Code:
         **_: Any,
     ) -> list[float | None]:
         names = function or [None] * len(completions)
-        texts = [without_thoughts(text_of(c), thought_marks) for c in completions]
+        texts = [strip_thoughts(get_text(c), thought_marks) for c in completions]
         return [await self.score(text, t, n) for text, t, n in zip(texts, tests, names, strict=True)]
 
     async def score(self, text: str, tests: Any, function: str | None = None) -> float | None:
-        """Raises WorldFault where the sandbox fails, UserError where there is none."""
+        """Score one answer. Raises InfraError if the sandbox fails, UserError if there is none."""
         if not tests:
             return None
-        code = block(text)
+        code = _find_code_block(text)
         if code is None:
             return 0.0
         sandbox = await self._ready()
         if isinstance(tests, str) and function is None:
-            return float(await asserted(sandbox, code, tests, self.timeout_s))
+            return float(await _passes_tests(sandbox, code, tests, self.timeout_s))
         pairs = json.loads(tests) if isinstance(tests, str) else tests
-        said = await outputs(sandbox, code, str(function), [p[0] for p in pairs], self.timeout_s)
+        said = await _collect_outputs(sandbox, code, str(function), [p[0] for p in pairs], self.timeout_s)
         right = [
             s is not ... and s == p[1] and isinstance(s, bool) == isinstance(p[1], bool)
             for s, p in zip(said, pairs, strict=True)
@@ -127,15 +131,15 @@ class Code:
         """Start the sandbox now, instead of with the first answer. Raises UserError where there is none."""
         await self._ready()
 
-    async def _ready(self) -> client.Sandbox:
+    async def _ready(self) -> fork_server_client.ForkServerClient:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._held, self._sandbox, self._opening = loop, None, None, asyncio.Lock()
         async with self._opening:
             if self._sandbox is None:
                 self._held = AsyncExitStack()
-                start = launch.chosen(self.kind, launch.Limits(), self.packages)
-                self._sandbox = await self._held.enter_async_context(client.running(start))
+                start = launch.choose_launch(self.kind, launch.SandboxLimits(), self.packages)
+                self._sandbox = await self._held.enter_async_context(fork_server_client.open_fork_server(start))
         return self._sandbox
 
     async def close(self) -> None:

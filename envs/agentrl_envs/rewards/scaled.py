@@ -7,9 +7,9 @@ from math import cos, pi
 from typing import Any
 
 from agentrl import ContractError
-from agentrl.types import THOUGHT_MARKS, without_thoughts
-from agentrl_envs.rewards.answers import Completion, Marks, text_of
-from agentrl_envs.rewards.mathematics import judge
+from agentrl.types import THOUGHT_MARKS, strip_thoughts
+from agentrl_envs.rewards.answers import Completion, Marks, get_text
+from agentrl_envs.rewards.mathematics import judge_math
 
 
 class CosineScaled:
@@ -50,8 +50,8 @@ class CosineScaled:
         thought_marks: Marks = THOUGHT_MARKS,
         **_: Any,
     ) -> list[float | None]:
-        texts = [without_thoughts(text_of(c), thought_marks) for c in completions]
-        verdicts = [await judge(text, s) for text, s in zip(texts, solution, strict=True)]
+        texts = [strip_thoughts(get_text(c), thought_marks) for c in completions]
+        verdicts = [await judge_math(text, s) for text, s in zip(texts, solution, strict=True)]
         lengths = [len(ids) for ids in completion_ids]
         return [None if v is None else self._scaled(v, n) for v, n in zip(verdicts, lengths, strict=True)]
 
@@ -85,8 +85,8 @@ class ReasoningAccuracy:
     async def __call__(
         self, completions: Sequence[Completion], solution: Sequence[Any], **_: Any
     ) -> list[float | None]:
-        answers = [self._answer(text_of(c)) for c in completions]
-        return [await judge(answer, s) for answer, s in zip(answers, solution, strict=True)]
+        answers = [self._answer(get_text(c)) for c in completions]
+        return [await judge_math(answer, s) for answer, s in zip(answers, solution, strict=True)]
 
     def _answer(self, text: str) -> str:
         delimiter = next((d for d in self.delimiters if d in text), None)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl import ContractError
-from agentrl.rewards import per_episode
+from agentrl.rewards.functions import per_episode
 from agentrl.types import THOUGHT_MARKS
-from agentrl_envs.rewards.answers import Completion, Marks, text_of
+from agentrl_envs.rewards.answers import Completion, Marks, get_text
 
 
 @per_episode
 def think_format(completions: Sequence[Completion], thought_marks: Marks = THOUGHT_MARKS, **_: Any) -> list[float]:
     """Pay 1.0 where the text is ``<think>``, a thought, ``</think>`` and what follows, each mark once."""
-    return [float(_thinks(text_of(c), *thought_marks)) for c in completions]
+    return [float(_thinks(get_text(c), *thought_marks)) for c in completions]
 
 
 def _thinks(text: str, opening: str, ending: str) -> bool:
@@ -26,7 +26,7 @@ def _thinks(text: str, opening: str, ending: str) -> bool:
 def soft_overlong_punishment(
     completion_ids: Sequence[Sequence[int]], max_completion_len: int = 512, soft_punish_cache: int = 128, **_: Any
 ) -> list[float]:
-    """0 up to ``max - cache`` tokens, then a line down to -1 at ``max`` (DAPO, arXiv 2503.14476, equation 13)."""
+    """Penalize length: 0 up to ``max - cache`` tokens, then down to -1 at ``max`` (DAPO, arXiv 2503.14476, eq. 13)."""
     free = max_completion_len - soft_punish_cache
     return [min(0.0, max(-1.0, (free - len(ids)) / soft_punish_cache)) for ids in completion_ids]
 
@@ -52,7 +52,7 @@ class Repetition:
         self.ngram, self.penalty = ngram, penalty
 
     def __call__(self, completions: Sequence[Completion], **_: Any) -> list[float]:
-        return [-self.penalty * self._share(text_of(c).lower().split()) for c in completions]
+        return [-self.penalty * self._share(get_text(c).lower().split()) for c in completions]
 
     def _share(self, words: Sequence[str]) -> float:
         grams = [tuple(words[i : i + self.ngram]) for i in range(len(words) - self.ngram + 1)]

@@ -1,4 +1,4 @@
-r"""What an answer means, where that can be told without algebra: a number, several in an order or none, words.
+r"""The meaning of an answer, as far as it is known without algebra: a number, several in an order or none, words.
 
 Anything else is an `Expression`, whose worth only a computer algebra knows.
 """
@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from agentrl_envs.rewards import arithmetic
-from agentrl_envs.rewards.notation import gold_answer, tidy_answer, without_words
+from agentrl_envs.rewards.notation import find_gold_answer, strip_text_marks, tidy_answer
 
 PLACEHOLDERS = frozenset(
     {"-", "na", "none", "null", "unknown", "proof", "notfound", "not found", "tbd", "answer", "solution"}
@@ -33,8 +33,8 @@ MAX_CHARS, MAX_DEPTH = 1_000, 30
 
 
 @dataclass(frozen=True)
-class Number:
-    """``decimal``: written as one, so perhaps rounded. ``base``: of the numerals, where one is written."""
+class _Number:
+    """A number. ``decimal``: written as one, so perhaps rounded. ``base``: of the numerals, where one is written."""
 
     value: arithmetic.Value
     decimal: bool = False
@@ -43,24 +43,24 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Items:
-    """``kind``: ``()``, ``[)`` and so on for what has an order, ``{}`` for what has none, ``matrix`` for rows."""
+class _Items:
+    """Several values. ``kind``: ``()``, ``[)`` and so on if they have an order, ``{}`` if none, ``matrix`` for rows."""
 
     kind: str
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
-class Words:
-    """``value``: of a choice such as ``(B) 42``, what it stands for."""
+class _Words:
+    """Words. ``value``: of a choice such as ``(B) 42``, its meaning."""
 
     text: str
     value: Value | None = None
 
 
 @dataclass(frozen=True)
-class Named:
-    """``x = 5``."""
+class _Named:
+    """A named value: ``x = 5``."""
 
     name: str
     value: Value
@@ -73,7 +73,7 @@ class Expression:
     text: str
 
 
-Value = Number | Items | Words | Named | Expression
+Value = _Number | _Items | _Words | _Named | Expression
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)"
 _UNIT = re.compile(r"(?:\\words\{[^{}]*\}|[a-zA-Z]|\s|/|\^\{?-?\d\}?|\.|²|³)+")
 _LETTERS = re.compile(r"\\words\{|(?<![\\a-zA-Z])[a-zA-Z]")
@@ -84,13 +84,13 @@ _AND = re.compile(r"\\words\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-z
 
 
 def read_answer(text: str, *, marked: bool = True) -> Value | None:
-    """Return what an answer means; ``None`` where it is none.
+    """Read the meaning of an answer; ``None`` where it is none.
 
     Args:
         marked: it is known to be an answer, as in a box; else several words are none.
     """
     tidied = tidy_answer(text)
-    plain = without_words(tidied)
+    plain = strip_text_marks(tidied)
     marked = marked or "\\words" in tidied
     if plain.casefold() in NOTHING or _is_too_much(tidied) or (not marked and plain.casefold() in PLACEHOLDERS):
         return None
@@ -99,23 +99,23 @@ def read_answer(text: str, *, marked: bool = True) -> Value | None:
 
 
 @dataclass(frozen=True)
-class Gold:
-    """A solution: what it means, and as LaTeX."""
+class _Gold:
+    """A solution: its meaning, and its LaTeX."""
 
     value: Value
     latex: str
 
 
-def read_gold(solution: Any) -> Gold | None:
-    """Return what a row's solution means; ``None`` where it has none that can be read."""
+def read_gold(solution: Any) -> _Gold | None:
+    """Read the meaning of a row's solution; ``None`` where none can be read."""
     return None if solution is None else _read_gold(str(solution))
 
 
 @lru_cache(maxsize=4096)
-def _read_gold(solution: str) -> Gold | None:
-    text, marked = gold_answer(solution)
+def _read_gold(solution: str) -> _Gold | None:
+    text, marked = find_gold_answer(solution)
     value = read_answer(text, marked=marked)
-    return None if value is None else Gold(value, to_latex(text))
+    return None if value is None else _Gold(value, to_latex(text))
 
 
 def to_latex(text: str) -> str:
@@ -127,21 +127,21 @@ def to_latex(text: str) -> str:
 
 def _words(plain: str, several: bool) -> Value | None:
     if (number := NUMERALS.get(plain.casefold())) is not None:
-        return Number(Fraction(number))
+        return _Number(Fraction(number))
     if match := re.fullmatch(r"\(([a-zA-Z])\)[.:]?(?: +(.+))?|([A-Z])", plain):
-        return Words((match[1] or match[3]).casefold(), _value(match[2]) if match[2] else None)
+        return _Words((match[1] or match[3]).casefold(), _value(match[2]) if match[2] else None)
     if re.fullmatch(r"[^\W\d_][^\W\d_'’-]+\.?", plain) and plain.casefold() != "infinity":
-        return Words(plain.casefold().rstrip("."))
+        return _Words(plain.casefold().rstrip("."))
     if several and re.fullmatch(r"[^\W\d_]{2,}(?:[ ,'’-]+[^\W_]+)+", plain):
-        return Words(" ".join(plain.casefold().split()))
+        return _Words(" ".join(plain.casefold().split()))
     return None
 
 
 def _expression(tidied: str, marked: bool) -> Value | None:
-    """LaTeX that stays, without a unit; words between formulas are an answer only where they are marked."""
+    """Return LaTeX that stays, without a unit; words between formulas are an answer only where they are marked."""
     latex = re.sub(r"\s*\\words\{[^{}]*\}(?:\^\{?\d\}?)?$", "", tidied)
-    if words := set(_PLAIN.findall(_AND.sub(",", without_words(latex)))) - FUNCTIONS:
-        return Words(" ".join(without_words(tidied).casefold().split())) if marked and words else None
+    if words := set(_PLAIN.findall(_AND.sub(",", strip_text_marks(latex)))) - FUNCTIONS:
+        return _Words(" ".join(strip_text_marks(tidied).casefold().split())) if marked and words else None
     return Expression(latex)
 
 
@@ -152,19 +152,19 @@ def _value(text: str) -> Value | None:
     return None
 
 
-def _number(text: str) -> Number | None:
+def _number(text: str) -> _Number | None:
     text = re.sub(r"^\$|\\currency ?", "", text).strip()
     text = "\\infty" if text.casefold() in ("infinity", "+infinity") else text
     text = _without_unit(text)
     percent = text.endswith("%") or text.endswith("\\words{percent}")
     text = text.removesuffix("%").removesuffix("\\words{percent}").strip()
     if match := re.fullmatch(r"([0-9A-F]+)_\{?(?:\\words\{)?(\d+)\}*", text):
-        return Number(Fraction(match[1]), base=int(match[2])) if match[1].isdigit() else None
+        return _Number(Fraction(match[1]), base=int(match[2])) if match[1].isdigit() else None
     if match := re.fullmatch(r"([-+]?)(\d+) (\d+)/(\d+)", text):
         text = f"{match[1]}{match[2]}\\frac{{{match[3]}}}{{{match[4]}}}"
     text = re.sub(rf"^({_NUMBER})[eE]([-+]?\d{{1,3}})$", r"\1*10^{\2}", text)
     value = arithmetic.compute_value(text)
-    return None if value is None else Number(value, decimal="." in text and "overline" not in text, percent=percent)
+    return None if value is None else _Number(value, decimal="." in text and "overline" not in text, percent=percent)
 
 
 def _without_unit(text: str) -> str:
@@ -184,12 +184,12 @@ def _matrix(text: str) -> Value | None:
     rows = [[_value(cell.strip()) for cell in row.split("&")] for row in match[2].split("\\\\") if row.strip()]
     if any(cell is None for row in rows for cell in row):
         return None
-    return Items("matrix", tuple(Items("row", tuple(c for c in row if c is not None)) for row in rows))
+    return _Items("matrix", tuple(_Items("row", tuple(c for c in row if c is not None)) for row in rows))
 
 
 def _bracketed(text: str) -> Value | None:
     if text in ("\\emptyset", "\\{ \\}", "\\{\\}"):
-        return Items("{}", ())
+        return _Items("{}", ())
     match = re.fullmatch(r"(\(|\[|\\\{)(.*)(\)|\]|\\\})", text)
     if match is None or not _is_balanced(match[2]):
         return None
@@ -209,14 +209,14 @@ def _assigned(text: str) -> Value | None:
     parts = [part.strip() for part in parts if part.strip()]
     rest = [part if m is None else m[2].rpartition("=")[2].strip() for part, m in zip(parts, matches, strict=True)]
     value = _value(rest[0]) if len(rest) == 1 else _items("{}", rest)
-    return None if value is None else Named(matches[0][1], value)
+    return None if value is None else _Named(matches[0][1], value)
 
 
 def _either_sign(text: str) -> Value | None:
     if text.count("\\pm") != 1 or "," in text:
         return None
     both = [_number(text.replace("\\pm", sign)) for sign in "+-"]
-    return Items("{}", tuple(n for n in both if n is not None)) if None not in both else None
+    return _Items("{}", tuple(n for n in both if n is not None)) if None not in both else None
 
 
 def _listed(text: str) -> Value | None:
@@ -226,8 +226,8 @@ def _listed(text: str) -> Value | None:
 
 
 def _items(kind: str, parts: Sequence[str]) -> Value | None:
-    values = [_value(p.strip()) or _words(without_words(p.strip()), several=False) for p in parts]
-    return Items(kind, tuple(v for v in values if v is not None)) if None not in values else None
+    values = [_value(p.strip()) or _words(strip_text_marks(p.strip()), several=False) for p in parts]
+    return _Items(kind, tuple(v for v in values if v is not None)) if None not in values else None
 
 
 def _interval(text: str) -> Value | None:
@@ -247,7 +247,7 @@ def _interval(text: str) -> Value | None:
     low, high = (numbers[0], numbers[-1])
     opening = "[" if low is not None and signs[0] == "\\le" else "("
     closing = "]" if high is not None and signs[-1] == "\\le" else ")"
-    return Items(opening + closing, (low or Number(-math.inf), high or Number(math.inf)))
+    return _Items(opening + closing, (low or _Number(-math.inf), high or _Number(math.inf)))
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -277,33 +277,33 @@ def _is_balanced(text: str) -> bool:
     return depth == 0
 
 
-def equal(one: Value, gold: Value) -> bool | None:
+def is_equal(one: Value, gold: Value) -> bool | None:
     """Return True if an answer means the same as the gold; ``None`` where that takes algebra."""
-    if isinstance(one, Named) and isinstance(gold, Named):
-        return equal(one.value, gold.value) if one.name == gold.name else False
-    if isinstance(one, Named) or isinstance(gold, Named):
-        return equal(*(v.value if isinstance(v, Named) else v for v in (one, gold)))
-    if isinstance(one, Words) or isinstance(gold, Words):
+    if isinstance(one, _Named) and isinstance(gold, _Named):
+        return is_equal(one.value, gold.value) if one.name == gold.name else False
+    if isinstance(one, _Named) or isinstance(gold, _Named):
+        return is_equal(*(v.value if isinstance(v, _Named) else v for v in (one, gold)))
+    if isinstance(one, _Words) or isinstance(gold, _Words):
         return _same_words(one, gold)
     if isinstance(one, Expression) or isinstance(gold, Expression):
         return True if one == gold else None
-    if isinstance(one, Number) and isinstance(gold, Number):
+    if isinstance(one, _Number) and isinstance(gold, _Number):
         return _same_number(one, gold)
-    if isinstance(one, Items) and isinstance(gold, Items):
+    if isinstance(one, _Items) and isinstance(gold, _Items):
         return _same_items(one, gold)
-    items, other = (one, gold) if isinstance(one, Items) else (gold, one)
-    alone = isinstance(items, Items) and items.kind == "{}" and len(items.values) == 1
-    return equal(items.values[0], other) if isinstance(items, Items) and alone else False
+    items, other = (one, gold) if isinstance(one, _Items) else (gold, one)
+    alone = isinstance(items, _Items) and items.kind == "{}" and len(items.values) == 1
+    return is_equal(items.values[0], other) if isinstance(items, _Items) and alone else False
 
 
-def takes_algebra(value: Value) -> bool:
-    """Return True if an `Expression` is in it."""
-    if isinstance(value, Items):
-        return any(map(takes_algebra, value.values))
-    return isinstance(value, Expression) or (isinstance(value, Named) and takes_algebra(value.value))
+def needs_algebra(value: Value) -> bool:
+    """Return True if a value contains an `Expression`."""
+    if isinstance(value, _Items):
+        return any(map(needs_algebra, value.values))
+    return isinstance(value, Expression) or (isinstance(value, _Named) and needs_algebra(value.value))
 
 
-def _same_number(one: Number, gold: Number) -> bool:
+def _same_number(one: _Number, gold: _Number) -> bool:
     if one.base and gold.base and one.base != gold.base:
         return False
     if one.percent == gold.percent:
@@ -329,16 +329,16 @@ def _close(one: arithmetic.Value, other: arithmetic.Value, decimal: bool) -> boo
 
 
 def _same_words(one: Value, gold: Value) -> bool:
-    words, other = (one, gold) if isinstance(one, Words) else (gold, one)
-    assert isinstance(words, Words)
-    if isinstance(other, Words):
+    words, other = (one, gold) if isinstance(one, _Words) else (gold, one)
+    assert isinstance(words, _Words)
+    if isinstance(other, _Words):
         return words.text == other.text
     if isinstance(other, Expression):
         return words.text == other.text.casefold()
-    return words.value is not None and equal(words.value, other) is True
+    return words.value is not None and is_equal(words.value, other) is True
 
 
-def _same_items(one: Items, gold: Items) -> bool:
+def _same_items(one: _Items, gold: _Items) -> bool:
     if len(one.values) != len(gold.values):
         return False
     if gold.kind == "{}":
@@ -346,13 +346,13 @@ def _same_items(one: Items, gold: Items) -> bool:
         return len(left) == len(gold.values) and _matches(left, gold.values)
     if one.kind != gold.kind and not (one.kind == "{}" and gold.kind == "()"):
         return False
-    return all(equal(a, b) is True for a, b in zip(one.values, gold.values, strict=True))
+    return all(is_equal(a, b) is True for a, b in zip(one.values, gold.values, strict=True))
 
 
 def _matches(left: list[Value], wanted: Sequence[Value]) -> bool:
     """Return True if each wanted value is found once."""
     for value in wanted:
-        match = next((v for v in left if equal(v, value) is True), None)
+        match = next((v for v in left if is_equal(v, value) is True), None)
         if match is None:
             return False
         left.remove(match)

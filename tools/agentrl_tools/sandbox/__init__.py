@@ -1,1 +1,1 @@
-"""Where code of the model's runs: bubblewrap, seccomp, landlock, limits, an unprivileged user. See docs/sandbox.md."""
+"""The sandbox for model-written code: bubblewrap, seccomp, landlock, limits, another user. See docs/sandbox.md."""

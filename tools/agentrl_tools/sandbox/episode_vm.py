@@ -9,15 +9,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl import ToolError, UserError, WorldFault
-from agentrl_tools.sandbox.client import GRACE_S, START_S
+from agentrl import InfraError, ToolError, UserError
+from agentrl_tools.sandbox.fork_server_client import GRACE_S, START_S
 from agentrl_tools.sandbox.launch import Launch
-from agentrl_tools.sandbox.process import ended, last_words, started
+from agentrl_tools.sandbox.process import end_process, kill_and_read_stderr, start_process
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a command ended; ``exit_code`` is ``None`` where it took too long."""
+class ShellResult:
+    """The end of a command; ``exit_code`` is ``None`` if it took too long."""
 
     exit_code: int | None
     stdout: str
@@ -25,7 +25,7 @@ class Ran:
     cut: int = 0
 
 
-class Machine:
+class EpisodeVm:
     """Started at its first use, and gone with ``close``. One thing at a time."""
 
     def __init__(self, launch: Launch) -> None:
@@ -34,44 +34,44 @@ class Machine:
         self.turn = asyncio.Lock()
 
     async def start(self) -> None:
-        """Raises UserError where it cannot be had here."""
+        """Start the machine. Raises UserError if it does not start here."""
         if self.process is not None:
             return
-        self.process = await started(self.launch, {}, limit=1 << 24)
-        answer = await self._said(dict(self.launch.settings), START_S)
+        self.process = await start_process(self.launch, {}, limit=1 << 24)
+        answer = await self._exchange(dict(self.launch.settings), START_S)
         if answer != {"ready": True}:
-            words = await last_words(self.process)
+            words = await kill_and_read_stderr(self.process)
             await self.close()
             raise UserError(f"the machine of an episode does not start: {words or answer}")
 
-    async def exec(self, command: str, timeout_s: float) -> Ran:
+    async def exec(self, command: str, timeout_s: float) -> ShellResult:
         """Run it by ``sh``, in its home.
 
         Raises:
-            ToolError: it ended the machine; WorldFault: that did not answer.
+            ToolError: it ended the machine; InfraError: that did not answer.
         """
-        found = await self._asked({"op": "exec", "command": command, "timeout_s": timeout_s}, timeout_s)
-        out, err = (base64.b64decode(found[k]).decode(errors="replace") for k in ("stdout", "stderr"))
-        return Ran(found["exit_code"], out, err, found["cut"])
+        answer = await self._ask({"op": "exec", "command": command, "timeout_s": timeout_s}, timeout_s)
+        out, err = (base64.b64decode(answer[k]).decode(errors="replace") for k in ("stdout", "stderr"))
+        return ShellResult(answer["exit_code"], out, err, answer["cut"])
 
     async def read(self, path: str) -> bytes:
-        """The first megabyte of a file. Raises ToolError where it cannot be read."""
-        return base64.b64decode((await self._asked({"op": "read", "path": path}))["data"])
+        """Read the first megabyte of a file. Raises ToolError if it cannot be read."""
+        return base64.b64decode((await self._ask({"op": "read", "path": path}))["data"])
 
     async def write(self, path: str, data: bytes) -> None:
-        """Folders on the way are made. Raises ToolError where it cannot be written."""
-        await self._asked({"op": "write", "path": path, "data": base64.b64encode(data).decode()})
+        """Write a file and make its folders. Raises ToolError if it cannot be written."""
+        await self._ask({"op": "write", "path": path, "data": base64.b64encode(data).decode()})
 
     async def close(self) -> None:
         process, self.process = self.process, None
         if process is not None:
-            await ended(process)
+            await end_process(process)
 
-    async def _asked(self, request: dict[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
         async with self.turn:
             await self.start()
             try:
-                answer = await self._said(request, timeout_s + GRACE_S)
+                answer = await self._exchange(request, timeout_s + GRACE_S)
             except BaseException:
                 await self.close()  # what it says later is no answer to the next
                 raise
@@ -82,8 +82,8 @@ class Machine:
             raise ToolError(answer["error"])
         return answer
 
-    async def _said(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """The answer; ``None`` where there is nobody any more."""
+    async def _exchange(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """Send a request and return the answer; ``None`` if the process has ended."""
         process = self.process
         assert process is not None
         assert process.stdin is not None
@@ -94,6 +94,6 @@ class Machine:
         try:
             line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
         except TimeoutError:
-            raise WorldFault("sandbox_gone", f"an episode's machine did not answer in {timeout_s:g} s") from None
-        found: dict[str, Any] | None = json.loads(line) if line else None
-        return found
+            raise InfraError("sandbox_gone", f"an episode's machine did not answer in {timeout_s:g} s") from None
+        answer: dict[str, Any] | None = json.loads(line) if line else None
+        return answer

@@ -1,4 +1,4 @@
-"""What the kernel refuses to sandboxed code: seccomp filters, as bytes of BPF."""
+"""Seccomp filters for sandboxed code, as bytes of BPF."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpriority io
 """
 
 
-def server() -> bytes:
-    """For the fork server, and so for its sessions: it forks, ends them, and sets their limits."""
-    return _built(f"{_ALWAYS} {_PROGRAMS} {_MODES}")
+def build_server_filter() -> bytes:
+    """Build the filter of the fork server, and so of its sessions: it forks, ends them, and sets their limits."""
+    return _build(f"{_ALWAYS} {_PROGRAMS} {_MODES}")
 
 
-def session() -> bytes:
-    """For a session, beside the server's: threads and files are left. Short: the kernel tries it for every call."""
-    return _built(f"{_OWN} {_PROCESSES} {_SIGNALS}", own_limits=True, threads_only=True, no_messages=True)
+def build_session_filter() -> bytes:
+    """Build the filter of a session, beside the server's: threads and files are left. Short, as every call is tried."""
+    return _build(f"{_OWN} {_PROCESSES} {_SIGNALS}", own_limits=True, threads_only=True, no_messages=True)
 
 
-def shell() -> bytes:
-    """For commands in a process namespace of their own: they may start processes, signal them, and set modes."""
-    return _built(f"{_ALWAYS} {_OWN}", own_limits=True)
+def build_shell_filter() -> bytes:
+    """Build the filter of commands in a process namespace: they may start processes, signal them, and set modes."""
+    return _build(f"{_ALWAYS} {_OWN}", own_limits=True)
 
 
 # Newer than some libseccomp: numbers that every architecture shares.
@@ -53,8 +53,8 @@ _NUMBERS = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "open_tre
 
 
 @cache
-def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False, no_messages: bool = False) -> bytes:
-    """Raises UserError where libseccomp is not to be had."""
+def _build(refused: str, *, own_limits: bool = False, threads_only: bool = False, no_messages: bool = False) -> bytes:
+    """Build a filter that refuses calls by name. Raises UserError if libseccomp is missing."""
     try:
         import pyseccomp as seccomp
     except (ImportError, OSError, RuntimeError) as error:
@@ -62,44 +62,46 @@ def _built(refused: str, *, own_limits: bool = False, threads_only: bool = False
             f"the sandbox needs pyseccomp and libseccomp ({error}): pip install 'agentrl-gym[sandbox]', and "
             "apt-get install libseccomp2"
         ) from None
-    found: Any = seccomp.SyscallFilter(seccomp.ALLOW)
+    syscall_filter: Any = seccomp.SyscallFilter(seccomp.ALLOW)
     denied = seccomp.ERRNO(errno.EPERM)
     for name in refused.split():
-        _add(found, denied, name)
+        _add(syscall_filter, denied, name)
     if own_limits:
-        _add(found, denied, "prlimit64", seccomp.Arg(2, seccomp.NE, 0))  # reading limits is fine
+        _add(syscall_filter, denied, "prlimit64", seccomp.Arg(2, seccomp.NE, 0))  # reading limits is fine
     if no_messages:
-        _deny_messages(found, denied)
+        _deny_messages(syscall_filter, denied)
     if threads_only:
-        _add(found, denied, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD, 0))
-        _add(found, seccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags are out of a filter's sight: libc falls back
+        _add(syscall_filter, denied, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD, 0))
+        _add(
+            syscall_filter, seccomp.ERRNO(errno.ENOSYS), "clone3"
+        )  # its flags are out of a filter's sight: libc falls back
     with tempfile.TemporaryFile() as file:
-        found.export_bpf(file)
+        syscall_filter.export_bpf(file)
         file.seek(0)
         return os.read(file.fileno(), 1 << 20)
 
 
-def _deny_messages(found: Any, denied: int) -> None:
+def _deny_messages(syscall_filter: Any, denied: int) -> None:
     """Deny what reaches other processes through a socket pair or a descriptor's owner. asyncio's own pair works."""
     import pyseccomp as seccomp
 
     for name in ("sendmsg", "sendmmsg"):
-        _add(found, denied, name)
-    _add(found, denied, "sendto", seccomp.Arg(4, seccomp.NE, 0))  # with an address: any socket of the host
-    _add(found, denied, "socketpair", seccomp.Arg(0, seccomp.NE, socket.AF_UNIX))
+        _add(syscall_filter, denied, name)
+    _add(syscall_filter, denied, "sendto", seccomp.Arg(4, seccomp.NE, 0))  # with an address: any socket of the host
+    _add(syscall_filter, denied, "socketpair", seccomp.Arg(0, seccomp.NE, socket.AF_UNIX))
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
-        _add(found, denied, "socketpair", seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, kind))
+        _add(syscall_filter, denied, "socketpair", seccomp.Arg(1, seccomp.MASKED_EQ, 0xF, kind))
     for command in (8, 10, 15):  # F_SETOWN, F_SETSIG, F_SETOWN_EX
-        _add(found, denied, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+        _add(syscall_filter, denied, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
     for request in (0x8901, 0x8902):  # FIOSETOWN, SIOCSPGRP
-        _add(found, denied, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
+        _add(syscall_filter, denied, "ioctl", seccomp.Arg(1, seccomp.EQ, request))
 
 
-def _add(found: Any, action: int, name: str, *arguments: Any) -> None:
+def _add(syscall_filter: Any, action: int, name: str, *arguments: Any) -> None:
     try:
-        found.add_rule(action, name, *arguments)
+        syscall_filter.add_rule(action, name, *arguments)
     except (OSError, RuntimeError, ValueError):  # a call that this libseccomp does not know, or this machine has not
         if name in _NUMBERS:
-            found.add_rule(action, _NUMBERS[name], *arguments)
+            syscall_filter.add_rule(action, _NUMBERS[name], *arguments)
         elif name in ("execve", "ptrace", "clone", "prlimit64", "kill"):
             raise

@@ -1,4 +1,4 @@
-"""Our side of the sandbox: one fork server, any number of sessions, a result for each piece of code."""
+"""The client of the sandbox: one fork server, any number of sessions, a result for each piece of code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from agentrl import UserError, WorldFault
+from agentrl import InfraError, UserError
 from agentrl_tools.sandbox.launch import Launch
-from agentrl_tools.sandbox.process import ended, last_words, started
+from agentrl_tools.sandbox.process import end_process, kill_and_read_stderr, start_process
 
 START_S = 60.0
 GRACE_S = 5.0  # that the server may be late with its answer; then it is started again
 
 
 @dataclass(frozen=True)
-class Result:
+class CodeResult:
     """``status`` is ``ok``, ``raised``, ``timeout``, ``ended`` (by its own exit), ``lost``, or ``died SIGNAL``."""
 
     status: str
@@ -29,32 +29,32 @@ class Result:
     cut: int  # bytes that were too many
 
 
-class Sandbox:
+class ForkServerClient:
     """A fork server, started again where it ends."""
 
     def __init__(self, launch: Launch, limit: int) -> None:
         self.launch = launch
-        self.places = asyncio.Semaphore(limit)
+        self.slots = asyncio.Semaphore(limit)
         self.numbers = count()
-        self.waiting: dict[int, asyncio.Future[Result]] = {}
+        self.waiting: dict[int, asyncio.Future[CodeResult]] = {}
         self.process: asyncio.subprocess.Process | None = None
         self.reader: asyncio.Task[None] | None = None
         self.starting = asyncio.Lock()
         self.generation = 0
 
-    async def run(self, code: str, *, session: str | None, timeout_s: float, old: int | None = None) -> Result:
+    async def run(self, code: str, *, session: str | None, timeout_s: float, old: int | None = None) -> CodeResult:
         """Run code: in a session that lasts until ``end``, or, without one, in one for this alone.
 
         Args:
             old: the generation of the server that the session began with; ``lost`` where that server is no more.
 
         Raises:
-            WorldFault: the sandbox is gone.
+            InfraError: the sandbox is gone.
         """
-        async with self.places:
-            await self._started()
+        async with self.slots:
+            await self._ensure_started()
             if old is not None and old != self.generation:
-                return Result("lost", "", 0)
+                return CodeResult("lost", "", 0)
             number = next(self.numbers)
             request = {"id": number, "session": session or f"-{number}", "code": code, "timeout_s": timeout_s}
             request |= {"keep": session is not None, "old": old is not None}
@@ -64,7 +64,7 @@ class Sandbox:
                 return await asyncio.wait_for(future, timeout_s + GRACE_S)
             except TimeoutError:
                 await self.stop()
-                raise WorldFault("sandbox_gone", f"the sandbox did not answer in {timeout_s + GRACE_S:g} s") from None
+                raise InfraError("sandbox_gone", f"the sandbox did not answer in {timeout_s + GRACE_S:g} s") from None
             except asyncio.CancelledError:
                 self._send({"end": request["session"]})
                 raise
@@ -72,14 +72,14 @@ class Sandbox:
                 self.waiting.pop(number, None)
 
     async def end(self, session: str) -> None:
-        """Its process, its variables and its files are gone."""
+        """End a session: its process, its variables and its files."""
         self._send({"end": session})
 
     def _send(self, request: dict[str, Any]) -> None:
         if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
-    async def _started(self) -> None:
+    async def _ensure_started(self) -> None:
         async with self.starting:
             if self.process is None or self.process.returncode is not None or self.reader is None or self.reader.done():
                 await self.stop()
@@ -88,17 +88,17 @@ class Sandbox:
     async def _start(self) -> None:
         launch = self.launch
         env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if launch.kind == "landlock" else {}
-        self.process = await started(launch, env, limit=1 << 26)
+        self.process = await start_process(launch, env, limit=1 << 26)
         self._send(dict(launch.settings))
         assert self.process.stdout is not None
         try:
-            said = await asyncio.wait_for(self.process.stdout.readline(), START_S)
+            line = await asyncio.wait_for(self.process.stdout.readline(), START_S)
         except TimeoutError:
-            said = b""
-        told = json.loads(said) if said else {"error": await last_words(self.process) or "it said nothing"}
-        if "error" in told:
+            line = b""
+        answer = json.loads(line) if line else {"error": await kill_and_read_stderr(self.process) or "it said nothing"}
+        if "error" in answer:
             await self.stop()
-            raise UserError(f"the sandbox ({launch.kind}) does not start: {told['error']}")
+            raise UserError(f"the sandbox ({launch.kind}) does not start: {answer['error']}")
         self.generation += 1
         self.reader = asyncio.create_task(self._read(self.process.stdout))
 
@@ -108,14 +108,14 @@ class Sandbox:
                 answer = json.loads(line)
                 future = self.waiting.get(answer.pop("id"))
                 if future is not None and not future.done():
-                    future.set_result(Result(**answer))
+                    future.set_result(CodeResult(**answer))
         finally:
             for future in self.waiting.values():
                 if not future.done():
-                    future.set_exception(WorldFault("sandbox_gone", "the sandbox ended in mid-call"))
+                    future.set_exception(InfraError("sandbox_gone", "the sandbox ended in mid-call"))
 
     async def check(self) -> None:
-        """Raises UserError where not even 1 + 1 comes out."""
+        """Run 1 + 1. Raises UserError if it does not come out."""
         found = await self.run("1 + 1", session=None, timeout_s=START_S)
         if found.output.strip() != "2":
             raise UserError(
@@ -125,7 +125,7 @@ class Sandbox:
     async def stop(self) -> None:
         process, self.process = self.process, None
         if process is not None:
-            await ended(process)
+            await end_process(process)
         if self.reader is not None:
             self.reader.cancel()
             await asyncio.wait({self.reader})
@@ -137,19 +137,19 @@ class Sandbox:
             shutil.rmtree(self.launch.folder, ignore_errors=True)
 
 
-def places() -> int:
-    """How many pieces of code may run at once."""
+def get_default_concurrency() -> int:
+    """Return how many pieces of code may run at once: twice the cores."""
     return 2 * (os.cpu_count() or 1)
 
 
 @asynccontextmanager
-async def running(launch: Launch, limit: int | None = None) -> AsyncIterator[Sandbox]:
-    """A sandbox, started now, so that what is wrong is said now.
+async def open_fork_server(launch: Launch, limit: int | None = None) -> AsyncIterator[ForkServerClient]:
+    """Start a sandbox now, so that what is wrong shows now.
 
     Args:
         limit: pieces of code that run at once; twice the cores by default.
     """
-    sandbox = Sandbox(launch, limit or places())
+    sandbox = ForkServerClient(launch, limit or get_default_concurrency())
     try:
         await sandbox.check()
         yield sandbox

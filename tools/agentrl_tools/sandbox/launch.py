@@ -1,4 +1,4 @@
-"""How the sandbox is started: bubblewrap where it works, landlock alone where not, a sentence where neither does."""
+"""The launch of the sandbox: bubblewrap if it works, landlock alone if not, a sentence if neither does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from agentrl import UserError
 from agentrl_tools.sandbox import filters
-from agentrl_tools.sandbox.inside import confine
+from agentrl_tools.sandbox.inside import confinement
 
-Kind = Literal["auto", "bubblewrap", "landlock"]
+SandboxKind = Literal["auto", "bubblewrap", "landlock"]
 NOBODY = 65534
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
@@ -26,7 +26,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Of a session. Memory is address space; ``cpu_s`` is of the whole session."""
 
     memory_mb: int = 1024
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command, whose rights it has (``None``: ours), and what the server is told first."""
+    """A command, its user (``None``: ours), and the settings that the server gets first."""
 
     command: Sequence[str]
     settings: Mapping[str, Any]
@@ -46,10 +46,14 @@ class Launch:
     kind: str = ""
 
 
-def chosen(
-    kind: Kind, limits: Limits, preload: Sequence[str], interpreter: str | None = None, user: int | None = None
+def choose_launch(
+    kind: SandboxKind,
+    limits: SandboxLimits,
+    preload: Sequence[str],
+    interpreter: str | None = None,
+    user: int | None = None,
 ) -> Launch:
-    """The best there is of what is wanted.
+    """Build the launch of the best sandbox that works here.
 
     Args:
         interpreter: a Python whose packages the code may import; ours by default.
@@ -58,29 +62,31 @@ def chosen(
     Raises:
         UserError: neither can be had here; the sentence says why, and what to do.
     """
-    bubblewrap, landlock = bubblewrap_trouble(user), landlock_trouble()
+    bubblewrap, landlock = explain_no_bubblewrap(user), _explain_no_landlock()
     if kind in ("auto", "bubblewrap") and bubblewrap is None:
         return _bubblewrap(limits, preload, interpreter or sys.executable, user)
     if kind in ("auto", "landlock") and landlock is None:
-        return _landlocked(limits, preload, interpreter or sys.executable, user)
+        return _landlock(limits, preload, interpreter or sys.executable, user)
     why = {"bubblewrap": bubblewrap, "landlock": landlock}.get(kind, f"{bubblewrap}; {landlock}")
     raise UserError(f"no sandbox to run code in: {why}; --tool.python.sandbox monty needs neither")
 
 
 @cache
-def bubblewrap_trouble(user: int | None = None) -> str | None:
-    """Why bubblewrap cannot be used here; ``None``: it can."""
+def explain_no_bubblewrap(user: int | None = None) -> str | None:
+    """Explain why bubblewrap cannot be used here; ``None``: it can."""
     if (path := shutil.which("bwrap")) is None:
         return "bubblewrap is not installed (apt-get install bubblewrap)"
     probe = [path, *_namespaces(user), "--ro-bind", "/", "/", "true"]
-    done = subprocess.run(probe, capture_output=True, text=True, env={}, timeout=20, check=False, **rights(user))
+    done = subprocess.run(
+        probe, capture_output=True, text=True, env={}, timeout=20, check=False, **get_credentials(user)
+    )
     return None if done.returncode == 0 else f"bubblewrap does not work here ({done.stderr.strip() or done.returncode})"
 
 
-def landlock_trouble() -> str | None:
+def _explain_no_landlock() -> str | None:
     if sys.platform != "linux":
         return f"{sys.platform} has no landlock"
-    return None if confine.landlock_version() else "this kernel has no landlock (it came with Linux 5.13)"
+    return None if confinement.get_landlock_version() else "this kernel has no landlock (it came with Linux 5.13)"
 
 
 @cache
@@ -92,16 +98,20 @@ def is_readable_by_nobody(interpreter: str) -> bool:
     """
     try:
         done = subprocess.run(
-            [interpreter, "-I", "-B", "-c", "pass"], capture_output=True, timeout=20, check=False, **rights(NOBODY)
+            [interpreter, "-I", "-B", "-c", "pass"],
+            capture_output=True,
+            timeout=20,
+            check=False,
+            **get_credentials(NOBODY),
         )
     except OSError:
         return False
     return done.returncode == 0
 
 
-def machine(limits: Limits, user: int | None = None) -> Launch:
-    """A machine with the system's programs. Raises UserError where bubblewrap cannot be used."""
-    if (trouble := bubblewrap_trouble(user)) is not None:
+def build_vm_launch(limits: SandboxLimits, user: int | None = None) -> Launch:
+    """Build the launch of a machine with the system's programs. Raises UserError if bubblewrap cannot be used."""
+    if (trouble := explain_no_bubblewrap(user)) is not None:
         raise UserError(f"no machine to run commands in: {trouble}")
     system = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
     interpreter = sys.executable if user is None else "/usr/bin/python3"
@@ -123,21 +133,28 @@ def machine(limits: Limits, user: int | None = None) -> Launch:
         "/home",
     ]
     proc = ["--proc", "/proc", "--remount-ro", "/proc"]
-    command = _wrapped(interpreter, "agent.py", readable, [*proc, *space, "--chdir", "/home"], user)
-    return Launch(command, _settings(limits, filters.shell(), root="/home/agent", user=_drops_to(user)), user)
+    command = _wrap(interpreter, "agent.py", readable, [*proc, *space, "--chdir", "/home"], user)
+    return Launch(
+        command, _settings(limits, filters.build_shell_filter(), root="/home/agent", user=_drops_to(user)), user
+    )
 
 
-def _bubblewrap(limits: Limits, preload: Sequence[str], interpreter: str, user: int | None) -> Launch:
+def _bubblewrap(limits: SandboxLimits, preload: Sequence[str], interpreter: str, user: int | None) -> Launch:
     readable = _readable(interpreter)
     space = ["--perms", "1777", "--size", str(8 * limits.disk_mb << 20), "--tmpfs", "/session", "--chdir", "/session"]
-    command = _wrapped(interpreter, "server.py", readable, space, user)
+    command = _wrap(interpreter, "server.py", readable, space, user)
     settings = _settings(
-        limits, filters.server(), root="/session/s", user=_drops_to(user), landlock=False, drop_capabilities=False
+        limits,
+        filters.build_server_filter(),
+        root="/session/s",
+        user=_drops_to(user),
+        landlock=False,
+        drop_capabilities=False,
     )
     return Launch(command, {**settings, **_session(preload, readable)}, user, kind="bubblewrap")
 
 
-def _wrapped(interpreter: str, file: str, readable: Sequence[str], more: Sequence[str], user: int | None) -> list[str]:
+def _wrap(interpreter: str, file: str, readable: Sequence[str], more: Sequence[str], user: int | None) -> list[str]:
     parents = sorted({str(p) for path in [*readable, *_DEVICES] for p in Path(path).parents} - {"/"})
     links = [p for p in readable if os.path.islink(p) and os.path.isdir(p)]
     open_to_all = [w for p in parents if p not in links for w in ("--perms", "0755", "--dir", p)]  # where they are made
@@ -156,7 +173,7 @@ def _wrapped(interpreter: str, file: str, readable: Sequence[str], more: Sequenc
     ]
 
 
-def _landlocked(limits: Limits, preload: Sequence[str], interpreter: str, user: int | None) -> Launch:
+def _landlock(limits: SandboxLimits, preload: Sequence[str], interpreter: str, user: int | None) -> Launch:
     folder = _open_folder()
     shutil.copytree(INSIDE, f"{folder}/inside", ignore=shutil.ignore_patterns("__pycache__"))
     os.makedirs(root := f"{folder}/s")
@@ -166,14 +183,14 @@ def _landlocked(limits: Limits, preload: Sequence[str], interpreter: str, user: 
     if os.getuid() == 0 and not keeps_root:
         os.chown(root, user or NOBODY, user or NOBODY)
     settings = _settings(
-        limits, filters.server(), root=root, user=drops_to, landlock=True, drop_capabilities=keeps_root
+        limits, filters.build_server_filter(), root=root, user=drops_to, landlock=True, drop_capabilities=keeps_root
     )
     command = [interpreter, "-I", "-B", f"{folder}/inside/server.py"]
     return Launch(command, {**settings, **_session(preload, readable)}, user, folder, "landlock")
 
 
 def _open_folder() -> str:
-    """One that another user may pass through, with a name that cannot be guessed."""
+    """Make a folder that another user may pass through, with a name that cannot be guessed."""
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="agentrl-sandbox-")
@@ -181,29 +198,29 @@ def _open_folder() -> str:
     return folder
 
 
-def _settings(limits: Limits, bpf: bytes, **more: Any) -> dict[str, Any]:
+def _settings(limits: SandboxLimits, bpf: bytes, **more: Any) -> dict[str, Any]:
     return {"bpf": base64.b64encode(bpf).decode(), **vars(limits), **more}
 
 
 def _session(preload: Sequence[str], readable: Sequence[str]) -> dict[str, Any]:
-    own = base64.b64encode(filters.session()).decode()
+    own = base64.b64encode(filters.build_session_filter()).decode()
     return {"preload": list(preload), "readable": [*readable, *_DEVICES], "session_bpf": own}
 
 
 @cache
 def _readable(interpreter: str) -> list[str]:
-    """The interpreter, its library and its packages, and what they are linked with."""
-    own = _paths_of(interpreter)
-    wanted = dict.fromkeys([*_SYSTEM, *own])
-    return [p for p in wanted if os.path.exists(p) and not any(p.startswith(f"{q}/") for q in wanted)]
+    """List the interpreter, its library and its packages, and what they are linked with."""
+    own = _list_paths(interpreter)
+    paths = dict.fromkeys([*_SYSTEM, *own])
+    return [p for p in paths if os.path.exists(p) and not any(p.startswith(f"{q}/") for q in paths)]
 
 
-def _paths_of(interpreter: str) -> list[str]:
+def _list_paths(interpreter: str) -> list[str]:
     if interpreter == sys.executable:
-        found = [sys.executable, os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
-        found += [sysconfig.get_path("platstdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-        found += [f"{sys.prefix}/pyvenv.cfg", f"{sys.base_prefix}/lib"]
-        return _with_links(interpreter) + [p for p in found if p]
+        paths = [sys.executable, os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
+        paths += [sysconfig.get_path("platstdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        paths += [f"{sys.prefix}/pyvenv.cfg", f"{sys.base_prefix}/lib"]
+        return _with_links(interpreter) + [p for p in paths if p]
     ask = (
         "import os, sys, sysconfig as s; print('\\n'.join([sys.executable, os.path.realpath(sys.executable), "
         "s.get_path('stdlib'), s.get_path('platstdlib'), s.get_path('purelib'), s.get_path('platlib'), "
@@ -217,12 +234,12 @@ def _paths_of(interpreter: str) -> list[str]:
 
 
 def _with_links(path: str) -> list[str]:
-    """A file, and what it is a link to, link by link."""
-    found = [path]
+    """List a file, and what it is a link to, link by link."""
+    paths = [path]
     while os.path.islink(path):
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def _namespaces(user: int | None) -> list[str]:
@@ -237,10 +254,10 @@ def _is_root(user: int | None) -> bool:
 
 
 def _drops_to(user: int | None) -> int | None:
-    """Whose rights it goes on with, once inside."""
+    """Return the user that the process becomes, once inside."""
     return NOBODY if _is_root(user) else None
 
 
-def rights(user: int | None) -> dict[str, Any]:
-    """Of a process that is to be this user's."""
+def get_credentials(user: int | None) -> dict[str, Any]:
+    """Return the arguments of a process that is to be this user's."""
     return {} if user is None else {"user": user, "group": user, "extra_groups": []}

@@ -6,24 +6,24 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from agentrl import UserError, WorldFault
-from agentrl_tools.sandbox import client
-from agentrl_tools.sandbox.client import Result
-from agentrl_tools.sandbox.launch import Limits
+from agentrl import InfraError, UserError
+from agentrl_tools.sandbox import fork_server_client
+from agentrl_tools.sandbox.fork_server_client import CodeResult
+from agentrl_tools.sandbox.launch import SandboxLimits
 
 GRACE_S = 2.0
 
 
-class Monty:
+class MontyPool:
     """A pool of workers, one for each session that lasts."""
 
-    def __init__(self, pool: Any, limits: Limits) -> None:
+    def __init__(self, pool: Any, limits: SandboxLimits) -> None:
         self.pool, self.limits = pool, limits
         self.kept: dict[str, tuple[Any, AsyncExitStack]] = {}
         self.generation = 1
 
-    async def run(self, code: str, *, session: str | None, timeout_s: float, old: int | None = None) -> Result:
-        """As `client.Sandbox.run`."""
+    async def run(self, code: str, *, session: str | None, timeout_s: float, old: int | None = None) -> CodeResult:
+        """Run code as `ForkServerClient.run` does."""
         import pydantic_monty as monty
 
         printed = monty.CollectString(self.limits.output_bytes)
@@ -34,17 +34,17 @@ class Monty:
             except monty.MontyCrashedError as crash:
                 await self.end(session)
                 status = "timeout" if crash.timed_out else "died"
-                return Result(status, printed.output, 0)
+                return CodeResult(status, printed.output, 0)
             except monty.MontyDisconnectError as error:
-                raise WorldFault("sandbox_gone", f"monty's worker is gone: {error}") from None
+                raise InfraError("sandbox_gone", f"monty's worker is gone: {error}") from None
             except monty.MontyError as error:
                 if "time limit" in str(error).lower() or isinstance(error.exception(), TimeoutError):
                     await self.end(session)
-                    return Result("timeout", printed.output, 0)
+                    return CodeResult("timeout", printed.output, 0)
                 shown = error.display() if hasattr(error, "display") else str(error)
-                return Result("raised", f"{printed.output}{shown}\n", 0)
+                return CodeResult("raised", f"{printed.output}{shown}\n", 0)
         shown = "" if value is None else f"{value!r}\n"
-        return Result("ok", printed.output + shown, 0)
+        return CodeResult("ok", printed.output + shown, 0)
 
     async def _worker(self, session: str | None, held: AsyncExitStack, timeout_s: float) -> Any:
         if session is not None and session in self.kept:
@@ -57,23 +57,25 @@ class Monty:
         return made
 
     async def end(self, session: str | None) -> None:
-        if session is not None and (found := self.kept.pop(session, None)) is not None:
-            await found[1].aclose()
+        if session is not None and (kept := self.kept.pop(session, None)) is not None:
+            await kept[1].aclose()
 
 
 @asynccontextmanager
-async def running(limits: Limits, timeout_s: float, limit: int | None = None) -> AsyncIterator[Monty]:
-    """Raises UserError where pydantic-monty is not installed."""
+async def open_monty(limits: SandboxLimits, timeout_s: float, limit: int | None = None) -> AsyncIterator[MontyPool]:
+    """Open a pool of workers. Raises UserError if pydantic-monty is not installed."""
     try:
         from pydantic_monty import AsyncMonty
     except ImportError:
         raise UserError(
             "tool.python.sandbox monty needs the package pydantic-monty: pip install 'agentrl-gym[monty]'"
         ) from None
-    async with AsyncMonty(max_processes=limit or client.places(), request_timeout=timeout_s + GRACE_S) as pool:
-        found = Monty(pool, limits)
+    async with AsyncMonty(
+        max_processes=limit or fork_server_client.get_default_concurrency(), request_timeout=timeout_s + GRACE_S
+    ) as pool:
+        monty_pool = MontyPool(pool, limits)
         try:
-            yield found
+            yield monty_pool
         finally:
-            for session in list(found.kept):
-                await found.end(session)
+            for session in list(monty_pool.kept):
+                await monty_pool.end(session)

@@ -8,11 +8,11 @@ import os
 import signal
 from collections.abc import Mapping
 
-from agentrl_tools.sandbox.launch import Launch, rights
+from agentrl_tools.sandbox.launch import Launch, get_credentials
 
 
-async def started(launch: Launch, env: Mapping[str, str], limit: int) -> asyncio.subprocess.Process:
-    """``limit``: bytes of a line that it may say."""
+async def start_process(launch: Launch, env: Mapping[str, str], limit: int) -> asyncio.subprocess.Process:
+    """Start the process of a launch. ``limit``: bytes of a line that it may write."""
     return await asyncio.create_subprocess_exec(
         *launch.command,
         stdin=asyncio.subprocess.PIPE,
@@ -21,27 +21,27 @@ async def started(launch: Launch, env: Mapping[str, str], limit: int) -> asyncio
         env=env,
         limit=limit,
         start_new_session=True,  # Ctrl-C is ours
-        **rights(launch.user),
+        **get_credentials(launch.user),
     )
 
 
-def kill(process: asyncio.subprocess.Process) -> None:
-    """Not Popen.kill, which would reap one that has just ended, behind the back of asyncio."""
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a process; not by Popen.kill, which would reap one that has just ended behind asyncio's back."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
 
-async def last_words(process: asyncio.subprocess.Process) -> str:
-    """What it wrote to stderr before it was killed, now."""
+async def kill_and_read_stderr(process: asyncio.subprocess.Process) -> str:
+    """Kill a process and return what it wrote to stderr."""
     assert process.stderr is not None
-    kill(process)
+    _kill(process)
     return (await process.stderr.read(2000)).decode(errors="replace").strip()
 
 
-async def ended(process: asyncio.subprocess.Process) -> None:
-    """Returns when it is gone."""
-    kill(process)
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Kill a process, wait until it is gone, and close its pipes."""
+    _kill(process)
     await process.wait()
     if process.stdin is not None:
         process.stdin.close()

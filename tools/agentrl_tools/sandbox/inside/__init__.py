@@ -1,1 +1,1 @@
-"""What runs inside: the standard library only, since it is started by file, in another root. Never imported outside."""
+"""The programs inside the sandbox. They are started by file, in another root: the standard library only."""

@@ -21,26 +21,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
-    from agentrl_tools.sandbox.inside import confine
+    from agentrl_tools.sandbox.inside import confinement
 else:  # by its file: this runs where the package is not
     sys.path.insert(0, str(Path(__file__).parent))
-    import confine
+    import confinement
 
 MEGABYTE = 1 << 20
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
-def main() -> None:
+def _main() -> None:
     settings = json.loads(sys.stdin.buffer.readline())
     home = settings["root"]
     if settings["user"] is not None:
-        confine.drop_to(settings["user"])
+        confinement.switch_user(settings["user"])
     os.makedirs(home, exist_ok=True)
     os.chdir(home)
     os.environ.clear()
     os.environ.update(HOME=home, TMPDIR="/tmp", PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", TERM="dumb")
-    confine.alone()
-    limits = confine.limits(
+    confinement.drop_privileges()
+    limits = confinement.build_limits(
         AS=settings["memory_mb"] * MEGABYTE,
         CPU=settings["cpu_s"],
         FSIZE=settings["disk_mb"] * MEGABYTE,
@@ -50,26 +50,26 @@ def main() -> None:
         MEMLOCK=0,
         MSGQUEUE=0,
     )
-    confine.limit(limits)
-    confine.filtered(base64.b64decode(settings["bpf"]))
+    confinement.set_limits(limits)
+    confinement.load_seccomp_filter(base64.b64decode(settings["bpf"]))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # commands have no hold of the answers
-    _say(answers, {"ready": True})
+    _write_answer(answers, {"ready": True})
     for line in sys.stdin.buffer:
         try:
-            _say(answers, _done(json.loads(line), settings["output_bytes"]))
+            _write_answer(answers, _handle(json.loads(line), settings["output_bytes"]))
         except OSError as error:
-            _say(answers, {"error": f"{error.strerror}: {error.filename}" if error.filename else str(error)})
+            _write_answer(answers, {"error": f"{error.strerror}: {error.filename}" if error.filename else str(error)})
 
 
-def _say(answers: BinaryIO, answer: dict[str, Any]) -> None:
+def _write_answer(answers: BinaryIO, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer).encode() + b"\n")
     answers.flush()
 
 
-def _done(request: dict[str, Any], output_bytes: int) -> dict[str, Any]:
+def _handle(request: dict[str, Any], output_bytes: int) -> dict[str, Any]:
     if request["op"] == "exec":
-        return _executed(request["command"], request["timeout_s"], output_bytes)
+        return _execute(request["command"], request["timeout_s"], output_bytes)
     path = Path(request["path"])
     if request["op"] == "read":
         with path.open("rb") as file:
@@ -79,7 +79,7 @@ def _done(request: dict[str, Any], output_bytes: int) -> dict[str, Any]:
     return {}
 
 
-def _executed(command: str, timeout_s: float, output_bytes: int) -> dict[str, Any]:
+def _execute(command: str, timeout_s: float, output_bytes: int) -> dict[str, Any]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         shell = subprocess.Popen(
             [SHELL, "-c", command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -101,4 +101,4 @@ def _head(file: Any, size: int) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -19,14 +19,14 @@ _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _FILES_BY_ABI = (0, 13, 14, 15, 15, 16)  # how many kinds of access to files each version of landlock knows
 
 
-def alone() -> None:
-    """Nobody may look into this process, nor does it gain rights by what it starts; it keeps no capability."""
+def drop_privileges() -> None:
+    """Keep others from looking into this process, gain no rights by what it starts, keep no capability."""
     _check(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
     _check(_LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)), "capset")
 
 
-def drop_to(user: int) -> None:
+def switch_user(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -40,40 +40,40 @@ def drop_bounding_set() -> None:
         number += 1
 
 
-def limits(**wanted: int) -> list[tuple[int, tuple[int, int]]]:
-    """Such as ``AS=1 << 30``, as setrlimit takes it; never above what there is."""
-    found = []
-    for name, value in wanted.items():
+def build_limits(**values: int) -> list[tuple[int, tuple[int, int]]]:
+    """Convert limits such as ``AS=1 << 30`` to what setrlimit takes, never above the hard limit."""
+    limits = []
+    for name, value in values.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        found.append((kind, (value, value)))
-    return found
+        limits.append((kind, (value, value)))
+    return limits
 
 
-def limit(found: Sequence[tuple[int, tuple[int, int]]]) -> None:
-    for kind, values in found:
+def set_limits(limits: Sequence[tuple[int, tuple[int, int]]]) -> None:
+    for kind, values in limits:
         resource.setrlimit(kind, values)
 
 
-def landlock_version() -> int:
-    """0: this kernel has none."""
+def get_landlock_version() -> int:
+    """Return the version of landlock; 0: this kernel has none."""
     return max(0, int(_LIBC.syscall(_SYS_LANDLOCK, None, 0, 1)))
 
 
-def only_files(readable: Sequence[str], writable: Sequence[str], version: int) -> None:
-    """From here on no other files than those beneath these; ``version`` is landlock's, and 0 does nothing."""
+def restrict_files(readable: Sequence[str], writable: Sequence[str], version: int) -> None:
+    """Allow no files from here on but those beneath these; ``version`` is landlock's, and 0 does nothing."""
     every = (1 << _FILES_BY_ABI[min(version, 5)]) - 1
-    _restricted(every, [*((p, _READ) for p in readable), *((p, every) for p in writable)], version)
+    _restrict(every, [*((p, _READ) for p in readable), *((p, every) for p in writable)], version)
 
 
-def only_writes(writable: Sequence[str], version: int) -> None:
-    """From here on nothing is written but beneath these, whatever else was allowed before."""
+def restrict_writes(writable: Sequence[str], version: int) -> None:
+    """Allow no writes from here on but beneath these, whatever else was allowed before."""
     every = (1 << _FILES_BY_ABI[min(version, 5)]) - 1
-    _restricted(every & ~_READ, [(p, every & ~_READ) for p in writable], version)
+    _restrict(every & ~_READ, [(p, every & ~_READ) for p in writable], version)
 
 
-def _restricted(handled: int, rules: Sequence[tuple[str, int]], version: int) -> None:
+def _restrict(handled: int, rules: Sequence[tuple[str, int]], version: int) -> None:
     if version == 0:
         return
     network = 3 if version >= 4 else 0
@@ -103,7 +103,7 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def filtered(bpf: bytes) -> None:
+def load_seccomp_filter(bpf: bytes) -> None:
     """Load a seccomp filter; it cannot be taken off."""
     code = ctypes.create_string_buffer(bpf, len(bpf))
     program = _Program(len(bpf) // 8, ctypes.cast(code, ctypes.c_void_p).value)

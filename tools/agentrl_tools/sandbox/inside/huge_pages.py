@@ -11,7 +11,7 @@ _MADV_COLLAPSE = 25  # since Linux 6.1; before, nothing happens
 _BITS = 21  # 2 MB
 
 
-def collapsed() -> int:
-    """How many there are now. To be called before ``gc.freeze``, which hides the objects."""
+def collapse() -> int:
+    """Collapse memory to huge pages and count them. Call it before ``gc.freeze``, which hides the objects."""
     found = {id(o) >> _BITS for o in gc.get_objects()}
     return sum(_LIBC.madvise(place << _BITS, 1 << _BITS, _MADV_COLLAPSE) == 0 for place in found)

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl_tools.sandbox.inside import confine, pages
+    from agentrl_tools.sandbox.inside import confinement, huge_pages
     from agentrl_tools.sandbox.inside import session as sessions
 else:  # by its file: this runs where the package is not
     sys.path.insert(0, str(Path(__file__).parent))
-    import confine
-    import pages
+    import confinement
+    import huge_pages
     import session as sessions
 
 CONTROL = 200  # a session's descriptor
@@ -41,7 +41,7 @@ MEGABYTE = 1 << 20
 
 
 @dataclass
-class Session:
+class _Session:
     """A process, and the request it is at."""
 
     name: str
@@ -55,19 +55,19 @@ class Session:
     dropped: int = 0
 
 
-class Server:
-    """What a session may not do either is given up by the server itself, once (``confined``); a fork inherits it."""
+class _ForkServer:
+    """The server of sessions. It gives up once what no session may do (`_confine`); a fork inherits that."""
 
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
         self.bpf = base64.b64decode(str(settings["session_bpf"]))
-        self.landlock = confine.landlock_version()
-        self.limits = confine.limits(
+        self.landlock = confinement.get_landlock_version()
+        self.limits = confinement.build_limits(
             AS=int(str(settings["memory_mb"])) * MEGABYTE, CPU=int(str(settings["cpu_s"])), NOFILE=64
         )
-        self.sessions: dict[str, Session] = {}
-        self.spare: Session | None = None  # forked before it is needed
-        self.leaving: list[Session] = []  # killed, and not yet gone: they end while the next one is forked
+        self.sessions: dict[str, _Session] = {}
+        self.spare: _Session | None = None  # forked before it is needed
+        self.leaving: list[_Session] = []  # killed, and not yet gone: they end while the next one is forked
         self.inbox = b""
         self.selector = selectors.DefaultSelector()
         self.root = str(settings["root"])
@@ -78,7 +78,7 @@ class Server:
     def run(self) -> None:
         while True:
             if self.spare is None:
-                self.spare = self._forked()
+                self.spare = self._fork()
             self._bury()
             now = time.monotonic()
             waits = [s.deadline - now for s in self.sessions.values() if s.request is not None]
@@ -89,13 +89,13 @@ class Server:
                 elif key.data is self.spare:
                     sys.exit("a session ended before it began")
                 elif key.data.name in self.sessions:
-                    self._heard(key.data, key.fd)
+                    self._handle(key.data, key.fd)
             now = time.monotonic()
             for late in [s for s in self.sessions.values() if s.request is not None and s.deadline <= now]:
-                self._over(late, "timeout")
+                self._finish(late, "timeout")
 
     def _read_requests(self) -> bool:
-        """False: nobody is there any more."""
+        """Read requests and begin them. Return False if the client has ended."""
         try:
             data = os.read(0, 1 << 20)
         except BlockingIOError:
@@ -118,23 +118,23 @@ class Server:
             if request.get("old"):
                 self._reply(request, "lost", b"", 0)
                 return
-            found, self.spare = self.spare or self._forked(), None
-            found.name, self.sessions[name] = name, found
-        found = self.sessions[name]
-        found.request, found.kept, found.dropped = request, bytearray(), 0
-        found.deadline = time.monotonic() + float(str(request["timeout_s"]))
+            session, self.spare = self.spare or self._fork(), None
+            session.name, self.sessions[name] = name, session
+        session = self.sessions[name]
+        session.request, session.kept, session.dropped = request, bytearray(), 0
+        session.deadline = time.monotonic() + float(str(request["timeout_s"]))
         code = str(request["code"]).encode("utf-8", "replace")
         message = struct.pack("=I", len(code)) + code
         try:
-            os.kill(found.pid, signal.SIGCONT)
-            if found.control.send(message, socket.MSG_DONTWAIT) < len(message):  # it does not listen
-                self._over(found, "timeout")
+            os.kill(session.pid, signal.SIGCONT)
+            if session.control.send(message, socket.MSG_DONTWAIT) < len(message):  # it does not listen
+                self._finish(session, "timeout")
         except BlockingIOError:
-            self._over(found, "timeout")
+            self._finish(session, "timeout")
         except OSError:  # it ended meanwhile, which its sockets tell
             pass
 
-    def _forked(self) -> Session:
+    def _fork(self) -> _Session:
         folder = f"{self.root}/{os.urandom(16).hex()}"
         os.mkdir(folder, 0o700)
         ours, theirs = socket.socketpair()
@@ -142,21 +142,21 @@ class Server:
         pid = os.fork()
         if pid == 0:
             try:
-                self._moved_in(theirs.fileno(), into)
-                self._confined(folder)
+                self._set_up_descriptors(theirs.fileno(), into)
+                self._confine_session(folder)
                 sessions.serve(CONTROL)
             finally:
                 os._exit(1)
         theirs.close()
         os.close(into)
         os.set_blocking(out, False)
-        made = Session("", pid, ours, out, folder)
+        made = _Session("", pid, ours, out, folder)
         self.selector.register(ours, selectors.EVENT_READ, made)
         self.selector.register(out, selectors.EVENT_READ, made)
         return made
 
-    def _moved_in(self, control: int, into: int) -> None:
-        """In the child: output down the pipe, nothing to read, and none of the server's descriptors."""
+    def _set_up_descriptors(self, control: int, into: int) -> None:
+        """Set up the child's descriptors: output down the pipe, nothing to read, none of the server's."""
         os.dup2(control, CONTROL)
         os.dup2(self.nothing, 0)
         os.dup2(into, 1)
@@ -164,105 +164,105 @@ class Server:
         os.closerange(3, CONTROL)
         os.closerange(CONTROL + 1, 4096)
 
-    def _confined(self, folder: str) -> None:
+    def _confine_session(self, folder: str) -> None:
         os.chdir(folder)
         os.environ["HOME"] = os.environ["TMPDIR"] = folder
-        confine.die_with_parent()
-        confine.only_writes([folder, "/dev/null"], self.landlock)
-        confine.limit(self.limits)
-        confine.filtered(self.bpf)
+        confinement.die_with_parent()
+        confinement.restrict_writes([folder, "/dev/null"], self.landlock)
+        confinement.set_limits(self.limits)
+        confinement.load_seccomp_filter(self.bpf)
 
-    def _heard(self, found: Session, descriptor: int) -> None:
-        if descriptor == found.output:
-            self._drain(found)
+    def _handle(self, session: _Session, descriptor: int) -> None:
+        if descriptor == session.output:
+            self._drain(session)
             return
         try:
-            ended = found.control.recv(1)
+            ended = session.control.recv(1)
         except OSError:
             ended = b""
-        if ended in (sessions.DONE, sessions.RAISED) and found.request is not None:
-            self._drain(found)
-            self._answer(found, "ok" if ended == sessions.DONE else "raised")
+        if ended in (sessions.DONE, sessions.RAISED) and session.request is not None:
+            self._drain(session)
+            self._answer(session, "ok" if ended == sessions.DONE else "raised")
         else:
-            self._over(found, "died")
+            self._finish(session, "died")
 
-    def _drain(self, found: Session) -> None:
-        """What it wrote so far, up to a limit; of the rest only how much it was."""
+    def _drain(self, session: _Session) -> None:
+        """Keep what a session wrote so far, up to a limit; count the bytes of the rest."""
         limit = int(str(self.settings["output_bytes"]))
         for _ in range(64):  # then others are heard again
             try:
-                data = os.read(found.output, 1 << 18)
+                data = os.read(session.output, 1 << 18)
             except BlockingIOError:
                 return
             if not data:  # its end; which may be met twice
                 with contextlib.suppress(KeyError):
-                    self.selector.unregister(found.output)
+                    self.selector.unregister(session.output)
                 return
-            room = max(0, limit - len(found.kept))
-            found.kept += data[:room]
-            found.dropped += len(data) - min(room, len(data))
+            room = max(0, limit - len(session.kept))
+            session.kept += data[:room]
+            session.dropped += len(data) - min(room, len(data))
 
-    def _answer(self, found: Session, status: str) -> None:
-        request = found.request
-        found.request = None
+    def _answer(self, session: _Session, status: str) -> None:
+        request = session.request
+        session.request = None
         if request is None:
             return
         keep = bool(request.get("keep"))
         if not keep:
-            self._end(found.name)  # first: it ends while the answer is written
-        self._reply(request, status, bytes(found.kept), found.dropped)
+            self._end(session.name)  # first: it ends while the answer is written
+        self._reply(request, status, bytes(session.kept), session.dropped)
         if not keep:
             return
-        os.kill(found.pid, signal.SIGSTOP)  # threads it left behind do not go on
-        if _size(found.folder) > int(str(self.settings["disk_mb"])) * MEGABYTE:
-            self._end(found.name)
+        os.kill(session.pid, signal.SIGSTOP)  # threads it left behind do not go on
+        if _size(session.folder) > int(str(self.settings["disk_mb"])) * MEGABYTE:
+            self._end(session.name)
 
-    def _over(self, found: Session, status: str) -> None:
+    def _finish(self, session: _Session, status: str) -> None:
         """It took too long, or ended by itself."""
         if status == "timeout":
-            os.kill(found.pid, signal.SIGKILL)
-        self._drain(found)
+            os.kill(session.pid, signal.SIGKILL)
+        self._drain(session)
         if status == "died":
-            code = self._reaped(found, tries=40)
+            code = self._reap(session, tries=40)
             status = f"died {-code}" if code < 0 else "ended"
-        request, found.request = found.request, None
-        self._end(found.name)
+        request, session.request = session.request, None
+        self._end(session.name)
         if request is not None:
-            self._reply(request, status, bytes(found.kept), found.dropped)
+            self._reply(request, status, bytes(session.kept), session.dropped)
 
     def _end(self, name: str) -> None:
-        found = self.sessions.pop(name, None)
-        if found is None:
+        session = self.sessions.pop(name, None)
+        if session is None:
             return
-        for watched in (found.control, found.output):
+        for watched in (session.control, session.output):
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(watched)
-        if found.pid:
-            os.kill(found.pid, signal.SIGKILL)
-        found.control.close()
-        os.close(found.output)
-        self.leaving.append(found)
+        if session.pid:
+            os.kill(session.pid, signal.SIGKILL)
+        session.control.close()
+        os.close(session.output)
+        self.leaving.append(session)
 
     def _bury(self) -> None:
         """Wait for those that were killed, and take away their files."""
-        for found in self.leaving:
-            self._reaped(found)
-            shutil.rmtree(found.folder, ignore_errors=True)
+        for session in self.leaving:
+            self._reap(session)
+            shutil.rmtree(session.folder, ignore_errors=True)
         self.leaving.clear()
 
-    def _reaped(self, found: Session, tries: int = 0) -> int:
-        """Its exit status; the signal that ended it, negative. One that has closed its socket is about to end."""
-        if not found.pid:
+    def _reap(self, session: _Session, tries: int = 0) -> int:
+        """Return a session's exit status, or its signal, negative. One that has closed its socket is about to end."""
+        if not session.pid:
             return 0
-        ended, status = os.waitpid(found.pid, os.WNOHANG)
+        ended, status = os.waitpid(session.pid, os.WNOHANG)
         while not ended and tries:
             time.sleep(0.0005)
             tries -= 1
-            ended, status = os.waitpid(found.pid, os.WNOHANG)
+            ended, status = os.waitpid(session.pid, os.WNOHANG)
         if not ended:
-            os.kill(found.pid, signal.SIGKILL)
-            _, status = os.waitpid(found.pid, 0)
-        found.pid = 0
+            os.kill(session.pid, signal.SIGKILL)
+            _, status = os.waitpid(session.pid, 0)
+        session.pid = 0
         return os.waitstatus_to_exitcode(status)
 
     def _reply(self, request: dict[str, object], status: str, output: bytes, cut: int) -> None:
@@ -281,10 +281,10 @@ def _size(folder: str) -> int:
     return total
 
 
-def main() -> None:
+def _main() -> None:
     settings = json.loads(_line())
     if settings["user"] is not None:
-        confine.drop_to(settings["user"])
+        confinement.switch_user(settings["user"])
     if not os.access(os.__file__, os.R_OK):
         os.write(1, json.dumps({"error": f"user {os.getuid()} cannot read {os.__file__}"}).encode() + b"\n")
         return
@@ -293,41 +293,41 @@ def main() -> None:
     for name in settings["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    confined(settings)
+    _confine(settings)
     gc.collect()
-    pages.collapsed()
+    huge_pages.collapse()
     gc.freeze()
-    os.write(1, json.dumps({"ready": confine.landlock_version(), "user": os.getuid()}).encode() + b"\n")
-    Server(settings).run()
+    os.write(1, json.dumps({"ready": confinement.get_landlock_version(), "user": os.getuid()}).encode() + b"\n")
+    _ForkServer(settings).run()
 
 
-def confined(settings: dict[str, Any]) -> None:
-    """All that every session gives up and the server does not need. It costs a session nothing."""
+def _confine(settings: dict[str, Any]) -> None:
+    """Give up all that no session may do and the server does not need. It costs a session nothing."""
     os.environ.clear()
     os.environ.update(PATH="/usr/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", encoding="utf-8", errors="replace", closefd=False) for fd in (1, 2))
     if settings["drop_capabilities"]:
-        confine.drop_bounding_set()
-    confine.alone()
-    version = confine.landlock_version()
+        confinement.drop_bounding_set()
+    confinement.drop_privileges()
+    version = confinement.get_landlock_version()
     if settings["landlock"] and not version:
         sys.exit("this kernel has no landlock")
-    confine.only_files(settings["readable"], [settings["root"], "/dev/null"], version)
+    confinement.restrict_files(settings["readable"], [settings["root"], "/dev/null"], version)
     limits = {"FSIZE": 16 * MEGABYTE, "STACK": 16 * MEGABYTE, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "SIGPENDING": 64}
-    confine.limit(confine.limits(**limits))
-    confine.filtered(base64.b64decode(settings["bpf"]))
+    confinement.set_limits(confinement.build_limits(**limits))
+    confinement.load_seccomp_filter(base64.b64decode(settings["bpf"]))
 
 
 def _line() -> bytes:
-    """Unbuffered: what comes after it is the server's."""
-    found = b""
-    while not found.endswith(b"\n"):
+    """Read one line unbuffered: the bytes after it are the server's."""
+    line = b""
+    while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):
             sys.exit("nobody is there")
-        found += byte
-    return found
+        line += byte
+    return line
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -20,9 +20,9 @@ DONE, RAISED = b"d", b"r"
 
 
 def serve(control: int) -> None:
-    """In the new process, which has given up all it will; ends with it."""
+    """Run pieces of code in the new process, which has given up all it will, until it ends."""
     names: dict[str, object] = {"__name__": "__main__", "__builtins__": builtins}
-    while (code := _received(control)) is not None:
+    while (code := _receive(control)) is not None:
         ended = _run(code, names)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the code may have closed it
@@ -31,21 +31,21 @@ def serve(control: int) -> None:
     os._exit(0)
 
 
-def _received(control: int) -> str | None:
-    head = _exactly(control, 4)
+def _receive(control: int) -> str | None:
+    head = _read_exactly(control, 4)
     if head is None:
         return None
-    body = _exactly(control, struct.unpack("=I", head)[0])
+    body = _read_exactly(control, struct.unpack("=I", head)[0])
     return None if body is None else body.decode()
 
 
-def _exactly(control: int, size: int) -> bytes | None:
-    found = b""
-    while len(found) < size:
-        if not (part := os.read(control, min(size - len(found), 1 << 16))):
+def _read_exactly(control: int, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        if not (part := os.read(control, min(size - len(data), 1 << 16))):
             return None
-        found += part
-    return found
+        data += part
+    return data
 
 
 def _run(code: str, names: dict[str, object]) -> bytes:
@@ -65,12 +65,12 @@ def _run(code: str, names: dict[str, object]) -> bytes:
     except SystemExit as end:
         return DONE if end.code in (None, 0) else RAISED
     except BaseException as error:
-        _tell(error)
+        _print_traceback(error)
         return RAISED
 
 
-def _tell(error: BaseException) -> None:
-    """The traceback, without our own frames."""
+def _print_traceback(error: BaseException) -> None:
+    """Write the traceback, without our own frames."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename != FILE:
         at = at.tb_next

@@ -1,0 +1,84 @@
+"""``agentrl train``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from pydantic import Field
+from rich.console import Console
+
+from agentrl.cli.arguments import Arguments, Command
+from agentrl.cli.output import show_loading
+from agentrl.cli.summary import print_summary
+from agentrl.environments.spec import EnvSpec
+from agentrl.errors import ConfigError
+from agentrl.models.policy import build_model_config
+from agentrl.settings.loader import Layer, read_toml
+from agentrl.settings.schema import Section
+
+TEXT = """\
+  agentrl train --env math-tools
+  agentrl train --env shop --env.latency_s 0.2 --steps 60
+  agentrl train --env prompts --env.data rows.jsonl --env.rewards accuracy,think_format
+  agentrl train --env my_module:MyEnv --model Qwen/Qwen3-0.6B --learner.lr 1e-6
+  agentrl train run.toml --seed 1
+
+  agentrl train --resume runs/last                   # resumes from its newest checkpoint; --steps 100 to go further
+
+Later settings win: the model's own recommendations, then the file, then the command line.
+"""
+
+
+class _TrainOptions(Section):
+    resume: Path | None = Field(None, description="the folder of a run that resumes from its newest checkpoint")
+
+
+def _run(arguments: Arguments[_TrainOptions]) -> int:
+    config = build_model_config(*_build_layers(arguments))
+    spec = EnvSpec.from_config(config)
+    console = Console()
+    if int(os.environ.get("RANK", "0")):  # a further process of the learner prints nothing
+        from agentrl.training.callbacks import Callback
+        from agentrl.training.train import run_config
+
+        run_config(config, spec, Callback())
+        return 0
+    with show_loading(console):  # torch: after whatever can be wrong with the words
+        from agentrl.cli.progress import open_display
+        from agentrl.training.checkpoint import describe_resume
+        from agentrl.training.train import run_config
+
+    try:
+        with open_display(console, config) as display:
+            summary = run_config(config, spec, display)
+    except KeyboardInterrupt:
+        if display.run_folder is not None:
+            console.print(describe_resume(display.run_folder), highlight=False, soft_wrap=True)
+        raise
+    print_summary(console, summary)
+    return 128 + signal.Signals[summary["signal"]] if summary["interrupted"] else 0
+
+
+def _build_layers(arguments: Arguments[_TrainOptions]) -> list[Layer]:
+    """Put the config of the run to resume first, and its folder last."""
+    folder = arguments.options.resume
+    if folder is None:
+        return arguments.layers
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"--resume: there is no run in {str(folder)!r} (from {Path.cwd()}); no config.toml")
+    folder = folder.resolve() if folder.is_symlink() else folder
+    last = ("--resume", {"run": {"dir": str(folder), "resume": True}})
+    return [read_toml(folder / "config.toml"), *arguments.layers, last]
+
+
+COMMAND = Command(
+    "train",
+    "[FILE.toml] --env NAME [--SETTING VALUE ...]",
+    TEXT,
+    _run,
+    _TrainOptions,
+    settings=lambda name: True,
+    footer="and --env.NAME: agentrl list ENV shows an environment's own",
+)

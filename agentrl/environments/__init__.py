@@ -1,0 +1,1 @@
+"""Environments: where a policy acts, task by task."""

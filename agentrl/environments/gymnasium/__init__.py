@@ -1,0 +1,1 @@
+"""Bridges to Gymnasium: its environments as ours, and ours as its."""

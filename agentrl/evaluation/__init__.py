@@ -1,0 +1,1 @@
+"""Evaluations: what a policy earns on tasks, with intervals, and how two policies compare."""

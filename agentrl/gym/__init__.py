@@ -1,1 +1,0 @@
-"""Gymnasium, both ways: its environments as ours, and ours as its."""

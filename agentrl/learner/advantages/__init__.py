@@ -1,0 +1,1 @@
+"""Advantages: how much better than its group an episode, or a turn, was."""

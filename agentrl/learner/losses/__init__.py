@@ -1,0 +1,1 @@
+"""Losses: from ratios and advantages to one number."""

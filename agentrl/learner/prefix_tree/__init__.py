@@ -1,0 +1,1 @@
+"""Prefix trees: tokens that several rows share are computed once."""

@@ -1,0 +1,106 @@
+"""A causal LM taken apart: the model under PEFT's wrapper, the backbone, and the head from hidden states to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.errors import UserError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+class NotProven(Exception):
+    """Another way through the model is not the model's own; the message ends a sentence that names the model."""
+
+
+def unwrap_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """Return the transformers model itself, adapters left in, where ``model`` is PEFT's wrapper around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def find_backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a causal LM that computes the hidden states its output layer reads.
+
+    Raises:
+        NotProven: it has no such part.
+    """
+    if type(model) not in _BACKBONES:
+        with torch.no_grad():
+            candidates = (get for get in _CANDIDATES if _computes_states(model, get(model)))
+            _BACKBONES[type(model)] = next(candidates, None)
+    get_backbone = _BACKBONES[type(model)]
+    if get_backbone is None:
+        raise NotProven("its states cannot be told from its logits")
+    return get_backbone(model)
+
+
+_CANDIDATES: list[Callable[[PreTrainedModel], PreTrainedModel]] = [
+    lambda model: model.base_model,
+    lambda model: model.get_decoder(),
+    lambda model: getattr(model, "model", model),
+]
+_BACKBONES: dict[type, Callable[[PreTrainedModel], PreTrainedModel] | None] = {}  # of each class
+
+
+def _computes_states(model: PreTrainedModel, part: PreTrainedModel) -> bool:
+    """Return True if the model's forward pass runs ``part`` once, and hidden states come out."""
+    if part is model:
+        return False
+    states: list[Tensor | None] = []
+    hook = part.register_forward_hook(lambda *call: states.append(getattr(call[2], "last_hidden_state", None)))
+    try:
+        ids = torch.tensor([[3, 4]], device=model.get_input_embeddings().weight.device)
+        model(input_ids=ids, use_cache=False)
+    finally:
+        hook.remove()
+    return len(states) == 1 and states[0] is not None
+
+
+def build_lm_head(model: PreTrainedModel | PeftModel) -> Callable[[Tensor], Tensor]:
+    """Build the function from hidden states to logits: the output layer, then the model's scaling and soft-capping.
+
+    Raises:
+        UserError: the model does something else to its logits (found by comparing on a few tokens), or has no such
+            head.
+    """
+    model = unwrap_model(model)
+    name = type(model).__name__
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def compute_logits(hidden: Tensor) -> Tensor:
+        logits: Tensor = head(hidden) * scale if scale != 1.0 else head(hidden)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    try:
+        if head is None or not _is_models_own(model, compute_logits):
+            raise NotProven("it does more to its logits than its output layer, a scale and a soft cap")
+    except Exception as error:  # a model's own code, which may want more than tokens
+        why = str(error) if isinstance(error, NotProven) else f"its own code raises {type(error).__name__}: {error}"
+        raise UserError(
+            f"agentrl cannot train {name}, nor sample from it: {why.splitlines()[0]}; "
+            "docs/models.md lists the models that can"
+        ) from None
+    return compute_logits
+
+
+@torch.no_grad()
+def _is_models_own(model: PreTrainedModel, compute_logits: Callable[[Tensor], Tensor]) -> bool:
+    """Compare on four tokens. The hidden states are caught on their way, so dropout does not matter."""
+    states: list[Tensor] = []
+    device = next(model.parameters()).device
+    hook = find_backbone(model).register_forward_hook(lambda *call: states.append(call[2].last_hidden_state))
+    try:
+        ids = torch.arange(4, device=device)[None] % model.config.get_text_config().vocab_size
+        expected = model(input_ids=ids, use_cache=False).logits.float()
+    finally:
+        hook.remove()
+    logits = compute_logits(states[0]).float()
+    return logits.shape == expected.shape and torch.allclose(logits, expected, rtol=1e-3, atol=1e-3)

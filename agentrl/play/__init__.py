@@ -1,0 +1,1 @@
+"""Play an episode by hand: an engine that a person is."""

@@ -1,0 +1,1 @@
+"""Call formats: how a model family writes a tool call."""

@@ -1,0 +1,1 @@
+"""Rewards: functions from episodes to numbers."""

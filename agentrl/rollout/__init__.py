@@ -1,0 +1,1 @@
+"""Rollouts: episodes, groups and batches of them, sampled from an engine."""

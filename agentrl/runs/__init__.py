@@ -1,0 +1,1 @@
+"""Run folders: writing them, reading them back, scoring their episodes again, replaying them."""

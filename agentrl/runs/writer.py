@@ -1,0 +1,134 @@
+"""The writer of episodes: a Parquet file a step, a row an episode, by one schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.credit import Credit, EpisodeCredit
+from agentrl.runs.episode_info import (
+    find_expected_answer,
+    find_last_answer,
+    find_question,
+    jsonable_info,
+    shorten_to_line,
+)
+from agentrl.types import Trajectory, to_utf8
+
+SCHEMA_VERSION = "6"  # 5 had the author "world" and the status "refused"
+_NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+_SEGMENT = pa.struct(
+    [
+        ("author", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
+        ("versions", pa.list_(pa.int32())),
+        ("learner_logprobs", pa.list_(pa.float32())),  # before the update; null where it was not trained
+    ]
+)
+_CALL = pa.struct([("turn", pa.int32()), ("name", pa.string()), ("status", pa.string()), ("seconds", pa.float64())])
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("split", pa.string()),
+        ("task", pa.int64()),
+        ("sample", pa.int32()),
+        ("reward", pa.float64()),  # null: not scored, or lost to a fault
+        ("rewards", _NAMED),
+        ("weights", _NAMED),  # of the components; 1.0 for one that is not named
+        ("step_rewards", pa.list_(pa.float64())),
+        ("credit", pa.string()),  # trained, or why not: agentrl.credit
+        ("advantage", pa.float64()),  # the mean of the turns' where each has its own; null: it has none
+        ("advantages", pa.list_(pa.float64())),  # one a turn
+        ("weight", pa.float64()),  # of each of its trained tokens in the loss; null: it is in no denominator
+        ("stop", pa.string()),
+        ("fault", pa.string()),  # its kind
+        ("fault_message", pa.string()),
+        ("segments", pa.list_(_SEGMENT)),
+        ("messages", pa.string()),  # JSON
+        ("calls", pa.list_(_CALL)),
+        ("timings", _NAMED),  # seconds
+        ("info", pa.string()),  # JSON: what reset and steps returned, at most 8,000 characters
+        ("question", pa.string()),  # the last user message before the first turn, in one line of at most 200 characters
+        ("answer", pa.string()),  # the end of what the model said last, likewise
+        ("expected", pa.string()),  # the right answer, where info names it, likewise
+        ("temperature", pa.float64()),  # it was sampled at; 0: greedy
+        ("shared_turns", pa.int32()),  # so many first turns are another branch's too, which counts them
+    ],
+    metadata={"agentrl_trajectories": SCHEMA_VERSION},
+)
+
+LearnerLogprobs = Sequence[float] | None  # one for each sampled token of an episode
+
+
+def write_episodes(
+    path: Path, step: int, split: str, credit: Credit, learned: Sequence[Sequence[LearnerLogprobs]] = ()
+) -> None:
+    """Write a step's episodes to one file; the arguments are those of ``RunFolder.write_trajectories``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    logprobs = learned or [[None] * len(entries) for entries in credit.entries]
+    rows = [
+        _row(step, split, member, entry, own)
+        for entries, group in zip(credit.entries, logprobs, strict=True)
+        for member, (entry, own) in enumerate(zip(entries, group, strict=True))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
+
+
+def _row(step: int, split: str, member: int, entry: EpisodeCredit, logprobs: LearnerLogprobs) -> dict[str, Any]:
+    t = entry.trajectory
+    return {
+        "step": step,
+        "split": split,
+        "task": t.task,
+        "sample": member,
+        "reward": t.reward,
+        "rewards": _named(t.rewards.items()),
+        "weights": _named(t.weights.items()),
+        "step_rewards": list(t.step_rewards),
+        "credit": entry.outcome,
+        "advantage": entry.mean_advantage,
+        "advantages": entry.turn_advantages(),
+        "weight": entry.weight,
+        "stop": t.stop.value,
+        "fault": t.fault.kind if t.fault else None,
+        "fault_message": to_utf8(t.fault.message) if t.fault else None,
+        "segments": _segments(t, logprobs),
+        "messages": to_utf8(json.dumps(t.messages, ensure_ascii=False)),
+        "calls": [{"turn": c.turn, "name": to_utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
+        "timings": _named(t.timings.items()),
+        "info": json.dumps(jsonable_info(t.info), ensure_ascii=False),
+        "question": shorten_to_line(find_question(t.messages, t.turns)),
+        "answer": shorten_to_line(find_last_answer(t), end=True),
+        "expected": shorten_to_line(find_expected_answer(t.info), end=True),
+        "temperature": t.temperature,
+        "shared_turns": t.shared_turns,
+    }
+
+
+def _segments(trajectory: Trajectory, logprobs: LearnerLogprobs) -> list[dict[str, Any]]:
+    """Make the rows of the segments; each of the model's takes its own stretch of ``logprobs``."""
+    left = None if logprobs is None else iter(logprobs)
+    return [
+        {
+            "author": s.author,
+            "token_ids": s.token_ids,
+            "logprobs": s.logprobs,
+            "versions": s.versions,
+            "learner_logprobs": None if left is None or s.author != "model" else list(islice(left, len(s.token_ids))),
+        }
+        for s in trajectory.segments
+    ]
+
+
+def _named(items: Iterable[tuple[str, float | None]]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in items]

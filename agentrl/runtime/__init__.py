@@ -1,0 +1,1 @@
+"""Run async code: threads, processes, deadlines, stalls, interruptions, and who was busy when."""

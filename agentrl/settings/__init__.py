@@ -1,0 +1,1 @@
+"""The settings of a run: their schema, where they are read from, and what is registered by name."""

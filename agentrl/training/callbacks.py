@@ -1,0 +1,108 @@
+"""Callbacks: they are told what happens in a run, and may end it by raising."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agentrl.errors import ContractError, suggest
+from agentrl.runtime.stalls import Progressing, describe_waits, find_longest_wait
+from agentrl.runtime.threads import open_task_group
+from agentrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.evaluation.measurement import Evaluation
+    from agentrl.resources import TrainingResources
+    from agentrl.runs.folder import RunFolder
+
+
+class Callback:
+    """A listener to a run, which does nothing: override what you want to hear. All methods are plain functions."""
+
+    def on_start(self, resources: TrainingResources, run: RunFolder) -> None:
+        """Hear that the model is loaded and the run folder is there."""
+
+    def on_phase(self, name: str, episodes: int) -> None:
+        """Hear that a rollout of so many episodes, an evaluation or an update (0) begins."""
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        """Hear of an episode as it ends."""
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Hear what the policy after `step` earned on held-out tasks."""
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        """Hear the row of a step in metrics.jsonl, once it is written."""
+
+    def on_interrupt(self, by: str) -> None:
+        """Hear of the first Ctrl-C or signal: the run saves and returns."""
+
+    def on_message(self, text: str) -> None:
+        """Hear a sentence of the run: an alarm, a sign of trouble, a checkpoint that could not be written."""
+
+    def on_waiting(self, text: str) -> None:
+        """Hear, once a second, what the run waits for; an empty text where it goes on."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one. What one raises ends the run."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        for callback in callbacks:
+            _check_names(callback)
+        for name in _HOOKS:
+            setattr(self, name, partial(_call_each, callbacks, name))
+
+
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def _check_names(callback: Callback) -> None:
+    """Raise ContractError for what is no callback, or has a method that nobody would call."""
+    if not isinstance(callback, Callback):
+        raise ContractError(
+            f"callbacks takes objects of subclasses of agentrl.training.callbacks.Callback, not {callback!r:.80}"
+        )
+    for name in dir(callback):
+        if name.startswith("on_") and name not in _HOOKS:
+            raise ContractError(f"{type(callback).__name__}.{name}: there is no such callback{suggest(name, _HOOKS)}")
+
+
+def _call_each(callbacks: Sequence[Callback], name: str, *arguments: object) -> None:
+    for callback in callbacks:
+        result = getattr(callback, name)(*arguments)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ContractError(f"{type(callback).__name__}.{name} must be a plain `def`, not `async def`")
+
+
+@asynccontextmanager
+async def report_waits(playing: Progressing, callback: Callback) -> AsyncIterator[None]:
+    """Tell the callback what is waited for: once a second where it lasts, and as a message on SIGUSR1."""
+
+    async def report_on_signal() -> None:
+        with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
+            async for _ in signals:
+                callback.on_message(describe_waits(playing.waits()))
+
+    async def report_now_and_then() -> None:
+        while True:
+            await anyio.sleep(1.0)
+            waits = playing.waits()
+            callback.on_waiting(describe_waits(waits) if find_longest_wait(waits) > 2.0 else "")
+
+    async with open_task_group() as tasks:
+        if hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
+            tasks.start_soon(report_on_signal)
+        tasks.start_soon(report_now_and_then)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()

@@ -1,0 +1,145 @@
+"""The checkpoints of a run: which parts they hold, and when they are written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import anyio
+import torch
+from anyio import to_thread
+
+from agentrl.evaluation.measurement import Evaluation
+from agentrl.resources import TrainingResources
+from agentrl.rollout.scheduler import RolloutScheduler
+from agentrl.runs.atomic import describe_os_error
+from agentrl.runs.disk import OVERFLOW_LINK, format_bytes, free_bytes, retry_write
+from agentrl.runtime.lanes import IDLE
+from agentrl.training import checkpoint
+from agentrl.training.recorder import Recorder
+from agentrl.training.step import reduce_info
+
+
+class _Part(Protocol):
+    """A part of a run that a checkpoint holds."""
+
+    def state(self) -> Any: ...
+    def load(self, state: Any) -> None: ...
+
+
+class Checkpointer:
+    """Writes what a killed run resumes from: see `collect`.
+
+    ``parts`` are by the name that their state has in a checkpoint; ``before`` is the evaluation before the first step.
+    """
+
+    def __init__(self, resources: TrainingResources, recorder: Recorder) -> None:
+        self.resources, self.recorder = resources, recorder
+        self.parts: dict[str, _Part] = {}
+        self.scheduler: RolloutScheduler | None = None
+        self.before: Evaluation | None = None
+        self.done = self.saved = 0  # the last step that was finished; that has a checkpoint
+        self.needs = checkpoint.estimate_disk_needs(resources.policy.model, resources.config)
+        self._missed: int | None = None  # the step whose checkpoint could not be written
+        self._is_safe = False  # the policy stands still, and the last step is on the disk
+        self._writing = anyio.Lock(fast_acquire=True)
+
+    @property
+    def folder(self) -> Path:
+        return self.recorder.run.folder / "checkpoints"
+
+    def collect(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: the parts, groups that are rolled out, the folder's length, random state."""
+        run = self.recorder.run
+        return {
+            **{name: part.state() for name, part in self.parts.items()},
+            "scheduler": reduce_info(self.scheduler.state()) if self.scheduler else None,
+            "injection_attempts": Counter(self.resources.renderer.injection_attempts),
+            "before": self.before,
+            "mark": run.metrics_size(),
+            "beside": run.log_sizes(),
+            "rng": torch.get_rng_state(),
+        }
+
+    def load(self, step: int, state: Mapping[str, Any]) -> Evaluation:
+        """Load every part but the scheduler, which opens with its own; return the evaluation before the first step."""
+        for name, part in self.parts.items():
+            part.load(state[name])
+        self.resources.renderer.injection_attempts.update(state["injection_attempts"])
+        torch.set_rng_state(state["rng"])
+        self.done = self.saved = step
+        self.before = before = state["before"]
+        return cast(Evaluation, before)
+
+    async def save(self, step: int) -> None:
+        """Write a checkpoint. Where it cannot be written, that is told, and tried again after the next step."""
+        self.recorder.timeline.at("checkpoint")
+        await self._save(step)
+        self.recorder.timeline.at(IDLE)
+
+    async def save_due(self, step: int) -> None:
+        """Write a checkpoint if it is due, if the run ends, or if one is missing for which there is room now."""
+        config, stop = self.resources.config, self.recorder.stop
+        due = config.run.save_every and step % config.run.save_every == 0
+        if due or stop.is_set or step == config.steps or self._may_save_again:
+            await self.save(step)
+
+    @asynccontextmanager
+    async def allow_at_signal(self) -> AsyncIterator[None]:
+        """Let a signal write a checkpoint inside: the policy stands still. Leave once it is written."""
+        self._is_safe = True
+        try:
+            yield
+        finally:
+            self._is_safe = False
+        async with self._writing:
+            pass
+
+    async def save_at_signal(self) -> None:
+        """Wait for a signal; if the policy stands still then, write a checkpoint while the step goes on.
+
+        The step may take longer than whoever sent the signal waits. A deterministic run is saved between steps alone.
+        """
+        await self.recorder.stop.event.wait()
+        if self._is_safe and self.done > self.saved and not self.resources.config.deterministic:
+            await self._save(self.done)
+            if self.saved == self.done:
+                self.recorder.say(f"step {self.done} is saved")
+
+    def give_up(self) -> None:
+        """Try no longer to write a checkpoint that could not be written."""
+        self._missed = None
+
+    async def write_model(self) -> None:
+        """Write the policy, however long that has to be tried."""
+        run, size = self.recorder.run, format_bytes(self.needs.model)
+        make_room = partial(checkpoint.drop_older, self.folder)
+        advice = (
+            f"The policy is kept in memory until then: free {size} on the disk of {str(run.folder)!r}, or have it "
+            f"written elsewhere: ln -s /ANOTHER/DISK {run.folder / OVERFLOW_LINK}. A signal (another one) gives it up"
+        )
+        write = partial(run.write_model, self.resources.policy.save, make_room)
+        self.recorder.timeline.at("checkpoint")
+        await retry_write(write, "the model is", advice, self.recorder.say)
+        self.recorder.timeline.at(IDLE)
+        if self._missed is not None:
+            await self.save(self._missed)
+
+    @property
+    def _may_save_again(self) -> bool:
+        return self._missed is not None and free_bytes(self.recorder.run.folder) > self.needs.checkpoint
+
+    async def _save(self, step: int) -> None:
+        state, elsewhere = self.collect(), self.recorder.run.overflow_path("checkpoints")
+        async with self._writing:
+            try:
+                await to_thread.run_sync(checkpoint.save, self.folder, step, state, elsewhere)
+                self.saved, self._missed = step, None
+            except OSError as error:
+                self._missed = step
+                standing = checkpoint.describe_newest(self.folder)
+                self.recorder.say(f"no checkpoint of step {step}: {describe_os_error(error)}; {standing}")

@@ -1,0 +1,125 @@
+"""The loop of a training run: sample, advantages, update, sync; evaluations and checkpoints in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agentrl.evaluation.measurement import Evaluation
+from agentrl.rollout.scheduler import SchedulerState
+from agentrl.runs.folder import RunFolder
+from agentrl.runtime.stalls import Wait
+from agentrl.runtime.threads import open_task_group
+from agentrl.settings.schema import TrainConfig
+from agentrl.training import checkpoint
+from agentrl.training.checkpointer import Checkpointer
+from agentrl.training.evaluation import EvaluationSchedule
+from agentrl.training.recorder import Recorder
+from agentrl.training.step import Trainer
+from agentrl.training.summary import summarize
+
+
+@dataclass
+class TrainingLoop:
+    """A run and its parts."""
+
+    trainer: Trainer
+    recorder: Recorder
+    evaluations: EvaluationSchedule
+    checkpointer: Checkpointer
+
+    def __post_init__(self) -> None:
+        self.config, self.stop = self.trainer.config, self.recorder.stop
+        self.checkpointer.parts = {
+            "learner": self.trainer.learner,
+            "task_sampler": self.trainer.tasks,
+            "recorder": self.recorder,
+            "evaluations": self.evaluations,
+        }
+
+    @property
+    def progress(self) -> object:
+        """Return a value that stands still where nothing goes on, in training and in evaluating."""
+        return self.trainer.rollout.progress, self.evaluations.progress
+
+    def waits(self) -> list[Wait]:
+        return [*self.trainer.rollout.waits(), *self.evaluations.waits()]
+
+    async def start(self) -> Evaluation:
+        """Begin with an evaluation. What an earlier process left without a checkpoint is taken back."""
+        run = self.recorder.run
+        if run.metrics_size():
+            self.recorder.callback.on_message(f"no checkpoint in {run.folder} yet: beginning anew")
+        run.rewind(-1, 0)
+        self.checkpointer.before = before = await self.evaluations.run(0, self.config.eval.final_tasks)
+        return before
+
+    async def resume(self, step: int, state: dict[str, Any]) -> Evaluation:
+        """Load a checkpoint into every part, and its weights into the engine; return the evaluation before step 1."""
+        run, resources = self.recorder.run, self.trainer.resources
+        _rewind(run, self.config, step, state)
+        checkpoint.prune(run.folder / "checkpoints", step)
+        self.recorder.step = step
+        before = self.checkpointer.load(step, state)
+        await resources.engine.update_weights(resources.policy.model, self.trainer.learner.version)
+        self.recorder.callback.on_message(f"going on after step {step} of {run.folder}")
+        return before
+
+    async def run_steps(self, ahead: SchedulerState | None) -> None:
+        """Train until the last step, or the first signal, with the loss and the advantage that the settings name.
+
+        ``ahead``: what a checkpoint holds of the scheduler.
+        """
+        trainer, evaluations, checkpointer = self.trainer, self.evaluations, self.checkpointer
+        first = checkpointer.done + 1
+        rollouts = trainer.open_scheduler(checkpointer.done, ahead, lambda: self.stop.is_set)
+        async with rollouts as scheduler, open_task_group() as background:
+            checkpointer.scheduler = scheduler
+            background.start_soon(checkpointer.save_at_signal)
+            evaluations.start_owed(background)
+            for step in range(first, self.config.steps + 1):
+                if self.stop.is_set:
+                    break
+                async with checkpointer.allow_at_signal():
+                    batch = await trainer.sample(step, scheduler)  # groups of episodes
+                await evaluations.join()
+                credit = await trainer.assign_credit(step, batch)  # their advantages
+                update = await trainer.update(step, credit)  # the loss, and an optimizer step
+                await trainer.sync_weights()  # to the engine
+                pauses = evaluations.pauses_after(step)
+                await trainer.advance(scheduler, pauses=pauses)
+                await trainer.record(step, batch, credit, update)
+                checkpointer.done = step
+                await evaluations.run_due(step, background)
+                if pauses and not self.config.deterministic:
+                    scheduler.advance()
+                await checkpointer.save_due(step)
+                if self.config.deterministic:  # a checkpoint stands between two steps, with nothing begun
+                    scheduler.advance()
+            background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
+
+    async def finish(self, before: Evaluation) -> dict[str, Any]:
+        """Write the model, evaluate it, and return the summary, which is in the run folder too."""
+        await self.checkpointer.write_model()
+        after, final_tasks = None, self.config.eval.final_tasks
+        if not self.stop.is_set:
+            after = await self.stop.run_unless_set(self.evaluations.run(self.config.steps, final_tasks))
+        summary = summarize(self.trainer.resources, self.recorder, before, after)
+        await self.recorder.write_with_retry(partial(self.recorder.run.write_summary, summary), "the summary is")
+        return summary
+
+
+def _rewind(run: RunFolder, config: TrainConfig, begun: int, state: dict[str, Any]) -> None:
+    """Take back what the run tells of after its checkpoint, which is then as late as the last line that stays.
+
+    The evaluation after the last step stays where further steps follow: it is one between steps now. Where none follows
+    it is made again.
+    """
+    mark, beside = state["mark"], state["beside"]
+    if config.steps > begun and state["evaluations"] is None:
+        after = run.skip_evaluation(begun, mark)
+        mark, beside = after, beside if after == mark else None
+    run.rewind(begun, mark, beside)
+    run.remove_summary()
+    state["recorder"]["elapsed"] = max(state["recorder"]["elapsed"], run.elapsed_s())

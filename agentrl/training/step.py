@@ -1,0 +1,170 @@
+"""A step of training: sample, advantages, update, weights to the engine. The loop that makes them is in `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+
+from anyio import to_thread
+
+from agentrl.credit import Credit, assign_credit
+from agentrl.environments.curriculum import Curriculum
+from agentrl.errors import UserError
+from agentrl.evaluation.measurement import describe_first_fault
+from agentrl.learner.distributed import ProcessGroup
+from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.resources import TrainingResources
+from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
+from agentrl.rollout.engine_protocol import Sleeper
+from agentrl.rollout.scheduler import (
+    BatchPlan,
+    RolloutScheduler,
+    SchedulerState,
+    StepBatch,
+    compute_staleness,
+    open_scheduler,
+)
+from agentrl.runs import metrics
+from agentrl.runs.episode_info import jsonable_info
+from agentrl.runtime.critical_path import EPISODES
+from agentrl.runtime.lanes import IDLE
+from agentrl.training.algorithm import build_learner, build_task_sampler, choose_advantage
+from agentrl.training.recorder import Recorder
+from agentrl.training.schedules import scale_lr
+from agentrl.types import Group
+
+
+class Trainer:
+    """The algorithm, step by step. It holds the learner, the task sampler and the rollout of training."""
+
+    def __init__(
+        self,
+        resources: TrainingResources,
+        recorder: Recorder,
+        curriculum: Curriculum | None,
+        process_group: ProcessGroup,
+        step: int,
+    ) -> None:
+        self.resources, self.config, self.recorder = resources, resources.config, recorder
+        process_group.broadcast("ready")  # nothing has gone wrong so far: the others make their learners too
+        self.learner = build_learner(self.config, resources.spec, resources.policy, process_group)
+        self.advantage = choose_advantage(self.config.learner)
+        self.count = resources.spec.count("train")
+        self.tasks = build_task_sampler(self.config, self.count, curriculum)
+        self.rollout = resources.rollout("train")
+        self._tell_rewards(step)
+
+    def open_scheduler(
+        self, step: int, ahead: SchedulerState | None, stopping: Callable[[], bool]
+    ) -> AbstractAsyncContextManager[RolloutScheduler]:
+        """Roll out groups as far ahead of the learner as staleness allows, after ``step`` updates."""
+        config, r = self.config, self.config.rollout
+        exact = config.deterministic
+        plan = BatchPlan(
+            r.tasks_per_step,
+            r.group_size,
+            r.max_staleness,
+            r.min_group_size,
+            r.max_resamples,
+            r.dynamic_sampling,
+            ordered=exact,
+            steps=config.steps,
+        )
+        self.rollout.lanes = self.recorder.timeline.lanes
+        on_episode = self.recorder.callback.on_episode
+        return open_scheduler(
+            self.rollout,
+            self.tasks,
+            plan,
+            seed=config.seed,
+            step=step,
+            state=ahead,
+            on_episode=on_episode,
+            stopping=stopping,
+        )
+
+    async def sample(self, step: int, scheduler: RolloutScheduler) -> StepBatch:
+        """Wait for the next batch of groups: sampled from the engine, tools run, rewards scored."""
+        self.recorder.step = step
+        self.recorder.timeline.at(EPISODES)
+        self.recorder.callback.on_phase("rollout", self.config.rollout.tasks_per_step * self.config.rollout.group_size)
+        return await scheduler.next_batch()
+
+    async def assign_credit(self, step: int, batch: StepBatch) -> Credit:
+        """Compute the advantages of a batch, once: what is said of its episodes from here on is read from this ledger.
+
+        Raises:
+            UserError: not one episode could be scored. The episodes are kept, to be looked at.
+        """
+        self.recorder.timeline.at("learn")
+        c = self.config.learner
+        credit = assign_credit(
+            batch.groups,
+            self.advantage,
+            reduce=lambda lengths: REDUCTIONS[c.loss](lengths, self.learner.settings.longest),
+            mask_stop_reasons=frozenset(c.mask_stop_reasons),
+            min_group_size=self.config.rollout.min_group_size,
+            resampled=batch.resampled,
+        )
+        groups = [*batch.groups, *batch.resampled]
+        if not any(g.scored for g in groups):
+            await self.recorder.write_episodes(step, credit, ())
+            episodes = [t for g in groups for t in g]
+            raise UserError(f"not one of {len(episodes)} episodes could be scored. {describe_first_fault(episodes)}")
+        self.recorder.check_health(step, batch)
+        return credit
+
+    async def update(self, step: int, credit: Credit) -> dict[str, float]:
+        """Take an optimizer step on the credited rows, in a thread; return the learner's metrics."""
+        if isinstance(self.resources.engine, Sleeper) and not self.config.rollout.max_staleness:
+            self.recorder.timeline.at("sync")
+            await self.resources.engine.sleep()
+            self.recorder.timeline.at("learn")
+        self.recorder.callback.on_phase("learn", 0)
+        lr = scale_lr(step, self.config)
+        self.learner.set_lr(lr)
+        scored = [e.trajectory for e in credit.rows if e.trained_tokens]
+        ages = [age // self.config.learner.num_iterations for age in compute_staleness(scored, self.learner.version)]
+        learned = await to_thread.run_sync(partial(self.learner.update, credit.samples(), credit.weights()))
+        self._tell_rewards(step)
+        version = float(self.learner.version)
+        return {
+            **metrics.staleness_metrics(ages),
+            **learned,
+            "lr": self.config.learner.lr * lr,
+            "policy_version": version,
+        }
+
+    async def sync_weights(self) -> None:
+        """Give the engine the weights that the update left."""
+        self.recorder.timeline.at("sync")
+        await self.resources.engine.update_weights(self.resources.policy.model, self.learner.version)
+
+    async def advance(self, scheduler: RolloutScheduler, *, pauses: bool) -> None:
+        """Let the scheduler begin groups with the new weights; or end those it began, if an evaluation pauses it."""
+        if pauses:
+            self.recorder.timeline.at(EPISODES)
+            await scheduler.drain()
+        elif not self.config.deterministic:  # a checkpoint stands between two steps there, with nothing begun
+            scheduler.advance()
+
+    async def record(self, step: int, batch: StepBatch, credit: Credit, update: dict[str, float]) -> None:
+        """Write the step: its episodes with their credit, then its metrics."""
+        self.recorder.timeline.at("write")
+        await self.recorder.write_episodes(step, credit, self.learner.old_logprobs)
+        await self.recorder.record_step(step, batch, credit, update, self.rollout)
+        self.recorder.timeline.at(IDLE)
+
+    def _tell_rewards(self, step: int) -> None:
+        """Let reward functions know, from here on, of so many updates."""
+        config = self.config
+        epoch = step * config.rollout.tasks_per_step / self.count if self.count else 0.0
+        set_trainer_state(TrainerState(step, config.steps, epoch, config.run.save_every, config.eval.every))
+
+
+def reduce_info(state: SchedulerState) -> SchedulerState:
+    """Reduce what resets told in ``info``, which may be anything, to JSON that a checkpoint can hold."""
+    others = [Group(g.task, tuple(replace(t, info=jsonable_info(t.info)) for t in g)) for g in state.resampled]
+    return state._replace(resampled=others)

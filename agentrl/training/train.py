@@ -1,0 +1,210 @@
+"""Training: a run is set up or resumed, trained, and summed up."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from agentrl.environments.curriculum import Curriculum
+from agentrl.environments.env import Env
+from agentrl.environments.spec import EnvSpec
+from agentrl.errors import ConfigError, UserError
+from agentrl.learner.distributed import ProcessGroup, init_process_group
+from agentrl.models.policy import Policy, resolve_settings
+from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
+from agentrl.runs import trackers
+from agentrl.runs.disk import check_disk_space, prepare_fallback, warn_of_shortage
+from agentrl.runs.folder import RunFolder, create_run_folder
+from agentrl.runtime import threads
+from agentrl.runtime.interruption import Interruption
+from agentrl.runtime.loop_watchdog import watch_event_loop
+from agentrl.runtime.stalls import watch_stalls
+from agentrl.settings import registry
+from agentrl.settings.extras import check_extras
+from agentrl.settings.loader import dump_toml, flatten
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.signature import convert_value
+from agentrl.training import checkpoint
+from agentrl.training.algorithm import build_learner
+from agentrl.training.callbacks import Callback, Callbacks, report_waits
+from agentrl.training.checkpointer import Checkpointer
+from agentrl.training.evaluation import EvaluationSchedule
+from agentrl.training.loop import TrainingLoop
+from agentrl.training.recorder import Recorder
+from agentrl.training.step import Trainer
+
+
+def train(
+    env: str | type[Env],
+    model: Any = "nano",
+    *,
+    tokenizer: Any = None,
+    env_args: Mapping[str, Any] | None = None,
+    curriculum: Curriculum | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a model on an environment; the summary that is in the run folder too.
+
+    Args:
+        env: a registered name, ``module:Class``, or an ``Env`` subclass.
+        model: a name or folder, as ``--model`` takes it; or a loaded causal LM, with an adapter or without, which is
+            trained in place.
+        tokenizer: of a loaded model; found by its name by default.
+        env_args: the environment's own settings.
+        curriculum: of the outcomes so far to the options of the next task's ``reset``.
+        callbacks: told what happens; see ``agentrl.training.callbacks.Callback``.
+        settings: as in a config file: ``steps=200, learner={"lr": 2e-6}, run={"dir": "runs/x"}``.
+
+    Raises:
+        UserError: a setting, the environment, a tool or the model is wrong; the sentence says what and the way out.
+    """
+    spec = EnvSpec(env, **convert_value("env_args", {} if env_args is None else env_args, dict[str, Any]))
+    spec.check_run_settings(settings)
+    callback = Callbacks(callbacks)
+    named = {"name": spec.name, **spec.settings}
+    config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
+    return run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum)
+
+
+def run_config(
+    config: TrainConfig,
+    spec: EnvSpec,
+    callback: Callback,
+    loaded: Policy | None = None,
+    curriculum: Curriculum | None = None,
+) -> dict[str, Any]:
+    """Train as a checked configuration says; return the summary, {} in a further process of the learner."""
+    check_extras(config)
+    trackers.check_trackers(config.run.trackers)
+    check_engine_processes(config.engine, deterministic=config.deterministic)
+    process_group = init_process_group()
+    try:
+        if process_group.is_worker:
+            return _follow(config, spec, loaded, process_group)
+        stop = Interruption(callback.on_interrupt)
+        with stop.install_handlers():
+            return threads.run_sync(
+                _train, config, spec, callback, loaded, _choose_curriculum(config, curriculum), process_group, stop
+            )
+    finally:
+        if not process_group.is_worker:
+            process_group.broadcast(None)
+        process_group.destroy()
+
+
+def _follow(config: TrainConfig, spec: EnvSpec, loaded: Policy | None, process_group: ProcessGroup) -> dict[str, Any]:
+    """Run a further process of the learner: it only learns, once the first one has come as far as its learner."""
+    policy = load_trainable_policy(config, loaded)
+    if process_group.receive() is not None:
+        build_learner(config, spec, policy, process_group).run_worker()
+    return {}
+
+
+def _choose_curriculum(config: TrainConfig, curriculum: Curriculum | None) -> Curriculum | None:
+    """Return the curriculum that the settings name, or the one given; None for none."""
+    if config.rollout.curriculum is not None:
+        curriculum = registry.import_object("rollout.curriculum", config.rollout.curriculum)
+    if curriculum is not None and not callable(curriculum):
+        raise ConfigError(f"the curriculum is a function of the outcomes so far, not {curriculum!r:.80}")
+    return curriculum
+
+
+async def _train(
+    config: TrainConfig,
+    spec: EnvSpec,
+    callback: Callback,
+    loaded: Policy | None,
+    curriculum: Curriculum | None,
+    process_group: ProcessGroup,
+    stop: Interruption,
+) -> dict[str, Any]:
+    """Set a run up, or resume it; train; evaluate; return the summary."""
+    async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
+        run = _open_run(resources)
+        stack.callback(run.close)
+        begun, state = _read_checkpoint(run, config)
+        callback.on_start(resources, run)
+        logging = stack.enter_context(_open_trackers(resources.config, run, callback, begun))
+        recorder = Recorder(resources, run, callback, logging, stop, begun)
+        trainer = Trainer(resources, recorder, curriculum, process_group, begun)
+        training = TrainingLoop(
+            trainer, recorder, EvaluationSchedule(resources, recorder), Checkpointer(resources, recorder)
+        )
+        stack.enter_context(watch_event_loop(recorder.say))
+        await stack.enter_async_context(watch_stalls(training, config.rollout.stall_timeout_s, recorder.say))
+        await stack.enter_async_context(report_waits(training, callback))
+        before = await (training.resume(begun, state) if state else training.start())
+        needs = replace(training.checkpointer.needs, episodes=_estimate_episodes(run, config, begun))
+        if warning := warn_of_shortage(run.folder, needs):
+            recorder.say(warning)
+        stop.begun = True
+        try:
+            await training.run_steps(state.get("scheduler"))
+        except Exception as error:  # whoever sent the signal may have sent it to our children too
+            if not stop.is_set:
+                raise
+            recorder.say(f"step {training.checkpointer.done + 1} did not end: {error}")
+            training.checkpointer.give_up()
+        return await training.finish(before)
+
+
+def _open_run(resources: TrainingResources) -> RunFolder:
+    """Make the run folder, or open it, if there is room for what the run will write."""
+    config = resources.config
+    fallback = Path(config.run.fallback_dir) if config.run.fallback_dir else None
+    if fallback:
+        prepare_fallback(Path(config.run.dir or "runs"), fallback)
+    check_disk_space(
+        Path(config.run.dir or "runs"),
+        checkpoint.estimate_disk_needs(resources.policy.model, config),
+        config.run.save_every,
+        fallback,
+    )
+    return create_run_folder(
+        config.run.dir,
+        resources.spec.name,
+        dump_toml(config),
+        resume=config.run.resume,
+        fallback=config.run.fallback_dir,
+    )
+
+
+def _open_trackers(
+    config: TrainConfig, run: RunFolder, callback: Callback, begun: int
+) -> AbstractContextManager[trackers.Trackers]:
+    settings = {name: str(value) for name, value in flatten(tomllib.loads(dump_toml(config))).items()}
+    names, project = config.run.trackers, config.run.project
+    return trackers.open_trackers(names, project, run.folder, settings, callback.on_message, begun)
+
+
+def _estimate_episodes(run: RunFolder, config: TrainConfig, begun: int) -> int:
+    """Estimate the bytes of the episodes of the steps that are left, from those that are there."""
+    files = sorted((run.folder / "trajectories").glob("*.parquet"), key=lambda f: f.stat().st_mtime)
+    if not files:
+        return 0
+    size = files[-1].stat().st_size / max(pq.read_metadata(files[-1]).num_rows, 1)
+    return int(size * config.rollout.tasks_per_step * config.rollout.group_size * (config.steps - begun))
+
+
+def _read_checkpoint(run: RunFolder, config: TrainConfig) -> tuple[int, dict[str, Any]]:
+    """Return the step to resume after and what its checkpoint holds; 0 and nothing where the run begins.
+
+    Raises:
+        UserError: the run has come further than to its first checkpoint, and there is none.
+    """
+    if not config.run.resume:
+        return 0, {}
+    found = checkpoint.load(run.folder / "checkpoints")
+    if found is None and (steps := run.last_step()) > config.run.save_every:
+        raise UserError(
+            f"the run in {str(run.folder)!r} has {steps} steps and no checkpoint to resume from; nothing is deleted: "
+            "to begin anew, give another --run.dir"
+        )
+    return found or (0, {})

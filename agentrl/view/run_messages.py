@@ -1,0 +1,47 @@
+"""The messages that a run wrote about itself: signs of trouble, stalls. A line of ``events.jsonl`` each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class RunMessage(NamedTuple):
+    """A sentence, and the step it was written at."""
+
+    step: int
+    text: str
+
+
+class RunMessages:
+    """The messages in ``events.jsonl``, read anew when it changes: it is short."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.all: list[RunMessage] = []
+        self._content = b""
+
+    def refresh(self) -> bool:
+        """Read the file. Return True if messages were added or removed."""
+        try:
+            content = self.path.read_bytes()
+        except OSError:
+            content = b""
+        if content == self._content:
+            return False
+        self._content, before = content, self.all
+        self.all = list(_parse_lines(content))
+        return self.all != before
+
+
+def _parse_lines(content: bytes) -> Iterator[RunMessage]:
+    """Yield the messages that can be read; the last line may be half written."""
+    for text in content.splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("text"), str):
+            yield RunMessage(line["step"], line["text"])
