@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.helpers.browsing import Page, Pages, chromium
+from tests.helpers.sites import Site
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test loads from it; to ask where there is none takes minutes
 # A busy machine may be ten times slower: no example has a deadline, nor is the drawing of examples timed.
@@ -26,6 +30,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def pages(browser: Any) -> Iterator[Pages]:
+    """Open pages of a site: ``pages(site, viewport=...)``. Each must have been without a fault when the test ends."""
+    opened: list[Page] = []
+
+    def open_page(site: Site, **context: Any) -> Page:
+        opened.append(Page(browser, site, **context))
+        return opened[-1]
+
+    yield open_page
+    for page in opened:
+        page.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import ToolEnv, metrics, train
+from agentrl import ToolEnv, train
 from agentrl.credit import (
     EMPTY,
     FAULT,
@@ -25,14 +25,15 @@ from agentrl.credit import (
     ZERO,
     Credit,
     assign_credit,
-    hold_out,
+    record_held_out,
 )
-from agentrl.learner.advantage import ADVANTAGES, batch, dr_grpo
+from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.runs import metrics
 from agentrl.types import Fault, Group, Observation, Sample, Segment, Stop, Trajectory
 
-PROMPT, TAIL = Segment("prompt", (1, 2)), Segment("world", (5,) * 900)
+PROMPT, TAIL = Segment("prompt", (1, 2)), Segment("env", (5,) * 900)
 FIRST = Segment("model", (3, 4), (-0.5, -0.25), (0, 0))
 SECOND = Segment("model", (6,), (-0.125,), (0,))
 GONE = Fault("gone", "it is")
@@ -41,11 +42,11 @@ GONE = Fault("gone", "it is")
 def played(
     reward: float | None = 0.0, stop: Stop = Stop.TERMINATED, fault: Fault | None = None, *segments: Segment
 ) -> Trajectory:
-    row = segments or (PROMPT, FIRST, Segment("world", (5,)), SECOND)
+    row = segments or (PROMPT, FIRST, Segment("env", (5,)), SECOND)
     return Trajectory(0, row, (), stop, {"r": reward}, fault=fault)
 
 
-def credit_of(*groups: Group, rule: Any = dr_grpo, loss: str = "dapo", **more: Any) -> Credit:
+def credit_of(*groups: Group, rule: Any = ADVANTAGES["dr_grpo"], loss: str = "dapo", **more: Any) -> Credit:
     return assign_credit(groups, rule, reduce=lambda lengths: REDUCTIONS[loss](lengths, 10), **more)
 
 
@@ -96,13 +97,13 @@ def test_every_outcome_by_its_name() -> None:
     ]
     assert credit.learned == (whole,)
     assert [e.advantage for own in credit.entries[1:] for e in own] == [None] * 6
-    assert outcomes(hold_out([whole])) == [[HELD_OUT] * 6]
+    assert outcomes(record_held_out([whole])) == [[HELD_OUT] * 6]
 
 
 def test_masked_stops_count_in_the_mean_and_as_rows_without_tokens() -> None:
     """As TRL's mask_truncated_completions: in the advantages and in means over rows; no token of theirs anywhere."""
     given_group = group(played(1.0), played(0.0, Stop.MAX_TOKENS), played(0.5))
-    mask: dict[str, Any] = {"mask_stops": frozenset({Stop.MAX_TOKENS})}
+    mask: dict[str, Any] = {"mask_stop_reasons": frozenset({Stop.MAX_TOKENS})}
     credit = credit_of(given_group, **mask)
     assert outcomes(credit) == [[TRAINED, "masked: max_tokens", ZERO]]
     assert [e.advantage for e in credit] == [0.5, -0.5, 0.0]
@@ -118,11 +119,11 @@ def test_rows_of_zero_advantage_stay_in_the_denominators() -> None:
         assert credit_of(flat, split, loss=loss).weights() == pytest.approx([weight] * 4)
 
 
-def test_lost_and_resampled_groups_have_no_part_in_what_the_others_are_worth() -> None:
+def test_lost_and_resampled_groups_have_no_part_in_the_others_advantages() -> None:
     """``batch`` and ``gdpo`` normalise over the step: what is recorded is what was trained."""
     good, far = group(played(1.0), played(0.0)), group(played(100.0), played(-100.0))
     lost = group(played(50.0), played(0.0, fault=GONE))
-    for rule in (batch, ADVANTAGES["gdpo"]):
+    for rule in (ADVANTAGES["batch"], ADVANTAGES["gdpo"]):
         alone = [e.advantage for e in credit_of(good, rule=rule)]
         beside = credit_of(good, lost, rule=rule, resampled=[far])
         assert [e.advantage for e in beside.entries[0]] == alone
@@ -153,25 +154,25 @@ GROUPS = st.lists(st.lists(MEMBERS, min_size=1, max_size=5).map(lambda ms: group
 
 @given(GROUPS, GROUPS, st.sampled_from(sorted(ADVANTAGES)), st.sampled_from(sorted(REDUCTIONS)), st.integers(1, 4))
 def test_every_episode_has_one_outcome_and_what_goes_with_it(
-    groups: Sequence[Group], resampled: Sequence[Group], rule: str, loss: str, min_group: int
+    groups: Sequence[Group], resampled: Sequence[Group], rule: str, loss: str, min_group_size: int
 ) -> None:
     credit = credit_of(
         *groups,
         rule=ADVANTAGES[rule],
         loss=loss,
-        min_group=min_group,
+        min_group_size=min_group_size,
         resampled=resampled,
-        mask_stops=frozenset({Stop.MAX_TOKENS}),
+        mask_stop_reasons=frozenset({Stop.MAX_TOKENS}),
     )
     everyone = [t for g in (*groups, *resampled) for t in g]
     assert [e.trajectory for e in credit] == everyone
     counts = credit.counts()
     assert tuple(counts) == OUTCOMES
     assert sum(counts.values()) == len(everyone)
-    assert counts[FAULT] == sum(metrics.faults(everyone).values())
-    told = metrics.of_credit(credit)
+    assert counts[FAULT] == sum(metrics._count_faults(everyone).values())
+    told = metrics.credit_metrics(credit)
     assert sum(n for name, n in told.items() if name.startswith("episodes/")) == len(everyone)
-    scored = [t for g in groups if len(g.scored) >= min_group for t in g.scored]
+    scored = [t for g in groups if len(g.scored) >= min_group_size for t in g.scored]
     assert [id(e.trajectory) for e in credit.rows] == [id(t) for t in scored]
     for e, sample in zip(credit.rows, credit.samples(), strict=True):
         assert sum(sample.loss_mask) == e.trained_tokens
@@ -187,8 +188,8 @@ def test_what_was_said_at_the_end_never_passes_the_models_limit() -> None:
     torch.manual_seed(0)
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32, "n_positions": 64}
     policy = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
-    long = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("world", (5,)), SECOND, TAIL) for r in (1.0, 0.0)]
-    short = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("world", (5,)), SECOND) for r in (1.0, 0.0)]
+    long = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("env", (5,)), SECOND, TAIL) for r in (1.0, 0.0)]
+    short = [played(r, Stop.MAX_TURNS, None, PROMPT, FIRST, Segment("env", (5,)), SECOND) for r in (1.0, 0.0)]
     told = []
     for members in (long, short):
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
@@ -199,7 +200,9 @@ def test_what_was_said_at_the_end_never_passes_the_models_limit() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["batch", "gdpo"])
-def test_what_is_on_record_is_what_was_trained(advantage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorded_credit_is_what_was_trained(
+    advantage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A training whose step lost and resampled groups: the learner's rows, the file and the metrics say the same."""
     taught: list[tuple[Sequence[Sample], Sequence[float]]] = []
     update = Learner.update
@@ -222,7 +225,7 @@ def test_what_is_on_record_is_what_was_trained(advantage: str, tmp_path: Path, m
                 raise RuntimeError("no")
             return {"a": float(sum(trajectory.token_ids) % 3) if self.kind == 0 else 1.0, "b": 0.5}
 
-    rollout = {"tasks": 4, "group_size": 3, "max_turn_tokens": 6, "dynamic": True, "redraw": 3}
+    rollout = {"tasks_per_step": 4, "group_size": 3, "max_tokens": 6, "dynamic_sampling": True, "max_resamples": 3}
     train(
         Uneven,
         steps=1,

@@ -16,21 +16,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import desk
-import pages
 import pytest
-from pages import ROOT, Command, Fence
 
 import agentrl
-from agentrl import registry, tracking
-from agentrl.cli import VERBS, comparison, export, main, past, play, serve, serve_tools, settings, training, view
 from agentrl.cli import check as check_verb
-from agentrl.cli import evaluation as eval_verb
-from agentrl.cli.words import flags, split
-from agentrl.env import ToolEnv
-from agentrl.layers import build, known_settings, read_toml
-from agentrl.policy import configured, locate
-from agentrl.toolset import named
+from agentrl.cli import compare, export, main, play, replay, rescore, serve, serve_tools, train, view
+from agentrl.cli import eval as eval_verb
+from agentrl.cli.dispatch import VERBS
+from agentrl.environments.env import ToolEnv
+from agentrl.environments.spec import EnvSpec
+from agentrl.models.policy import build_model_config, locate_model
+from agentrl.runs import trackers
+from agentrl.settings import registry
+from agentrl.settings.loader import build_config, list_settings, read_toml
+from agentrl.tools.toolset import load_tool
+from tests import desk
+from tests.helpers import pages
+from tests.helpers.pages import ROOT, Command, Fence
 
 COMMANDS = pages.every_command()
 OURS = [c for c in COMMANDS if c.words[0] == "agentrl"]
@@ -95,47 +97,44 @@ def _found(spec: Any) -> None:
     """The environment is made of its settings, and its tools are there."""
     env = spec.make()
     if isinstance(env, ToolEnv):
-        spec.kit.tools_of(env)
+        spec.tool_binding.list_patterns(env)
 
 
 def _train(words: Sequence[str]) -> None:
-    config = configured(*settings.layers(training._resumed(words)))
-    _found(settings.spec_of(config))
-    tracking.check(config.run.trackers)
+    config = build_model_config(*train._build_layers(train.COMMAND.parse(words)))
+    _found(EnvSpec.from_config(config))
+    trackers.check_trackers(config.run.trackers)
     if config.rollout.curriculum:
-        registry.imported("rollout.curriculum", config.rollout.curriculum)
+        registry.import_object("rollout.curriculum", config.rollout.curriculum)
 
 
 def _eval(words: Sequence[str]) -> None:
     if "--resume" not in words:
-        _, scope, layers = eval_verb._read(words)
-        _found(settings.spec_of(build(*layers) if scope.endpoint else configured(*layers)))
+        scope, layers = eval_verb._read(eval_verb.COMMAND.parse(words))
+        _found(EnvSpec.from_config(build_config(*layers) if scope.endpoint else build_model_config(*layers)))
 
 
 def _play(words: Sequence[str]) -> None:
-    own, config = play._read(words)
-    _found(settings.spec_of(config))
-    assert own["script"] is None or Path(own["script"]).is_file()
+    arguments = play.COMMAND.parse(words)
+    _found(EnvSpec.from_config(play._read(arguments)))
+    assert arguments.options.script is None or arguments.options.script.is_file()
 
 
 def _check(words: Sequence[str]) -> None:
-    kind, name = words[:2]
+    arguments = check_verb.COMMAND.parse(words)
+    kind, name = arguments.names
     if kind == "env":
-        _found(settings.spec_of(check_verb._config(name, words[2:])[0]))
+        _found(EnvSpec.from_config(check_verb._build_config(name, arguments)))
     elif kind == "tool":
-        named(name, check_verb._config("none", words[2:])[0].tool.get(name.partition(":")[0]))
+        load_tool(name, check_verb._build_config("none", arguments).tool.get(name.partition(":")[0]))
     else:
-        locate(name)
+        locate_model(name)
 
 
 def _serve_tools(words: Sequence[str]) -> None:
-    own = flags(words[1:], serve_tools.Settings)
-    for name in words[0].split(","):
-        named(name, own.tool.get(name.partition(":")[0]))
-
-
-def _past(words: Sequence[str], own: dict[str, Any], names: int) -> None:
-    past.settings(past.folder(words[0]), words[names:], own)
+    arguments = serve_tools.COMMAND.parse(words)
+    for name in arguments.names[0].split(","):
+        load_tool(name, arguments.options.tool.get(name.partition(":")[0]))
 
 
 READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are read, names are found; nothing is loaded
@@ -143,11 +142,13 @@ READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are rea
     "eval": _eval,
     "play": _play,
     "check": _check,
-    "serve": lambda words: locate(flags(words, serve.Settings).model),
+    "serve": lambda words: locate_model(serve.COMMAND.parse(words).options.model),
     "serve-tools": _serve_tools,
-    "view": lambda words: split(words, view.Settings, "RUN..."),
-    "compare": lambda words: split(comparison._without_json(words)[0], comparison.Settings, "A B..."),
-    "export": lambda words: flags(words[1:], export.Settings),
+    "view": view.COMMAND.parse,
+    "compare": compare.COMMAND.parse,
+    "export": export.COMMAND.parse,
+    "replay": replay.COMMAND.parse,
+    "rescore": rescore.COMMAND.parse,
 }
 
 
@@ -165,20 +166,29 @@ def test_every_command_has_a_rule() -> None:
 
 # -- commands of ours: they run, but for what is said -------------------------------------------------------------
 
-SMALL_TRAIN = ["--steps", "1", "--rollout.tasks", "2", "--rollout.group_size", "2", "--rollout.max_turn_tokens", "64"]
+SMALL_TRAIN = [
+    "--steps",
+    "1",
+    "--rollout.tasks_per_step",
+    "2",
+    "--rollout.group_size",
+    "2",
+    "--rollout.max_tokens",
+    "64",
+]
 SMALL_TRAIN += ["--eval.every", "0", "--eval.final_tasks", "2"]
 CANNOT = {  # what is in a command: why it is not run here
     r"--push_to_hub": "sends a model to the hub",
     r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
-    r"--endpoint ": "needs a server of chat completions; tests/test_endpoint.py has one",
+    r"--endpoint ": "needs a server of chat completions; tests/engines/test_openai_endpoint.py has one",
     r"--engine (vllm|server)|^agentrl serve ": "needs vLLM: make vllm",
-    r"^agentrl serve-tools ": "serves until it is ended; tests/test_serve_tools.py does so",
-    r"^agentrl view ": "serves until it is ended; tests/test_view_server.py does so",
-    r"^agentrl play (?!.*--script)": "waits for a person; tests/test_play.py has one",
-    r"reward-model:": "needs a reward model; tests/test_reward_model.py has one",
-    r"mcp:http": "needs a server; tests/test_mcp.py has one",
-    r"--tools remote:": "needs a service; tests/test_e2b.py has one",
-    r"--(engine|env) openenv": "needs a server; tests/test_openenv.py has one",
+    r"^agentrl serve-tools ": "serves until it is ended; tests/cli/test_serve_tools.py does so",
+    r"^agentrl view ": "serves until it is ended; tests/view/test_server.py does so",
+    r"^agentrl play (?!.*--script)": "waits for a person; tests/cli/test_play.py has one",
+    r"reward-model:": "needs a reward model; tests/rewards/test_reward_model.py has one",
+    r"mcp:http": "needs a server; tests/builtin_tools/test_mcp.py has one",
+    r"--tools remote:": "needs a service; tests/builtin_tools/test_e2b.py has one",
+    r"--(engine|env) openenv": "needs a server; tests/envs/test_openenv.py has one",
 }
 QUICK = {"list", "index", "report", "explain", "rescore", "compare", "new", "play", "export"}  # a second at most
 
@@ -316,12 +326,12 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """``train`` and ``evaluate`` check what they are given, and do a step of it, with nano."""
     real_train, real_evaluate = agentrl.train, agentrl.evaluate
 
-    def train(env: Any, model: Any = "nano", *, env_settings: Any = None, curriculum: Any = None, **given: Any) -> Any:
-        config = configured(("arguments", {**given, "env": {"name": "of the snippet"}, "model": model}))
+    def train(env: Any, model: Any = "nano", *, env_args: Any = None, curriculum: Any = None, **given: Any) -> Any:
+        config = build_model_config(("arguments", {**given, "env": {"name": "of the snippet"}, "model": model}))
         rollout = {**config.rollout.model_dump(exclude_unset=True), **desk.SMALL["rollout"]}
         return real_train(
             env,
-            env_settings=env_settings,
+            env_args=env_args,
             curriculum=curriculum,
             **{**given, **desk.SMALL, "rollout": rollout, "steps": 1},
         )
@@ -350,7 +360,7 @@ def test_settings_and_metadata_can_be_read(fence: Fence, at_desk: Path) -> None:
     found = tomllib.loads(fence.text)
     if "project" not in found:
         Path("shown.toml").write_text(fence.text, encoding="utf-8")
-        _found(settings.spec_of(build(read_toml(Path("shown.toml")))))
+        _found(EnvSpec.from_config(build_config(read_toml(Path("shown.toml")))))
 
 
 def test_no_code_is_in_a_language_that_nothing_looks_at() -> None:
@@ -380,7 +390,7 @@ def test_the_map_has_every_page() -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
 def test_settings_that_are_named_exist(page: Path) -> None:
-    known = known_settings()
+    known = list_settings()
     for name in re.findall(r"`(?:--)?((?:engine|rollout|learner|lora|eval|run)\.[a-z_]+)\b", pages.text(page)):
         assert name in known or name.endswith(".py"), name
 
@@ -434,7 +444,7 @@ def test_what_stands_for_a_name_of_trl_is_there(row: list[str]) -> None:
     if name.startswith("env."):
         assert f"{name.removeprefix('env.')}:" in (ROOT / "envs/agentrl_envs/prompts.py").read_text(encoding="utf-8")
         return
-    assert str(known_settings()[name].default) == default
+    assert str(list_settings()[name].default) == default
 
 
 def test_names_of_trl_are_trl_s() -> None:

@@ -16,7 +16,7 @@ from agentrl.cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = [
-    *("--steps", "1", "--rollout.tasks", "2", "--rollout.group_size", "2"),
+    *("--steps", "1", "--rollout.tasks_per_step", "2", "--rollout.group_size", "2"),
     *("--eval.final_tasks", "4", "--eval.every", "0"),
 ]
 

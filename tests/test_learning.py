@@ -50,7 +50,7 @@ def test_a_dataset_of_prompts_is_learned(tmp_path: Path) -> None:
         "test_data": str(DATA / "symbols-test.jsonl"),
         "system_prompt": "Answer with \\boxed{}.",
     }
-    summary = train("prompts", env_settings=settings, steps=25, run={"dir": str(tmp_path / "run")})
+    summary = train("prompts", env_args=settings, steps=25, run={"dir": str(tmp_path / "run")})
     report("prompts", summary)
     assert summary["reward_before"] <= 0.40
     assert summary["reward_after"] >= summary["reward_before"] + 0.3

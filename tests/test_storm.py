@@ -20,12 +20,12 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl import EnvSpec, Reply, Step, ToolEnv, ToolError, Trajectory, WorldFault, tool
-from agentrl.episode import Limits
-from agentrl.learner.advantage import grpo
-from agentrl.rollout import Rollout
-from agentrl.stream import Plan, streaming
-from agentrl.tasks import TaskSampler
+from agentrl import EnvSpec, InfraError, Reply, Step, ToolEnv, ToolError, Trajectory, tool
+from agentrl.environments.task_sampler import TaskSampler
+from agentrl.learner.advantages.group import grpo
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.scheduler import BatchPlan, open_scheduler
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Group, Observation
 
@@ -42,7 +42,7 @@ async def crash() -> str:
 
 
 async def lose() -> str:
-    raise WorldFault("sandbox_lost", "the sandbox is gone")
+    raise InfraError("sandbox_lost", "the sandbox is gone")
 
 
 async def hang() -> str:
@@ -95,14 +95,14 @@ class Storm(ToolEnv):
         self.weather("reset")
         return self.ask(f"task {seed}"), {}
 
-    @tool(timeout_s=0.6, breaker=None)
+    @tool(timeout_s=0.6, max_consecutive_failures=None)
     async def look(self, place: str) -> str:
         """Look."""
         if self.calm or dice.random() >= STORM:
             return place
         return await dice.choice([*FAULTS, *ANSWERS])()
 
-    @tool(timeout_s=0.6, breaker=None)
+    @tool(timeout_s=0.6, max_consecutive_failures=None)
     def stare(self, place: str) -> str:
         """Look, without awaiting."""
         return place if self.calm or dice.random() >= STORM / 10 else block()
@@ -127,18 +127,18 @@ def said(session: str, turn: int) -> str:
 
 
 def rollout(calm: bool) -> Rollout:
-    limits = Limits(turn_timeout_s=5, episode_timeout_s=10)
+    limits = EpisodeLimits(turn_timeout_s=5, episode_timeout_s=10)
     return Rollout(EnvSpec(Storm, calm=calm), ScriptedEngine(said), ByteRenderer(), limits=limits)
 
 
 async def played(calm: bool, groups: int) -> list[Group]:
     play = rollout(calm)
-    async with streaming(play, TaskSampler(None, 0), Plan(8, 8, 1, redraw=0)) as stream:
+    async with open_scheduler(play, TaskSampler(None, 0), BatchPlan(8, 8, 1, max_resamples=0)) as stream:
         found: list[Group] = []
         while len(found) < groups:
-            found += (await stream.take()).groups
+            found += (await stream.next_batch()).groups
             stream.advance()
-    assert not play.playing
+    assert not play.running
     return found
 
 
@@ -216,9 +216,9 @@ async def test_a_hundred_thousand_episodes_keep_nothing() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     seen = []
-    async with streaming(play, TaskSampler(None, 0), Plan(50, 8, 1)) as stream:
+    async with open_scheduler(play, TaskSampler(None, 0), BatchPlan(50, 8, 1)) as stream:
         for step in range(250):
-            await stream.take()
+            await stream.next_batch()
             stream.advance()
             if step % 25 == 24:
                 seen.append(resident())

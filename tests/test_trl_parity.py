@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.learner.objective import Objective, policy_loss
+from agentrl.learner.losses.objective import Objective, compute_policy_loss
 
 GOLDEN = Path(__file__).parent / "golden" / "trl_losses.json"
 
@@ -28,8 +28,10 @@ def described(case: str, inputs: dict[str, Any]) -> Objective:
     """A case's name as an objective: LOSS|LEVEL|CORRECTION|WHAT ELSE."""
     loss, *words = case.split("|")
     high = inputs["epsilon_high_cispo"] if loss == "cispo" else inputs["epsilon_high"]
-    correction = "token_truncate" if loss == "vespo" else "sequence_mask"  # TRL's default
-    o = Objective(loss, epsilon=inputs["epsilon"], epsilon_high=high, correction=correction, correction_max=3.0)
+    mode = "token_truncate" if loss == "vespo" else "sequence_mask"  # TRL's default
+    o = Objective(
+        loss, epsilon=inputs["epsilon"], epsilon_high=high, importance_sampling_mode=mode, importance_sampling_max=3.0
+    )
     for word in words:
         o = replace(o, **_setting(word))
     return o
@@ -39,12 +41,12 @@ def _setting(word: str) -> dict[str, Any]:
     if word in ("token", "sequence"):
         return {"importance_level": word}
     if word.endswith(("_mask", "_truncate")):
-        return {"correction": word}
+        return {"importance_sampling_mode": word}
     if word == "nobias":
-        return {"kl_ratio": False}
+        return {"use_bias_correction_kl": False}
     if word.startswith("clip"):
         low, high = word.removeprefix("clip").split("-")
-        return {"correction_min": float(low), "correction_max": float(high)}
+        return {"importance_sampling_min": float(low), "importance_sampling_max": float(high)}
     names = {
         "beta": "beta",
         "delta": "delta",
@@ -62,7 +64,7 @@ def test_the_losses_gradients_and_metrics_of_trl(case: str, wanted: dict[str, An
 
     logp = tensor("logp").requires_grad_()
     share = inputs["num_processes"] * inputs["steps_per_generation"] / inputs["grad_accum"]
-    loss, told = policy_loss(
+    loss, told = compute_policy_loss(
         described(case, inputs),
         logp=logp,
         **{name: tensor(name) for name in ("old", "sampling", "ref", "entropy", "advantages")},

@@ -21,10 +21,10 @@ from agentrl.types import (
     Stop,
     ToolCall,
     Trajectory,
-    final_text,
-    utf8,
-    utf8_within,
-    without_thoughts,
+    get_final_text,
+    strip_thoughts,
+    to_utf8,
+    to_utf8_json,
 )
 
 TOKENS = st.lists(st.integers(0, 999), max_size=6).map(tuple)
@@ -68,7 +68,7 @@ def test_a_segment_that_does_not_fit_together_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="do not go together"):
         Segment("model", (1, 2))
     with pytest.raises(ValueError, match="do not go together"):
-        Segment("world", (1,), (-0.5,), (0,))
+        Segment("env", (1,), (-0.5,), (0,))
     with pytest.raises(ValueError, match="1 values for 2 tokens"):
         Segment("model", (1, 2), (-0.5,), (0, 0))
 
@@ -112,18 +112,18 @@ def test_a_group_counts_those_that_have_a_reward() -> None:
     ],
 )
 def test_the_answer_is_without_thoughts(said: str, answer: str) -> None:
-    assert played(said=said).answer == without_thoughts(said) == answer
+    assert played(said=said).answer == strip_thoughts(said) == answer
 
 
 def test_the_last_assistant_turn_counts() -> None:
-    assert final_text([]) == ""
-    assert final_text([{"role": "user", "content": "x"}]) == ""
+    assert get_final_text([]) == ""
+    assert get_final_text([{"role": "user", "content": "x"}]) == ""
     said: list[Message] = [
         {"role": "assistant", "content": "one"},
         {"role": "assistant", "content": "two"},
         {"role": "tool", "content": "x"},
     ]
-    assert final_text(said) == "two"
+    assert get_final_text(said) == "two"
 
 
 def test_a_reply_is_a_message_in_the_openai_shape() -> None:
@@ -137,18 +137,21 @@ def test_a_reply_is_a_message_in_the_openai_shape() -> None:
 
 @given(st.text(alphabet=st.characters(exclude_categories=[])))
 def test_utf8_keeps_text_and_drops_half_characters(text: str) -> None:
-    clean = utf8(text)
+    clean = to_utf8(text)
     assert len(clean.encode()) >= len(text)
     assert [a for a, b in zip(text, clean, strict=True) if a != b] == [c for c in text if 0xD800 <= ord(c) < 0xE000]
 
 
 def test_text_in_json_is_cleaned_wherever_it_stands() -> None:
     given = {"a\ud800": ["b\udfff", {"c": "\ud83d\ude00"}, 1, None, True], "d": "e"}
-    assert utf8_within(given) == {"a?": ["b?", {"c": "??"}, 1, None, True], "d": "e"}
+    assert to_utf8_json(given) == {"a?": ["b?", {"c": "??"}, 1, None, True], "d": "e"}
 
 
 def test_importing_agentrl_brings_neither_torch_nor_transformers() -> None:
-    code = "import sys, agentrl, agentrl.rollout, agentrl.testing; print({'torch', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys, agentrl, agentrl.rollout.rollout, agentrl.testing\n"
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from agentrl_tools.corpus import Corpus, build, words
+from agentrl_tools.bm25_index import Corpus, build_corpus, split_words
 from agentrl_tools.passages import Passage
 
 from agentrl import UserError
@@ -24,7 +24,7 @@ PASSAGES = [
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Iterator[Corpus]:
-    assert build(PASSAGES, tmp_path / "c.db") == 4
+    assert build_corpus(PASSAGES, tmp_path / "c.db") == 4
     with closing(Corpus(tmp_path / "c.db")) as opened:
         yield opened
 
@@ -68,19 +68,19 @@ def test_a_page_is_found_by_id_or_by_title(corpus: Corpus) -> None:
 )
 def test_nothing_in_a_query_is_syntax(corpus: Corpus, query: str) -> None:
     found = corpus.find(query, 5)
-    assert ("ilm" in words(query)) == ("a" in [hit.id for hit in found])
+    assert ("ilm" in split_words(query)) == ("a" in [hit.id for hit in found])
 
 
 def test_common_words_count_only_alone() -> None:
-    assert words("Who is the king of the hill?") == ["king", "hill"]
-    assert words("who is it") == ["who", "is", "it"]
-    assert words("!?_") == []
-    assert len(words(" ".join(f"w{n}" for n in range(100)))) == 32
+    assert split_words("Who is the king of the hill?") == ["king", "hill"]
+    assert split_words("who is it") == ["who", "is", "it"]
+    assert split_words("!?_") == []
+    assert len(split_words(" ".join(f"w{n}" for n in range(100)))) == 32
 
 
 def test_words_that_many_hold_are_left_out_beside_rarer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl_tools.corpus.MOST_MATCHES", 10)
-    build(
+    monkeypatch.setattr("agentrl_tools.bm25_index.MOST_MATCHES", 10)
+    build_corpus(
         [Passage("", "", f"often {'rare' if n == 7 else ''} {'some' if n < 5 else ''}") for n in range(50)],
         tmp_path / "c.db",
     )
@@ -102,7 +102,7 @@ def test_it_cannot_be_written(corpus: Corpus) -> None:
 
 
 def test_the_snippet_is_about_the_words(tmp_path: Path) -> None:
-    build([Passage("a", "a", "x " * 500 + "needle " + "y " * 500)], tmp_path / "c.db")
+    build_corpus([Passage("a", "a", "x " * 500 + "needle " + "y " * 500)], tmp_path / "c.db")
     with closing(Corpus(tmp_path / "c.db")) as corpus:
         [hit] = corpus.find("needle", 1)
         assert "needle" in hit.snippet
@@ -111,7 +111,7 @@ def test_the_snippet_is_about_the_words(tmp_path: Path) -> None:
 
 def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
-    build(PASSAGES, path)
+    build_corpus(PASSAGES, path)
     before = path.read_bytes()
 
     def broken() -> Iterator[Passage]:
@@ -119,18 +119,18 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
         raise UserError("line 2")
 
     with pytest.raises(UserError, match="line 2"):
-        build(broken(), path)
+        build_corpus(broken(), path)
     with pytest.raises(UserError, match="two passages have the id 'a'; ids must differ"):
-        build([PASSAGES[0], PASSAGES[0]], path)
+        build_corpus([PASSAGES[0], PASSAGES[0]], path)
     with pytest.raises(UserError, match="there are no passages"):
-        build([], path)
+        build_corpus([], path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["c.db"]
 
 
 def test_where_it_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
-        build(PASSAGES, tmp_path / "no" / "c.db")
+        build_corpus(PASSAGES, tmp_path / "no" / "c.db")
 
 
 def test_what_is_no_corpus_is_a_sentence(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from time import perf_counter
 
 import pytest
-from agentrl_tools.calculator import calculator, evaluate
+from agentrl_tools.calculator import calculator, evaluate_expression
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,13 +89,13 @@ def test_it_agrees_with_fractions(left: int, right: int, operation: str) -> None
         "*": Fraction(left) * right,
         "/": Fraction(left, right),
     }
-    assert evaluate(f"{left}{operation}{right}") == wanted[operation]
+    assert evaluate_expression(f"{left}{operation}{right}") == wanted[operation]
 
 
 @given(st.text(max_size=30))
 def test_no_text_breaks_it(text: str) -> None:
     with suppress(ValueError, ZeroDivisionError):
-        assert isinstance(evaluate(text), Fraction)
+        assert isinstance(evaluate_expression(text), Fraction)
 
 
 def test_the_model_is_told_how_to_call_it() -> None:

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("e2b")
 
 from agentrl_tools.e2b import E2b
-from agentrl_tools.remote import Remote, Result, Wanted
-from e2b_service import KEY, Service, e2b_service
+from agentrl_tools.remote import CommandResult, Remote, SandboxSpec
 
-from agentrl import Tool, ToolError, UserError, WorldFault
+from agentrl import InfraError, Tool, ToolError, UserError
+from tests.helpers.e2b_service import KEY, Service, e2b_service
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 
 
 async def test_a_sandbox_from_start_to_end(service: Service) -> None:
-    sandbox = E2b(Wanted(template="mine", lifetime_s=120))
+    sandbox = E2b(SandboxSpec(template="mine", lifetime_s=120))
     await sandbox.start()
     assert len(service.running) == 1
     wanted = service.wanted[0]
@@ -35,8 +35,8 @@ async def test_a_sandbox_from_start_to_end(service: Service) -> None:
     assert wanted["allow_internet_access"] is False
     await sandbox.write("work/a.txt", "h\u00e9llo\n".encode())
     assert await sandbox.read("work/a.txt") == "h\u00e9llo\n".encode()
-    assert await sandbox.exec("cat work/a.txt", 10.0) == Result(0, "h\u00e9llo\n", "")
-    assert await sandbox.exec("echo no >&2; exit 3", 10.0) == Result(3, "", "no\n")
+    assert await sandbox.exec("cat work/a.txt", 10.0) == CommandResult(0, "h\u00e9llo\n", "")
+    assert await sandbox.exec("echo no >&2; exit 3", 10.0) == CommandResult(3, "", "no\n")
     await sandbox.close()
     assert service.running == set()
 
@@ -44,7 +44,7 @@ async def test_a_sandbox_from_start_to_end(service: Service) -> None:
 async def test_what_the_model_did_wrong_is_told_to_it(service: Service) -> None:
     toolset = Remote("e2b", timeout_s=1.0)
     async with toolset.open() as shared:
-        own = toolset.of_episode(shared)
+        own = toolset.start_episode(shared)
         tools: dict[str, Tool] = {t.name: t for t in own.tool_list}
         assert await tools["write_file"](path="a/b.txt", text="x") == "a/b.txt is written"
         with pytest.raises(ToolError, match=r"there is no file gone\.txt"):
@@ -64,12 +64,12 @@ async def test_what_the_model_did_wrong_is_told_to_it(service: Service) -> None:
 async def test_a_sandbox_that_went_away_is_the_world_s_fault(service: Service) -> None:
     toolset = Remote("e2b", timeout_s=5.0)
     async with toolset.open() as shared:
-        own = toolset.of_episode(shared)
+        own = toolset.start_episode(shared)
         tools: dict[str, Tool] = {t.name: t for t in own.tool_list}
         await tools["shell"](command="true")
         service.running.clear()
         for call in (tools["shell"](command="sleep 0.2"), tools["read_file"](path="a")):
-            with pytest.raises(WorldFault) as fault:
+            with pytest.raises(InfraError) as fault:
                 await call
             assert fault.value.kind == "sandbox_gone"
         await own.close()
@@ -82,11 +82,11 @@ async def test_a_start_that_fails_is_a_fault_and_a_wrong_key_the_user_s(
     service.refusing = 99
     toolset = Remote("e2b")
     async with toolset.open() as shared:
-        with pytest.raises(WorldFault, match="no machine is free"):
-            await toolset.of_episode(shared).tool_list[0](command="true")
+        with pytest.raises(InfraError, match="no machine is free"):
+            await toolset.start_episode(shared).tool_list[0](command="true")
         monkeypatch.setenv("E2B_API_KEY", KEY[:-1] + "1")
         with pytest.raises(UserError, match=r"E2B starts no sandbox: .*no such key"):
-            await toolset.of_episode(shared).tool_list[0](command="true")
+            await toolset.start_episode(shared).tool_list[0](command="true")
     monkeypatch.delenv("E2B_API_KEY")
     with pytest.raises(UserError, match="needs a key: set E2B_API_KEY"):
         async with toolset.open():
@@ -97,7 +97,7 @@ async def test_a_start_that_was_cancelled_leaves_no_sandbox(service: Service) ->
     toolset = Remote("e2b")
     service.gate.clear()
     async with toolset.open() as shared:
-        own = toolset.of_episode(shared)
+        own = toolset.start_episode(shared)
         with anyio.move_on_after(0.3):
             await own.tool_list[0](command="true")
         assert len(service.wanted) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from agentrl_tools.page import text_of
+from agentrl_tools.html_text import html_to_text
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ from agentrl_tools.page import text_of
     ],
 )
 def test_a_page_is_what_a_reader_sees(html: str, text: str) -> None:
-    assert text_of(html) == text
+    assert html_to_text(html) == text
 
 
 def test_links_are_whole() -> None:
     html = '<a href="/b?c">there</a> <a href="#x">here</a> <a>none</a> <a href="javascript:x()">no</a>'
-    assert text_of(html, "https://a.org/d/") == "[there](https://a.org/b?c) here none no"
-    assert text_of(html) == "there here none no"
+    assert html_to_text(html, "https://a.org/d/") == "[there](https://a.org/b?c) here none no"
+    assert html_to_text(html) == "there here none no"

@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from agentrl_tools.allowed import is_public, rule, ruling
 from agentrl_tools.http import Http
+from agentrl_tools.url_policy import is_public, match_rule, parse_rule
 
-from agentrl import ContractError, Tool, ToolError, WorldFault
-from agentrl.toolset import named
+from agentrl import ContractError, InfraError, Tool, ToolError
+from agentrl.tools.toolset import load_tool
 
 
 class Site(ThreadingHTTPServer):
@@ -110,7 +110,7 @@ def site() -> Iterator[Site]:
 async def using(*allow: str, **settings: Any) -> AsyncIterator[dict[str, Tool]]:
     toolset = Http(list(allow), **{"retries": 0, **settings})
     async with toolset.open() as shared:
-        yield {t.name: t for t in toolset.of_episode(shared).tool_list}
+        yield {t.name: t for t in toolset.start_episode(shared).tool_list}
 
 
 async def refused(tool: Tool, url: str, **arguments: str) -> str:
@@ -164,7 +164,7 @@ async def test_what_is_no_page_is_told_to_the_model(site: Site, path: str, words
 )
 async def test_a_failing_server_is_the_world_s_fault_and_asked_again(site: Site, path: str, kind: str) -> None:
     async with using(site.at, retries=1, timeout_s=0.3) as tools:
-        with pytest.raises(WorldFault) as fault:
+        with pytest.raises(InfraError) as fault:
             await tools["fetch"](url=f"http://{site.at}{path}")
     assert fault.value.kind == kind
     assert len(site.asked) == 2
@@ -172,7 +172,7 @@ async def test_a_failing_server_is_the_world_s_fault_and_asked_again(site: Site,
 
 async def test_a_server_that_is_not_there_is_the_world_s_fault() -> None:
     async with using("127.0.0.1:9") as tools:
-        with pytest.raises(WorldFault, match=r"http://127\.0\.0\.1:9/: ConnectError"):
+        with pytest.raises(InfraError, match=r"http://127\.0\.0\.1:9/: ConnectError"):
             await tools["fetch"](url="http://127.0.0.1:9/")
 
 
@@ -291,10 +291,10 @@ async def test_a_second_address_is_tried(site: Site, dns: Names) -> None:
 )
 def test_what_is_allowed(allow: str, url: str, admitted: bool) -> None:
     if admitted:
-        ruling([rule(allow)], url)
+        match_rule([parse_rule(allow)], url)
         return
     with pytest.raises(ToolError):
-        ruling([rule(allow)], url)
+        match_rule([parse_rule(allow)], url)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_what_is_allowed(allow: str, url: str, admitted: bool) -> None:
 )
 def test_what_is_no_host_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(ContractError, match=r"is no host, such as example\.org"):
-        rule(text)
+        parse_rule(text)
 
 
 @pytest.mark.parametrize(
@@ -327,10 +327,10 @@ def test_which_addresses_are_public(address: str, public: bool) -> None:
 
 
 def test_without_hosts_it_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"needs a value for --tool.agentrl_tools.http.allow"):
-        named("agentrl_tools.http:Http", {})
+    with pytest.raises(ContractError, match=r"needs a value for --tool.http.allow"):
+        load_tool("agentrl_tools.http:Http", {})
     with pytest.raises(ContractError, match=r"needs --tool.http.allow HOST"):
         Http([])
-    found = named("agentrl_tools.http:Http", {"allow": "a.org, *.b.org:81"})
+    found = load_tool("agentrl_tools.http:Http", {"allow": "a.org, *.b.org:81"})
     assert isinstance(found, Http)
     assert [r.text for r in found.allow] == ["a.org", "*.b.org:81"]

@@ -17,14 +17,14 @@ import anyio
 import pytest
 from agentrl_tools.mcp import Mcp
 
-from agentrl import ContractError, EnvSpec, Tool, ToolEnv, ToolError, UserError, WorldFault
+from agentrl import ContractError, EnvSpec, InfraError, Tool, ToolEnv, ToolError, UserError
 from agentrl.cli import main
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.toolset import named
+from agentrl.tools.toolset import load_tool
 from agentrl.types import Observation, Trajectory
 
-TRICKS = str(Path(__file__).parent / "mcp_tricks.py")
+TRICKS = str(Path(__file__).parents[1] / "helpers" / "mcp_tricks.py")
 COMMAND = f"{sys.executable} {TRICKS}"
 
 
@@ -33,7 +33,7 @@ async def using(server: str = COMMAND, **settings: Any) -> AsyncIterator[dict[st
     """The tools of one episode."""
     toolset = Mcp(server, **settings)
     async with toolset.open() as shared:
-        own = toolset.of_episode(shared)
+        own = toolset.start_episode(shared)
         yield {t.name: t for t in own.tool_list}
         await own.close()
 
@@ -79,8 +79,8 @@ def over_http(port: int) -> Any:
         process.wait()
 
 
-async def fault_of(tool: Tool, **arguments: Any) -> WorldFault:
-    with pytest.raises(WorldFault) as raised:
+async def fault_of(tool: Tool, **arguments: Any) -> InfraError:
+    with pytest.raises(InfraError) as raised:
         await tool(**arguments)
     return raised.value
 
@@ -122,7 +122,7 @@ def test_a_check_calls_only_what_the_server_says_is_read_only(capsys: pytest.Cap
     assert "skip writes               tool 'hold' was not called" in out
     assert "ok   good-arguments       tool 'add' answered 16 calls" in out
     assert "tool 'hold' answered" not in out
-    main([*words, "--allow-writes", "hold"])
+    main([*words, "--allow_writes", "hold"])
     assert "tool 'hold' answered 16 calls" in capsys.readouterr().out
 
 
@@ -228,7 +228,7 @@ async def test_http_calls_that_fail_do_not_disturb_others() -> None:
     with over_http(port) as process:
         async with using(f"http://127.0.0.1:{port}/mcp", timeout_s=8.0) as tools:
             assert await tools["add"](a=2, b=3) == "5"
-            faults: list[WorldFault] = []
+            faults: list[InfraError] = []
 
             async def wait() -> None:
                 faults.append(await fault_of(tools["wait"], seconds=30))
@@ -275,7 +275,11 @@ def playing(*tools: Any) -> type[ToolEnv]:
 
 async def test_a_server_killed_in_mid_call_costs_those_episodes_and_nothing_else() -> None:
     env = playing(Mcp(COMMAND, timeout_s=20.0), "calculator")
-    waits, adds, sums = call("wait", seconds=30), call("add", a=1, b=1), call("calculator", expression="1+1")
+    waits, adds, sums = (
+        call("wait", seconds=30),
+        call("add", a=1, b=1),
+        call("calculator", expression="1+1"),
+    )
 
     def script(session: str, turn: int) -> str:
         task = int(session.partition("-")[0])
@@ -324,7 +328,7 @@ async def test_an_episode_whose_own_server_died_is_over() -> None:
 async def test_an_episode_that_finds_no_free_server_says_so() -> None:
     toolset = Mcp(COMMAND, per_episode=True, sessions=1, timeout_s=6.0)
     async with toolset.open() as shared:
-        one, two = toolset.of_episode(shared), toolset.of_episode(shared)
+        one, two = toolset.start_episode(shared), toolset.start_episode(shared)
         assert await one.tool_list[0](a=1) == "1"
         fault = await fault_of(two.tool_list[0], a=1)
         assert "all 1 sessions of the MCP server" in str(fault)
@@ -342,7 +346,7 @@ def test_nothing_is_left_running_after_an_interrupt(tmp_path: Path) -> None:
         "async def main():\n"
         f"    toolset = Mcp({COMMAND!r}, timeout_s=60)\n"
         "    async with toolset.open() as shared:\n"
-        "        tools = {t.name: t for t in toolset.of_episode(shared).tool_list}\n"
+        "        tools = {t.name: t for t in toolset.start_episode(shared).tool_list}\n"
         "        print(await tools['pid'](), flush=True)\n"
         "        await tools['wait'](seconds=50)\n"
         "anyio.run(main)\n"
@@ -359,9 +363,9 @@ def test_nothing_is_left_running_after_an_interrupt(tmp_path: Path) -> None:
 def test_settings_are_checked() -> None:
     here = "agentrl_tools.mcp:Mcp"
     with pytest.raises(ContractError, match="sessions 1 or more; not 30, 0"):
-        named(here, {"server": "x", "sessions": 0})
-    with pytest.raises(ContractError, match=r"has no setting 'tool\.agentrl_tools\.mcp\.onyl'; did you mean 'only'"):
-        named(here, {"server": "x", "onyl": "add"})
-    toolset = named(here, {"server": "x", "only": "add, pid"})
+        load_tool(here, {"server": "x", "sessions": 0})
+    with pytest.raises(ContractError, match=r"has no setting 'tool\.mcp\.onyl'; did you mean 'only'"):
+        load_tool(here, {"server": "x", "onyl": "add"})
+    toolset = load_tool(here, {"server": "x", "only": "add, pid"})
     assert isinstance(toolset, Mcp)
     assert toolset.only == ("add", "pid")

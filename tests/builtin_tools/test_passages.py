@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from agentrl_tools.passages import Columns, Passage, read
+from agentrl_tools.passages import Columns, Passage, read_passages
 
 from agentrl import UserError
 
@@ -20,19 +20,19 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
 
 def test_of_a_text_each_paragraph_is_a_passage(tmp_path: Path) -> None:
     file = written(tmp_path, "notes.txt", "\n one\ntwo \n\n \nthree\n")
-    assert list(read([file])) == [Passage("", "notes", "one two"), Passage("", "notes", "three")]
+    assert list(read_passages([file])) == [Passage("", "notes", "one two"), Passage("", "notes", "three")]
 
 
 def test_json_lines_have_a_passage_a_row(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"id": 7, "title": "T", "text": "x"}\n\n{"text": "y", "more": 1}\n')
-    assert list(read([file])) == [Passage("7", "T", "x"), Passage("", "", "y")]
+    assert list(read_passages([file])) == [Passage("7", "T", "x"), Passage("", "", "y")]
 
 
 def test_columns_may_be_called_otherwise_and_files_may_be_many(tmp_path: Path) -> None:
     one = written(tmp_path, "a.jsonl", '{"key": "k", "body": "x"}')
     two = tmp_path / "b.parquet"
     pq.write_table(pa.table({"key": ["p", "q"], "body": ["y", "z"], "other": [1, 2]}), two)
-    found = list(read([one, two], Columns(id="key", text="body")))
+    found = list(read_passages([one, two], Columns(id="key", text="body")))
     assert found == [Passage("k", "k", "x"), Passage("p", "p", "y"), Passage("q", "q", "z")]
 
 
@@ -52,22 +52,22 @@ def test_columns_may_be_called_otherwise_and_files_may_be_many(tmp_path: Path) -
 )
 def test_a_slip_is_a_sentence_that_names_its_place(tmp_path: Path, name: str, text: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        list(read([written(tmp_path, name, text)]))
+        list(read_passages([written(tmp_path, name, text)]))
 
 
 def test_a_parquet_file_without_the_column_says_which_it_has(tmp_path: Path) -> None:
     pq.write_table(pa.table({"texts": ["y"]}), tmp_path / "b.parquet")
     with pytest.raises(UserError, match="there is no 'text'; did you mean 'texts'"):
-        list(read([tmp_path / "b.parquet"]))
+        list(read_passages([tmp_path / "b.parquet"]))
 
 
 def test_half_characters_are_replaced(tmp_path: Path) -> None:
-    [passage] = read([written(tmp_path, "a.jsonl", '{"text": "a\\ud800b"}')])
+    [passage] = read_passages([written(tmp_path, "a.jsonl", '{"text": "a\\ud800b"}')])
     assert passage.text == "a?b"
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not there"):
-        list(read([tmp_path / "gone.txt"]))
+        list(read_passages([tmp_path / "gone.txt"]))
     with pytest.raises(UserError, match="is a folder; name its files"):
-        list(read([tmp_path]))
+        list(read_passages([tmp_path]))

@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 import pytest
-from agentrl_tools.python import Python, spoken
-from agentrl_tools.sandbox.client import Result, Sandbox
+from agentrl_tools.python import Python, format_result
+from agentrl_tools.sandbox.fork_server_client import CodeResult, ForkServerClient
 
-from agentrl import EnvSpec, ToolEnv, ToolError, UserError, WorldFault
-from agentrl.rollout import Rollout
+from agentrl import EnvSpec, InfraError, ToolEnv, ToolError, UserError
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
 
@@ -37,7 +37,7 @@ async def said(spec: EnvSpec, *script: str, group: int = 2) -> list[list[str]]:
 async def called(python: Python, *codes: str) -> list[str]:
     """The answers, or what the tool refused."""
     async with python.open() as shared:
-        episode = python.of_episode(shared)
+        episode = python.start_episode(shared)
         answers = []
         for code in codes:
             try:
@@ -59,15 +59,15 @@ def test_an_agent_runs_code() -> None:
 @pytest.mark.parametrize("sandbox", ["auto", "monty"])
 def test_variables_last_as_long_as_an_episode_where_they_shall(sandbox: str) -> None:
     turns = (call("python", code="x = 2"), call("python", code="x + 1"), "done")
-    keeps = EnvSpec(Codes).equipped((), {"python": {"state": True, "sandbox": sandbox}})
-    forgets = EnvSpec(Codes).equipped((), {"python": {"sandbox": sandbox}})
+    keeps = EnvSpec(Codes).with_tools((), {"python": {"state": True, "sandbox": sandbox}})
+    forgets = EnvSpec(Codes).with_tools((), {"python": {"sandbox": sandbox}})
     assert anyio.run(said, keeps, *turns) == [["", "3"]] * 2
     assert all("NameError" in found[1] for found in anyio.run(said, forgets, *turns))
 
 
 def test_calls_of_one_turn_do_not_get_mixed_up() -> None:
     both = "".join(call("python", code=f"x = {n}; x") for n in range(5))
-    spec = EnvSpec(Codes).equipped((), {"python": {"state": True}})
+    spec = EnvSpec(Codes).with_tools((), {"python": {"state": True}})
     assert anyio.run(said, spec, both, "done") == [["0", "1", "2", "3", "4"]] * 2
 
 
@@ -99,23 +99,23 @@ def test_another_interpreter_may_be_given() -> None:
 
 
 def test_the_models_mistake_and_the_worlds_are_two_things() -> None:
-    assert spoken(Result("ok", "a\n", 3), 1.0) == "a\n[3 more bytes left out]"
+    assert format_result(CodeResult("ok", "a\n", 3), 1.0) == "a\n[3 more bytes left out]"
     with pytest.raises(ToolError, match=r"^NameError$"):
-        spoken(Result("raised", "NameError\n", 0), 1.0)
+        format_result(CodeResult("raised", "NameError\n", 0), 1.0)
 
     async def killed() -> None:
         python = Python(state=True)
         async with python.open() as shared:
-            episode = python.of_episode(shared)
+            episode = python.start_episode(shared)
             run = episode.tool_list[0]
             await run(code="x = 1")
-            assert isinstance(shared.light, Sandbox)
+            assert isinstance(shared.light, ForkServerClient)
             assert shared.light.process is not None
             shared.light.process.kill()
             await asyncio.sleep(0.2)
             await run(code="x")
 
-    with pytest.raises(WorldFault, match="the sandbox was started again, and the episode's variables are lost"):
+    with pytest.raises(InfraError, match="the sandbox was started again, and the episode's variables are lost"):
         anyio.run(killed)
 
 
@@ -128,8 +128,8 @@ def test_monty_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPat
 def test_seccomp_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentrl_tools.sandbox import filters
 
-    filters._built.cache_clear()
+    filters._build.cache_clear()
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
     with pytest.raises(UserError, match=r"the sandbox needs pyseccomp and libseccomp .* pip install 'agentrl-gym"):
         anyio.run(called, Python(), "1")
-    filters._built.cache_clear()
+    filters._build.cache_clear()

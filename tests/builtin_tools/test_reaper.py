@@ -24,7 +24,7 @@ time.sleep(600)
 RUN = """
 import os, signal, time
 import anyio
-from agentrl_tools.connection import Connection
+from agentrl_tools.mcp_session import Connection
 from pathlib import Path
 
 async def main():

@@ -11,12 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
-from agentrl_tools.remote import Remote, Result, Wanted
+from agentrl_tools.remote import CommandResult, Remote, SandboxSpec
 
-from agentrl import ContractError, EnvSpec, ToolEnv, ToolError, UserError, WorldFault
-from agentrl.rollout import Rollout
+from agentrl import ContractError, EnvSpec, InfraError, ToolEnv, ToolError, UserError
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.toolset import named
+from agentrl.tools.toolset import load_tool
 from agentrl.types import Observation
 
 HERE = f"{__name__}:Folder"
@@ -30,8 +30,8 @@ class Folder:
     start_s = 0.0
     failing = False
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
         self.folder: Path | None = None
 
     async def start(self) -> None:
@@ -43,13 +43,13 @@ class Folder:
         Folder.living.add(self)
         Folder.most = max(Folder.most, len(Folder.living))
 
-    async def exec(self, command: str, timeout_s: float) -> Result:
+    async def exec(self, command: str, timeout_s: float) -> CommandResult:
         assert self.folder is not None
         if not self.folder.exists():
             raise RuntimeError("the machine was taken away")
         with anyio.fail_after(timeout_s):
             done = await anyio.run_process(["sh", "-c", command], cwd=self.folder, check=False)
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     async def read(self, path: str) -> bytes:
         assert self.folder is not None
@@ -148,9 +148,9 @@ async def test_a_start_that_was_cancelled_is_closed_when_it_came() -> None:
 async def test_who_finds_no_place_says_so() -> None:
     toolset = Remote(HERE, sandboxes=1, start_timeout_s=0.2)
     async with toolset.open() as shared:
-        one, two = toolset.of_episode(shared), toolset.of_episode(shared)
+        one, two = toolset.start_episode(shared), toolset.start_episode(shared)
         await one.shell.function(one, command="true")
-        with pytest.raises(WorldFault, match="all 1 sandboxes are taken"):
+        with pytest.raises(InfraError, match="all 1 sandboxes are taken"):
             await two.tool_list[0](command="true")
         await one.close()
         assert await two.tool_list[0](command="echo in") == "in"
@@ -161,8 +161,8 @@ async def test_a_start_that_takes_too_long_is_a_fault() -> None:
     Folder.start_s = 0.5
     toolset = Remote(HERE, start_timeout_s=0.2)
     async with toolset.open() as shared:
-        own = toolset.of_episode(shared)
-        with pytest.raises(WorldFault, match=r"did not start within 0.2 s"):
+        own = toolset.start_episode(shared)
+        with pytest.raises(InfraError, match=r"did not start within 0.2 s"):
             await own.tool_list[0](command="true")
         await own.close()
     await asyncio.sleep(0.5)
@@ -180,7 +180,7 @@ async def test_a_start_that_takes_too_long_is_a_fault() -> None:
 async def test_the_model_s_mistakes_are_told_to_it(name: str, arguments: dict[str, str], words: str) -> None:
     toolset = Remote(HERE, timeout_s=0.3)
     async with toolset.open() as shared:
-        own = toolset.of_episode(shared)
+        own = toolset.start_episode(shared)
         tools = {t.name: t for t in own.tool_list}
         await tools["shell"](command=r"printf '\377\376' > binary")
         with pytest.raises(ToolError, match=words):
@@ -190,10 +190,10 @@ async def test_the_model_s_mistakes_are_told_to_it(name: str, arguments: dict[st
 
 def test_wrong_settings_are_sentences() -> None:
     name = "agentrl_tools.remote:Remote"
-    with pytest.raises(ContractError, match=r"needs a name: agentrl_tools\.remote:KIND"):
-        named(name, {})
+    with pytest.raises(ContractError, match=r"needs a name: remote:KIND"):
+        load_tool(name, {})
     with pytest.raises(ContractError, match="sandboxes 1 or more; not 60, 40, 900 and 0"):
-        named(name, {"kind": "e2b", "sandboxes": 0})
+        load_tool(name, {"kind": "e2b", "sandboxes": 0})
 
     async def opened(kind: str) -> None:
         async with Remote(kind).open():

@@ -18,11 +18,11 @@ from typing import Any
 import anyio
 import pytest
 from agentrl_tools.sandbox import launch
-from agentrl_tools.sandbox.client import Result, Sandbox, running
-from agentrl_tools.sandbox.inside import confine
-from attacks import ATTACKS, ENDLESS, PRELUDE
+from agentrl_tools.sandbox.fork_server_client import CodeResult, ForkServerClient, open_fork_server
+from agentrl_tools.sandbox.inside import confinement
 
-from agentrl import UserError, WorldFault
+from agentrl import InfraError, UserError
+from tests.helpers.attacks import ATTACKS, ENDLESS, PRELUDE
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ROOT = os.getuid() == 0
@@ -33,12 +33,16 @@ TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
-async def sandbox(kind: Any = "auto", python: str | None = None, user: int | None = None) -> AsyncIterator[Sandbox]:
+async def sandbox(
+    kind: Any = "auto", python: str | None = None, user: int | None = None
+) -> AsyncIterator[ForkServerClient]:
     if python is not None and shutil.which(python) is None:
         pytest.skip(f"there is no {python}")
-    if kind == "bubblewrap" and (trouble := launch.bubblewrap_trouble(user)) is not None:
+    if kind == "bubblewrap" and (trouble := launch.explain_no_bubblewrap(user)) is not None:
         pytest.skip(trouble)
-    async with running(launch.chosen(kind, launch.Limits(disk_mb=32), (), python, user), limit=4) as found:
+    async with open_fork_server(
+        launch.choose_launch(kind, launch.SandboxLimits(disk_mb=32), (), python, user), limit=4
+    ) as found:
         yield found
 
 
@@ -67,7 +71,7 @@ def test_every_attack_is_contained(
     monkeypatch.setenv("SECRET_KEY", "x")
     before = sorted(Path("/tmp").glob("x"))
 
-    async def attack(place: Sandbox, name: str, code: str) -> str:
+    async def attack(place: ForkServerClient, name: str, code: str) -> str:
         began = perf_counter()
         found = await place.run(PRELUDE + code, session=None, timeout_s=TIMEOUT_S)
         if "ESCAPED" in found.output:
@@ -96,7 +100,7 @@ def test_there_are_as_many_attacks_as_promised() -> None:
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
 def test_it_runs_as_nobody_and_not_as_root(kind: str) -> None:
-    async def main() -> Result:
+    async def main() -> CodeResult:
         async with sandbox(kind, SYSTEM_PYTHON) as place:
             return await place.run("import os; (os.getuid(), os.geteuid(), os.getgroups())", session=None, timeout_s=5)
 
@@ -109,7 +113,7 @@ def test_where_nobody_cannot_read_the_interpreter_root_stays_without_its_capabil
     held = "import ctypes, os\nheld = (ctypes.c_uint32 * 6)()\n"
     held += "ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), held)\n(os.getuid(), list(held))"
 
-    async def main(python: str) -> Result:
+    async def main(python: str) -> CodeResult:
         async with sandbox("landlock", python) as place:
             return await place.run(held, session=None, timeout_s=5)
 
@@ -121,7 +125,7 @@ def test_where_nobody_cannot_read_the_interpreter_root_stays_without_its_capabil
 
 
 def test_asyncio_works_inside() -> None:
-    async def main() -> Result:
+    async def main() -> CodeResult:
         async with sandbox() as place:
             code = "import asyncio\nasync def f(): await asyncio.sleep(0); return 4\nasyncio.run(f())"
             return await place.run(code, session=None, timeout_s=20)
@@ -160,7 +164,7 @@ def test_threads_that_were_left_behind_do_not_go_on() -> None:
 
 
 def test_what_comes_back_is_what_was_printed_and_the_last_value() -> None:
-    async def main() -> list[Result]:
+    async def main() -> list[CodeResult]:
         async with sandbox() as place:
             codes = ["print('a')\n1 + 1", "x = 1", "None", "1 /", "import sys; sys.exit(3)", "print('x' * 100_000)"]
             return [await place.run(c, session=None, timeout_s=5) for c in codes]
@@ -175,7 +179,7 @@ def test_what_comes_back_is_what_was_printed_and_the_last_value() -> None:
 
 
 def test_a_server_that_is_killed_costs_the_calls_in_flight_and_is_started_again() -> None:
-    async def main() -> tuple[list[Any], Result, Result]:
+    async def main() -> tuple[list[Any], CodeResult, CodeResult]:
         async with sandbox() as place:
             await place.run("x = 1", session="a", timeout_s=5)
             calls = [
@@ -189,7 +193,7 @@ def test_a_server_that_is_killed_costs_the_calls_in_flight_and_is_started_again(
             return told, lost, await place.run("2", session=None, timeout_s=5)
 
     told, lost, after = anyio.run(main)
-    assert [type(t) for t in told] == [WorldFault] * 2
+    assert [type(t) for t in told] == [InfraError] * 2
     assert "sandbox ended in mid-call" in str(told[0])
     assert (lost.status, after.output) == ("lost", "2\n")
 
@@ -222,9 +226,10 @@ def test_nothing_is_left_running() -> None:
 def test_it_ends_with_its_parent() -> None:
     program = (
         "import asyncio, os, sys\n"
-        "from agentrl_tools.sandbox import client, launch\n"
+        "from agentrl_tools.sandbox import fork_server_client, launch\n"
         "async def main():\n"
-        "    async with client.running(launch.chosen('auto', launch.Limits(), ())) as place:\n"
+        "    start = launch.choose_launch('auto', launch.SandboxLimits(), ())\n"
+        "    async with fork_server_client.open_fork_server(start) as place:\n"
         "        print(place.process.pid, flush=True)\n"
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
@@ -239,21 +244,21 @@ def test_it_ends_with_its_parent() -> None:
 
 
 def test_where_there_is_no_sandbox_it_refuses_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch.bubblewrap_trouble.cache_clear()
+    launch.explain_no_bubblewrap.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(confine, "landlock_version", lambda: 0)
+    monkeypatch.setattr(confinement, "get_landlock_version", lambda: 0)
     with pytest.raises(
         UserError, match=r"no sandbox to run code in: bubblewrap is not installed .*; this kernel has no"
     ):
-        launch.chosen("auto", launch.Limits(), ())
+        launch.choose_launch("auto", launch.SandboxLimits(), ())
     with pytest.raises(UserError, match=r"apt-get install bubblewrap\); --tool.python.sandbox monty needs neither"):
-        launch.chosen("bubblewrap", launch.Limits(), ())
-    launch.bubblewrap_trouble.cache_clear()
+        launch.choose_launch("bubblewrap", launch.SandboxLimits(), ())
+    launch.explain_no_bubblewrap.cache_clear()
 
 
 def test_an_interpreter_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match=r"tool.python.interpreter '/bin/false' is no Python that runs"):
-        launch.chosen("auto", launch.Limits(), (), "/bin/false")
+        launch.choose_launch("auto", launch.SandboxLimits(), (), "/bin/false")
 
 
 @pytest.mark.parametrize("given", [b"", b"{"])

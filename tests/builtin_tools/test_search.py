@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentrl_tools.corpus import build
+from agentrl_tools.bm25_index import build_corpus
 from agentrl_tools.passages import Passage
 from agentrl_tools.search import PAGE_CHARS, Search
 
 from agentrl import ContractError, EnvSpec, ToolEnv, ToolError, UserError
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
 
@@ -31,7 +31,7 @@ class Reads(ToolEnv):
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    build(PASSAGES, tmp_path / "c.db")
+    build_corpus(PASSAGES, tmp_path / "c.db")
     return tmp_path / "c.db"
 
 
@@ -64,7 +64,7 @@ async def test_settings_bound_what_is_shown(path: Path) -> None:
 
 async def test_a_long_page_has_parts_that_make_up_the_whole(path: Path) -> None:
     async with Search(path).open() as shelf:
-        tool = Search(path).of_episode(shelf).tool_list[1]
+        tool = Search(path).start_episode(shelf).tool_list[1]
         first = await tool(title_or_id="long")
         count = int(first.rpartition(" of ")[2][:-1])
         parts = [await tool(title_or_id="long", page=n + 1) for n in range(count)]
@@ -75,7 +75,11 @@ async def test_a_long_page_has_parts_that_make_up_the_whole(path: Path) -> None:
 
 
 async def test_noes_tell_the_way_out(path: Path) -> None:
-    calls = [call("search", query=""), call("search", query="?!"), call("open_page", title_or_id="river Ilm")]
+    calls = [
+        call("search", query=""),
+        call("search", query="?!"),
+        call("open_page", title_or_id="river Ilm"),
+    ]
     empty, wordless, page = await told(Search(path), *calls)
     assert empty == wordless == "error: the query has no words"
     assert page.startswith("error: there is no page 'river Ilm'; there is: Ilm, Saale")
@@ -103,5 +107,5 @@ async def test_mistakes_are_sentences(tmp_path: Path) -> None:
         Search(tmp_path / "c.db", k=0)
     with pytest.raises(UserError, match="agentrl index FILES --out"):
         await told(Search(tmp_path / "gone.db"), "x")
-    with pytest.raises(ContractError, match=r"needs a name: agentrl_tools\.search:INDEX"):
-        EnvSpec(Reads).equipped(["agentrl_tools.search:Search"])
+    with pytest.raises(ContractError, match=r"needs a name: search:INDEX"):
+        EnvSpec(Reads).with_tools(["agentrl_tools.search:Search"])

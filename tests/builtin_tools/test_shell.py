@@ -9,17 +9,17 @@ from typing import Any
 import anyio
 import pytest
 from agentrl_tools.sandbox import launch
-from agentrl_tools.sandbox.machine import Machine
+from agentrl_tools.sandbox.episode_vm import EpisodeVm
 from agentrl_tools.shell import Files, Shell
 
-from agentrl import ToolError, WorldFault
+from agentrl import InfraError, ToolError
 
-pytestmark = pytest.mark.skipif(launch.bubblewrap_trouble() is not None, reason=str(launch.bubblewrap_trouble()))
+pytestmark = pytest.mark.skipif(launch.explain_no_bubblewrap() is not None, reason=str(launch.explain_no_bubblewrap()))
 
 
 async def used(kit: Files, *calls: tuple[str, dict[str, str]]) -> list[str]:
     async with kit.open() as shared:
-        episode = kit.of_episode(shared)
+        episode = kit.start_episode(shared)
         tools = {t.name: t for t in episode.tool_list}
         answers = []
         for name, arguments in calls:
@@ -76,13 +76,13 @@ def test_what_a_shell_should_not_do_it_cannot(user: int | None) -> None:
     }
 
     async def main() -> dict[str, str]:
-        machine = Machine(launch.machine(launch.Limits(disk_mb=32), user))
+        machine = EpisodeVm(launch.build_vm_launch(launch.SandboxLimits(disk_mb=32), user))
         bad = {}
         for command, contained in attacks.items():
             try:
                 ran = await machine.exec(command, 2.0)
                 said = f"{ran.stdout}{ran.stderr}"[-60_000:].strip()
-            except (ToolError, WorldFault) as error:
+            except (ToolError, InfraError) as error:
                 said = str(error)
             if not _holds(contained, said):
                 bad[command] = said[-300:]
@@ -108,7 +108,7 @@ def test_each_episode_has_its_own_and_leaves_nothing() -> None:
     async def main() -> tuple[str, int]:
         kit = Shell()
         async with kit.open() as shared:
-            one, other = kit.of_episode(shared), kit.of_episode(shared)
+            one, other = kit.start_episode(shared), kit.start_episode(shared)
             await one.machine.write("secret", b"x")
             found = (await other.machine.exec("ls; ls /home /tmp", 5)).stdout
             assert one.machine.process is not None
@@ -126,7 +126,7 @@ def test_each_episode_has_its_own_and_leaves_nothing() -> None:
 def test_files_alone_have_no_shell() -> None:
     async def names(kit: Files) -> list[str]:
         async with kit.open() as shared:
-            return sorted(t.name for t in kit.of_episode(shared).tool_list)
+            return sorted(t.name for t in kit.start_episode(shared).tool_list)
 
     assert anyio.run(names, Files()) == ["list_files", "read_file", "write_file"]
     assert anyio.run(names, Shell()) == ["list_files", "read_file", "shell", "write_file"]

@@ -15,8 +15,8 @@ import duckdb
 import pytest
 from agentrl_tools.sql import Sql
 
-from agentrl import ContractError, EnvSpec, ToolEnv, ToolError, UserError, WorldFault
-from agentrl.rollout import Rollout
+from agentrl import ContractError, EnvSpec, InfraError, ToolEnv, ToolError, UserError
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
 
@@ -42,7 +42,7 @@ def made(folder: Path, kind: str) -> Path:
 async def opened(path: Path, **settings: Any) -> AsyncIterator[Ask]:
     pattern = Sql(path, **{"timeout_s": 0.5, "workers": 1, **settings})
     async with pattern.open() as database:
-        toolset = pattern.of_episode(database)
+        toolset = pattern.start_episode(database)
         tools = {t.name: t for t in toolset.tool_list}
         yield lambda query=None: tools["sql"](query=query) if query is not None else tools["schema"]()
         await toolset.close()
@@ -183,7 +183,7 @@ async def test_a_database_that_is_gone_is_the_worlds_fault(tmp_path: Path) -> No
     path = made(tmp_path, "db")
     async with opened(path) as ask:
         path.unlink()
-        with pytest.raises(WorldFault, match="is gone"):
+        with pytest.raises(InfraError, match="is gone"):
             await ask("SELECT 1")
 
 
@@ -198,7 +198,10 @@ async def test_many_episodes_ask_at_once(tmp_path: Path) -> None:
     class Equipped(Asks):
         tools = (Sql(path, workers=2),)
 
-    script = [call("schema") + call("sql", query="SELECT name FROM t WHERE id = 1"), call("sql", query="DROP TABLE t")]
+    script = [
+        call("schema") + call("sql", query="SELECT name FROM t WHERE id = 1"),
+        call("sql", query="DROP TABLE t"),
+    ]
     async with EnvSpec(Equipped).open() as spec:
         groups = await Rollout(spec, ScriptedEngine([*script, "done"]), ByteRenderer()).batch(range(6), 3)
     told = [[m["content"] for m in t.messages if m["role"] == "tool"] for g in groups for t in g]

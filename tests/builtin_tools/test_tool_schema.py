@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentrl_tools.schema import check_of
+from agentrl_tools.schema import build_argument_check
 
 from agentrl import UserError
 
@@ -29,19 +29,19 @@ NESTED = {
     ],
 )
 def test_each_wrong_argument_has_its_words(arguments: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
-    assert check_of(NESTED, "tool")(arguments) == wrong
+    assert build_argument_check(NESTED, "tool")(arguments) == wrong
 
 
 def test_words_are_short() -> None:
-    (_, what), *_ = check_of({"properties": {"a": {"type": "integer"}}}, "tool")({"a": "x" * 9999})
+    (_, what), *_ = build_argument_check({"properties": {"a": {"type": "integer"}}}, "tool")({"a": "x" * 9999})
     assert len(what) == 200
 
 
 def test_what_is_no_schema_is_a_sentence() -> None:
     with pytest.raises(UserError, match="tool 'x': its schema is no JSON schema: 'integre' is not valid"):
-        check_of({"properties": {"a": {"type": "integre"}}}, "tool 'x'")
+        build_argument_check({"properties": {"a": {"type": "integre"}}}, "tool 'x'")
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "https://example.org/schema"}, {"type": "string", "pattern": r"^\p{L}+$"}])
 def test_what_cannot_be_checked_here_is_left_to_the_server(schema: dict[str, Any]) -> None:
-    assert check_of({"properties": {"a": schema}}, "tool")({"a": "x"}) == []
+    assert build_argument_check({"properties": {"a": schema}}, "tool")({"a": "x"}) == []

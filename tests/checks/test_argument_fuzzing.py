@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field
 
 from agentrl import ToolError, tool
-from agentrl.inspection.arguments import HUGE, conforming, words_of, wrong
+from agentrl.checks.argument_fuzzing import HUGE, draw_arguments, draw_wrong_arguments, extract_words
 
 
 class Colour(enum.Enum):
@@ -45,7 +45,7 @@ async def everything(
 
 def test_what_conforms_is_accepted() -> None:
     rng = random.Random(0)
-    seen = [conforming(everything.parameters, rng, ["one", "two"]) for _ in range(300)]
+    seen = [draw_arguments(everything.parameters, rng, ["one", "two"]) for _ in range(300)]
     for arguments in seen:
         everything.check(json.loads(json.dumps(arguments)))
     assert {a["colour"] for a in seen} == {"red", "blue"}
@@ -54,12 +54,12 @@ def test_what_conforms_is_accepted() -> None:
 
 
 def test_the_same_dice_draw_the_same() -> None:
-    one, other = (conforming(everything.parameters, random.Random(5)) for _ in range(2))
+    one, other = (draw_arguments(everything.parameters, random.Random(5)) for _ in range(2))
     assert one == other
 
 
 def test_what_does_not_conform_is_refused_or_at_least_odd() -> None:
-    given = list(wrong(everything.parameters, random.Random(0)))
+    given = list(draw_wrong_arguments(everything.parameters, random.Random(0)))
     assert {} in given
     refused = 0
     for arguments in given:
@@ -78,9 +78,9 @@ def test_examples_of_a_description_are_used() -> None:
         "required": ["q"],
     }
     rng = random.Random(0)
-    assert "(12+7)*3" in {conforming(schema, rng)["q"] for _ in range(30)}
+    assert "(12+7)*3" in {draw_arguments(schema, rng)["q"] for _ in range(30)}
 
 
 @pytest.mark.parametrize(("text", "words"), [("a lamp, 3.5", ["a", "lamp", "3.5"]), ("", [])])
 def test_words(text: str, words: list[str]) -> None:
-    assert words_of(text) == words
+    assert extract_words(text) == words

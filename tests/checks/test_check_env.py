@@ -17,11 +17,11 @@ from typing import Any
 import anyio
 import pexpect
 import pytest
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, ToolError, Trajectory, UserError, tool
+from agentrl.checks import Finding, check_env, failures
 from agentrl.cli import main
-from agentrl.inspection import Finding, check_env, failures
 from agentrl.types import Observation
 
 Start = tuple[Observation, dict[str, Any]]
@@ -57,8 +57,8 @@ class Sound(ToolEnv):
         return self.worth[word]
 
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
-        answer = boxed(trajectory.answer)
-        return {"correct": float(answer is not None and same(answer, str(sum(self.worth.values()))))}
+        answer = extract_boxed(trajectory.answer)
+        return {"correct": float(answer is not None and is_same_answer(answer, str(sum(self.worth.values()))))}
 
 
 def found(cls: type[Env], *, tasks: int = 4, **settings: Any) -> dict[str, list[Finding]]:
@@ -115,7 +115,7 @@ def test_a_task_of_pythons_own_dice() -> None:
 
     everything = found(Mine)
     assert "draw from random.Random(seed), not from random itself" in everything["same-seed"][0].why
-    assert "drew from, or seeded, the module random;" in everything["global-dice"][0].why
+    assert "drew from, or seeded, the module random;" in everything["global-rng"][0].why
 
 
 def test_a_task_that_two_episodes_share() -> None:
@@ -305,7 +305,7 @@ def test_a_step_reward_that_is_no_number() -> None:
 def test_a_score_that_cannot_bear_odd_texts() -> None:
     class Mine(Sound):
         async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
-            answer = boxed(trajectory.answer) or "0"
+            answer = extract_boxed(trajectory.answer) or "0"
             return {"correct": float(int(answer) == sum(self.worth.values()))}
 
     said = only(Mine, "survives")
@@ -451,7 +451,7 @@ def test_a_failure_is_status_1_and_a_wrong_name_a_sentence(capsys: pytest.Captur
         (["env", "shp"], "no env 'shp'; did you mean 'shop'"),
         (["env", "shop", "--env.latecy", "1"], "did you mean 'latency_s'"),
         (["env", "shop", "--learner.lr", "1"], "learner: agentrl check takes no such setting"),
-        (["env", "shop", "--tasks", "0"], "--tasks is a whole number from 1 on, not 0"),
+        (["env", "shop", "--tasks", "0"], "--tasks: input should be greater than or equal to 1, not 0"),
         (["envs", "shop"], "did you mean 'env'"),
     ):
         assert main(["check", *words]) == 2
@@ -586,10 +586,10 @@ class Ordering(Sound):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--budget_s", "0"], "--budget_s is a number of seconds from 1 on, not 0"),
-        (["--tasks", "1.5"], "--tasks is a whole number from 1 on, not 1.5"),
-        (["--budget", "9"], "budget: agentrl check takes no such setting; did you mean 'budget_s'"),
-        (["--allow-writes", "order"], "allow_writes: there is no tool 'order'"),
+        (["--budget_s", "0"], "--budget_s: input should be greater than or equal to 1, not 0"),
+        (["--tasks", "1.5"], "--tasks: input should be a valid integer, got a number with a fractional part, not 1.5"),
+        (["--budget", "9"], "budget: unknown setting; did you mean 'budget_s'"),
+        (["--allow_writes", "order"], "allow_writes: there is no tool 'order'"),
     ],
 )
 def test_wrong_words_are_sentences(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from agentrl import Tool, ToolError, Toolset, UserError, tool
+from agentrl.checks import Finding, check_tool
 from agentrl.cli import main
-from agentrl.inspection import Finding, check_tool
 
 _log: list[str] = []
 
@@ -68,9 +68,9 @@ def test_the_calculator_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_toolset_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", "tool", f"{__name__}:Notes"]
-    assert main([*words, f"--tool.{__name__}.pages", "2", "--tasks", "3"]) == 0
+    assert main([*words, "--tool.test_check_tool.pages", "2", "--tasks", "3"]) == 0
     assert "0 to look at, 0 failed" in capsys.readouterr().out
-    assert main([*words, f"--tool.{__name__}.page", "2"]) == 2
+    assert main([*words, "--tool.test_check_tool.page", "2"]) == 2
     assert "did you mean 'pages'" in capsys.readouterr().err
     assert main([*words, "--tool.notes.pages", "2"]) == 2
     assert f"tool.notes: '{__name__}:Notes' is what is checked" in capsys.readouterr().err
@@ -317,9 +317,9 @@ def test_a_tool_that_writes_is_called_only_if_it_is_named(capsys: pytest.Capture
     out = capsys.readouterr().out
     assert _log == []
     assert "skip writes" in out
-    assert "it may change what is outside of the episode; where that is fine, --allow-writes publish" in out
+    assert "it may change what is outside of the episode; where that is fine, --allow_writes publish" in out
     assert "ok   good-arguments" not in out
-    main([*words, "--allow-writes", "publish"])
+    main([*words, "--allow_writes", "publish"])
     assert _log
     _log.clear()
 

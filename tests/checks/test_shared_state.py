@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.inspection.state import changed, frozen, snapshot
+from agentrl.checks.shared_state import _freeze, find_changes, take_snapshot
 
 
 class Box:
@@ -41,28 +41,28 @@ class Box:
 )
 def test_a_change_is_seen(make: Callable[[], Any], change: Callable[[Any], Any]) -> None:
     value = make()
-    before = frozen(value)
-    assert frozen(value) == before == frozen(make())
+    before = _freeze(value)
+    assert _freeze(value) == before == _freeze(make())
     change(value)
-    assert frozen(value) != before
+    assert _freeze(value) != before
 
 
 def test_what_refers_to_itself_ends() -> None:
     value: list[Any] = [float("nan")]
     value.append(value)
-    assert frozen(value) == frozen(value)
+    assert _freeze(value) == _freeze(value)
 
 
 def test_what_is_large_is_not_looked_through() -> None:
-    frozen([[i] for i in range(200_000)])
+    _freeze([[i] for i in range(200_000)])
 
 
 def test_names_tell_where_it_is() -> None:
-    before = snapshot([Box])
+    before = take_snapshot([Box])
     Box().put(1)
     Box.items.append(1)
     Box.new = 1  # type: ignore[attr-defined]
-    after = snapshot([Box])
+    after = take_snapshot([Box])
     del Box.new  # type: ignore[attr-defined]
     Box.items.clear()
-    assert changed(before, after) == ["Box.items", "Box.new", "the defaults of Box.put"]
+    assert find_changes(before, after) == ["Box.items", "Box.new", "the defaults of Box.put"]

@@ -18,7 +18,7 @@ import pytest
 from agentrl.cli import main
 
 SMALL = [
-    *("--steps", "2", "--rollout.tasks", "2", "--rollout.group_size", "2"),
+    *("--steps", "2", "--rollout.tasks_per_step", "2", "--rollout.group_size", "2"),
     *("--eval.final_tasks", "4", "--eval.every", "0"),
 ]
 
@@ -50,7 +50,7 @@ def test_packages_may_add_verbs(
     greeting = "def main(words):\n    'Say hello.'\n    print('hello', *words)\n    return 3\n"
     (tmp_path / "greeting.py").write_text(greeting)
     added = {n: EntryPoint(n, f"{n}ing:main", "agentrl.commands") for n in ("greet", "break", "train")}
-    monkeypatch.setattr("agentrl.registry.available", lambda kind: added if kind == "command" else {})
+    monkeypatch.setattr("agentrl.settings.registry.list_registered", lambda kind: added if kind == "command" else {})
     assert main([]) == 0
     said = capsys.readouterr().out
     assert "greet       say hello" in said
@@ -63,11 +63,11 @@ def test_packages_may_add_verbs(
 
 
 def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    from agentrl.layers import known_settings
+    from agentrl.settings.loader import list_settings
 
     assert main(["train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert [name for name in known_settings() if f"--{name}" not in said] == []
+    assert [name for name in list_settings() if f"--{name}" not in said] == []
 
 
 def test_list_shows_what_is_registered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_check_tells_whether_a_template_can_be_followed(capsys: pytest.CaptureFi
 
 
 def test_check_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "agentrl check takes: env, tool or model NAME" in refused(capsys, "check", "nano")
+    assert "agentrl check takes: {env,tool,model} NAME" in refused(capsys, "check", "nano")
     assert "cannot read 'gone.jinja'" in refused(capsys, "check", "model", "nano", "--chat_template", "gone.jinja")
 
 
@@ -290,7 +290,16 @@ def test_eval_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_ctrl_c_finishes_the_step_and_leaves_a_run_that_loads(tmp_path: Path) -> None:
     words = ["train", "--env", "math-tools", "--run.dir", "runs/cut", "--steps", "1000"]
-    words += ["--rollout.tasks", "2", "--rollout.group_size", "2", "--eval.final_tasks", "4", "--eval.every", "0"]
+    words += [
+        "--rollout.tasks_per_step",
+        "2",
+        "--rollout.group_size",
+        "2",
+        "--eval.final_tasks",
+        "4",
+        "--eval.every",
+        "0",
+    ]
     process = subprocess.Popen([sys.executable, "-m", "agentrl", *words], stdout=subprocess.PIPE, text=True)
     metrics = Path("runs/cut/metrics.jsonl")
     deadline = time.monotonic() + 120
@@ -355,9 +364,9 @@ def test_serve_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], words: 
 
 
 def test_serve_and_the_engine_say_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
-    from agentrl.engines.launch import installed
+    from agentrl.engines.vllm.launch import is_installed
 
-    if installed():
+    if is_installed():
         pytest.skip("vLLM is installed")
     assert "pip install 'agentrl-gym[vllm]'" in refused(capsys, "serve", "--model", "nano")
     assert "vLLM is not installed" in refused(capsys, "train", "--env", "math-tools", "--engine", "vllm", *SMALL)

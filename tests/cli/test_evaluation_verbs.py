@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoints import Answer, called, said, serving
 
 from agentrl.cli import main
-from agentrl.view.report import report
+from agentrl.view.report import render_report
 from agentrl.view.store import open_runs
+from tests.helpers.endpoints import Answer, called, said, serving
 
 
 def solver(asked: dict[str, Any]) -> Answer:
@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         out,
     ]
     if request.param == "model":
-        assert main([*words, "--model", "nano", "--rollout.max_turn_tokens", "64"]) == 0
+        assert main([*words, "--model", "nano", "--rollout.max_tokens", "64"]) == 0
         yield out
     else:
         with serving(solver) as server:
@@ -77,8 +77,8 @@ def test_view_and_report_show_it(folder: str, capsys: pytest.CaptureFixture[str]
     assert store.now.table.num_rows == 9
     assert not store.problems
     assert store.ended
-    assert "eval/reward" in store.curves.names()
-    assert "math-tools" in report(store)
+    assert "eval/reward" in store.metrics.names()
+    assert "math-tools" in render_report(store)
     assert "kB" in told(capsys, "report", folder)
 
 
@@ -88,7 +88,7 @@ def test_compare_pairs_it_with_itself(folder: str, capsys: pytest.CaptureFixture
 
 def test_resume_of_a_whole_one_shows_it_again(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "eval", "--resume", folder)
-    assert "is complete: nothing is played" in found
+    assert "is complete: there is nothing to roll out" in found
     assert "pass^k" in found
     assert f"kept in {folder}: agentrl view {folder}" in found
 
@@ -96,4 +96,4 @@ def test_resume_of_a_whole_one_shows_it_again(folder: str, capsys: pytest.Captur
 def test_a_server_s_episode_is_continued_by_no_model_of_ours(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     if Path(folder).name == "endpoint":
         assert main(["replay", folder, "test-0:1", "--from_turn", "1"]) == 2
-        assert "was played by a server" in capsys.readouterr().err
+        assert "was sampled by a server" in capsys.readouterr().err

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from agentrl import policy, train
-from agentrl.card import card
+from agentrl import train
 from agentrl.cli import main
+from agentrl.models import policy
+from agentrl.models.model_card import format_model_card
 
 SMALL: dict[str, Any] = {
     "steps": 1,
-    "rollout": {"tasks": 2, "group_size": 2},
+    "rollout": {"tasks_per_step": 2, "group_size": 2},
     "eval": {"final_tasks": 2, "every": 0},
     "lora": {"rank": 4},
 }
@@ -147,10 +148,10 @@ def test_without_a_token_it_says_how_to_get_one(hub: Hub, run: Path, tmp_path: P
 
 
 def test_a_card_says_what_came_of_a_run(run: Path) -> None:
-    told = card("mine", str(run / "model"))
+    told = format_model_card("mine", str(run / "model"))
     assert "| held-out reward | before | after |" in told
     assert "1 steps on the environment `math-tools`" in told
-    assert "A copy of `" in card("copy", policy.locate("nano"))
+    assert "A copy of `" in format_model_card("copy", policy.locate_model("nano"))
 
 
 @pytest.mark.parametrize(

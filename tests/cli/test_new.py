@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import Tool, UserError, new, registry
+from agentrl import Tool, UserError, templates
 from agentrl.cli import main
-from agentrl.new import Kind
+from agentrl.settings import registry
+from agentrl.templates import TemplateKind
 
-ROOT = Path(__file__).parent.parent
-MADE: list[tuple[Kind, str]] = [("env", "crates"), ("tool", "weather-report")]
+ROOT = Path(__file__).parents[2]
+MADE: list[tuple[TemplateKind, str]] = [("env", "crates"), ("tool", "weather-report")]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), MADE)
 def test_what_is_written(
-    kind: Kind, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: TemplateKind, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["new", kind, name]) == 0
     said = capsys.readouterr().out
@@ -42,7 +43,7 @@ def test_what_is_written(
     assert project["name"] == f"agentrl-{name}"
     (target,) = project["entry-points"][f"agentrl.{kind}s"].values()
     monkeypatch.syspath_prepend(str(folder / "src"))
-    made = registry.imported(name, target)
+    made = registry.import_object(name, target)
     assert isinstance(made, Tool if kind == "tool" else type)
     if isinstance(made, Tool):
         assert made.name == name.replace("-", "_")
@@ -53,8 +54,8 @@ def test_what_is_written(
 
 
 @pytest.mark.parametrize(("kind", "name"), MADE)
-def test_what_is_written_is_tidy(kind: Kind, name: str) -> None:
-    folder = new.write(kind, name)
+def test_what_is_written_is_tidy(kind: TemplateKind, name: str) -> None:
+    folder = templates.write_package(kind, name)
     for command in (["ruff", "check"], ["ruff", "format", "--check"]):
         subprocess.run([sys.executable, "-m", *command, "."], cwd=folder, check=True, capture_output=True)
 
@@ -73,9 +74,9 @@ def test_what_is_written_is_tidy(kind: Kind, name: str) -> None:
         (["env", "trajectory"], "'trajectory' is a name that the package's own code needs"),
         (["env", "here", "--out", "taken"], "'taken' exists; say --out DIR for another folder"),
         (["env", "here", "--out", "file/inside"], "cannot write 'file/inside': Not a directory"),
-        (["env", "here", "--ot", "x"], "ot: agentrl new takes no such setting; did you mean 'out'"),
+        (["env", "here", "--ot", "x"], "ot: unknown setting; did you mean 'out'"),
         (["envs", "here"], "did you mean 'env'"),
-        (["env"], "agentrl new takes: env NAME, or tool NAME"),
+        (["env"], "agentrl new takes: {env,tool} NAME"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,9 +88,9 @@ def test_what_cannot_be_is_a_sentence(words: list[str], sentence: str, capsys: p
 
 
 def test_an_environment_and_a_tool_may_share_a_name() -> None:
-    new.check_name("tool", "shop")
+    templates.check_package_name("tool", "shop")
     with pytest.raises(UserError):
-        new.check_name("env", "shop")
+        templates.check_package_name("env", "shop")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def _said(python: Path, *words: str, cwd: Path | None = None) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), MADE)
-def test_its_wheel_works_in_a_clean_venv(kind: Kind, name: str, python: Path, tmp_path: Path) -> None:
+def test_its_wheel_works_in_a_clean_venv(kind: TemplateKind, name: str, python: Path, tmp_path: Path) -> None:
     _said(python, "-m", "agentrl", "new", kind, name)
     folder = tmp_path / f"agentrl-{name}"
     _install(python, _wheel(folder, tmp_path / "dist"))

@@ -36,7 +36,7 @@ def test_a_full_disk_behind_stdout_is_no_error() -> None:
 
 @pytest.mark.slow
 def test_a_training_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
-    words = ["--steps", "2", "--rollout.tasks", "2", "--rollout.group_size", "2", "--eval.every", "0"]
+    words = ["--steps", "2", "--rollout.tasks_per_step", "2", "--rollout.group_size", "2", "--eval.every", "0"]
     words += ["--eval.final_tasks", "2", "--run.dir", str(tmp_path / "run")]
     run = subprocess.Popen(
         [*AGENTRL, "train", "--env", "math-tools", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from endpoints import Answer, called, said, serving
 
 from agentrl.cli import main
+from tests.helpers.endpoints import Answer, called, said, serving
 
 PLAY = ["-m", "agentrl", "play", "--env", "shop", "--task", "3"]
 
@@ -93,7 +93,7 @@ def test_a_mistaken_line_is_a_sentence(line: str, sentence: str, capsys: pytest.
     ("words", "sentence"),
     [
         (["--env", "shp"], "no env 'shp'; did you mean 'shop'"),
-        (["--env", "shop", "--task", "x"], "--task is a whole number from 0 on, not 'x'"),
+        (["--env", "shop", "--task", "x"], "--task: input should be a valid integer, unable to parse"),
         (["--env", "shop", "--split", "tset"], "did you mean 'test'"),
         (["--env", "shop", "--script", "gone.txt"], "cannot read the script 'gone.txt': No such file or directory"),
         (["--env", "shop", "--model", "nano"], "--model is for --endpoint; without it you are the model"),
@@ -138,7 +138,7 @@ def test_the_worlds_failure_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "fault      env_step:" in shown
     assert "the disk is full" in shown
-    assert "teaches nothing" in shown
+    assert "infrastructure error: such an episode is counted, and not trained" in shown
 
 
 def test_an_endpoint_plays_and_one_watches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from agentrl.cli.watch import COLUMNS, LiveTable
-from agentrl.layers import build
+from agentrl.cli.progress import COLUMNS, LiveTable
+from agentrl.settings.loader import build_config
 
 VALUES = {
     "reward": 0.5,
@@ -28,9 +28,9 @@ def drawn(width: int, picture: object) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_names_and_numbers_of_a_step_are_whole(width: int) -> None:
-    table = LiveTable(build(("test", {"env": {"name": "shop"}, "steps": 50})))
-    table.step(50, VALUES | TIMES)
+    table = LiveTable(build_config(("test", {"env": {"name": "shop"}, "steps": 50})))
+    table.on_step(50, VALUES | TIMES)
     head = next(line for line in drawn(width, table) if "reward" in line)
     row = next(line for line in drawn(width, table) if "123,456" in line)
     assert head.split() == COLUMNS
-    assert row.split() == ["50", "0.500", "2.50", "100%", "123,456", "123.4", "123.4", "12.9", "10.0", "1.23", "12"]
+    assert row.split() == ["50", "0.500", "2.50", "0%", "123,456", "123.4", "123.4", "12.9", "10.0", "1.23", "12"]

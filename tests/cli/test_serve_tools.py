@@ -16,14 +16,14 @@ import pytest
 from agentrl_tools.calculator import calculator
 from agentrl_tools.mcp import Mcp
 
-from agentrl import Tool, ToolError, WorldFault
+from agentrl import InfraError, Tool, ToolError
 from agentrl.cli import main
 
 SERVE = [sys.executable, "-m", "agentrl", "serve-tools"]
 TOOLS = '''
 from contextlib import asynccontextmanager
 import subprocess
-from agentrl import Toolset, WorldFault, tool
+from agentrl import Toolset, InfraError, tool
 
 print("imported")
 
@@ -61,7 +61,7 @@ class Counter(Toolset):
     async def fails(self, kind: str) -> str:
         """Fail."""
         if kind == "fault":
-            raise WorldFault("sandbox_gone", "it is away")
+            raise InfraError("sandbox_gone", "it is away")
         return {1}
 '''
 
@@ -77,7 +77,7 @@ async def used(server: str, env: Sequence[str] = ()) -> list[str]:
     """What the tools say to an agentrl that uses them through MCP."""
     toolset, said = Mcp(server, env=env, timeout_s=20.0), []
     async with toolset.open() as shared:
-        tools = {t.name: t for t in toolset.of_episode(shared).tool_list}
+        tools = {t.name: t for t in toolset.start_episode(shared).tool_list}
         assert tools["calculator"].schema == calculator.schema
         said.append(await tools["calculator"](expression="6*7"))
         said.append(await refusal(tools["calculator"], expression="1/0"))
@@ -85,7 +85,7 @@ async def used(server: str, env: Sequence[str] = ()) -> list[str]:
         for times in (1, 2):
             said.append(await tools["up"](times=times))
         for kind in ("fault", "set"):
-            with pytest.raises(WorldFault) as fault:
+            with pytest.raises(InfraError) as fault:
                 await tools["fails"](kind=kind)
             said.append(fault.value.kind)
     return said
@@ -162,7 +162,7 @@ def test_it_ends_when_told_though_the_client_is_there(sign: signal.Signals, tool
     ("words", "sentence"),
     [
         (["calculater"], "no tool 'calculater'; did you mean 'calculator'"),
-        (["--http", "1"], "begins with names of tools, not '--http'"),
+        (["--http", "1"], "agentrl serve-tools takes: NAME[,NAME...]"),
         (["calculator", "--http", "x"], "--http: input should be a valid integer"),
         (["calculator", "--prot", "1"], "prot: unknown setting; known: http, tool"),
         (["calculator,calculator"], "two tools are called 'calculator'"),

@@ -9,15 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pages
-
 import agentrl
-from agentrl import new
+from agentrl import templates
 from agentrl.cli import main
+from tests.helpers import pages
 
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {
-    "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 64},
+    "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 64},
     "eval": {"every": 0, "final_tasks": 2},
 }
 
@@ -44,7 +43,7 @@ def plugins(folder: Path) -> list[str]:
     known = {e.name for e in importlib.metadata.entry_points(group="agentrl.envs")}
     for kind, name in (("env", "crates"), ("tool", "weather-report")):
         assert name not in known, f"{name} is installed: the pages' own is not what would run"
-        made = new.write(kind, name, folder / f"agentrl-{name}")  # type: ignore[arg-type]
+        made = templates.write_package(kind, name, folder / f"agentrl-{name}")  # type: ignore[arg-type]
         project = tomllib.loads((made / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         info = made / "site" / f"{project['name'].replace('-', '_')}-0.1.0.dist-info"
         info.mkdir(parents=True)
@@ -58,12 +57,12 @@ def plugins(folder: Path) -> list[str]:
 
 def small_run(name: str, env: str, **own: object) -> None:
     """``runs/NAME`` of the working folder: one step."""
-    agentrl.train(env, env_settings=own, steps=1, run={"dir": f"runs/{name}"}, **SMALL)
+    agentrl.train(env, env_args=own, steps=1, run={"dir": f"runs/{name}"}, **SMALL)
 
 
 def small_evaluation(name: str) -> None:
     """``evals/NAME`` of the working folder: two tasks, twice each."""
-    agentrl.evaluate("math-tools", "nano", tasks=2, trials=2, out=f"evals/{name}", rollout={"max_turn_tokens": 64})
+    agentrl.evaluate("math-tools", "nano", tasks=2, trials=2, out=f"evals/{name}", rollout={"max_tokens": 64})
 
 
 def point_last() -> None:

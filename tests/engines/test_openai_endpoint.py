@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoints import Answer, called, said, serving
 
 from agentrl.cli import main
-from agentrl.engines import endpoint
+from agentrl.engines import openai_endpoint
 from agentrl.errors import UserError
-from agentrl.evaluation import evaluate
+from agentrl.evaluation.evaluate import evaluate
+from tests.helpers.endpoints import Answer, called, said, serving
 
 KEY = "sk-never-shown"
 
@@ -20,7 +20,7 @@ KEY = "sk-never-shown"
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(openai_endpoint, "RETRY_WAIT_S", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -39,9 +39,9 @@ BARE = {"families": "expression"}
 
 def test_tools_are_called_by_the_api_s_own_calls() -> None:
     with serving(solver) as server:
-        found = evaluate("math-tools", endpoint=server.url, tasks=6, env_settings=BARE)
+        found = evaluate("math-tools", endpoint=server.url, tasks=6, env_args=BARE)
     assert found.reward == 1.0
-    assert found.calls == found.valid_calls == 1.0
+    assert (found.calls, found.failed_calls) == (1.0, 0.0)
     first = next(a for a in server.asked if len(a["messages"]) == 2)
     assert [t["function"]["name"] for t in first["tools"]] == ["calculator"]
     assert first["model"] == "m"
@@ -58,7 +58,7 @@ def test_malformed_calls_are_the_model_s_mistake() -> None:
 
     with serving(script) as server:
         found = evaluate("math-tools", endpoint=server.url, tasks=2)
-    assert (found.faults, found.calls, found.valid_calls) == (0, 1.0, 0.0)
+    assert (found.faults, found.calls, found.failed_calls) == (0, 1.0, 1.0)
     assert any("invalid JSON" in a["messages"][-1]["content"] for a in server.asked)
     keys = {key for a in server.asked for m in a["messages"] for key in m}
     assert keys <= {
@@ -73,7 +73,7 @@ def test_malformed_calls_are_the_model_s_mistake() -> None:
 def test_greedy_and_sampled_are_asked_for() -> None:
     with serving(lambda asked: said("no")) as server:
         evaluate("math-tools", endpoint=server.url, tasks=1)
-        evaluate("math-tools", endpoint=server.url, tasks=1, greedy=True, rollout={"max_turn_tokens": 7})
+        evaluate("math-tools", endpoint=server.url, tasks=1, greedy=True, rollout={"max_tokens": 7})
     assert [a["temperature"] for a in server.asked] == [1.0, 0.0]
     assert server.asked[1]["max_tokens"] == 7
 
@@ -162,11 +162,11 @@ def no_tools(asked: dict[str, Any]) -> Answer:
     return said(f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}\n</tool_call>')
 
 
-def test_a_server_that_takes_no_tools_is_told_of_them_in_text(tmp_path: Path) -> None:
+def test_a_server_that_takes_no_tools_gets_them_in_text(tmp_path: Path) -> None:
     with serving(no_tools) as server:
-        found = evaluate("math-tools", endpoint=server.url, tasks=4, env_settings=BARE, out=str(tmp_path / "a"))
-    assert (found.reward, found.calls, found.valid_calls, found.faults) == (1.0, 1.0, 1.0, 0)
-    assert "takes no tools: the model is told of them in the system prompt" in (tmp_path / "a/told.jsonl").read_text()
+        found = evaluate("math-tools", endpoint=server.url, tasks=4, env_args=BARE, out=str(tmp_path / "a"))
+    assert (found.reward, found.calls, found.failed_calls, found.faults) == (1.0, 1.0, 0.0, 0)
+    assert "takes no tools: the model is told of them in the system prompt" in (tmp_path / "a/events.jsonl").read_text()
     second = next(a for a in server.asked if a["messages"][-1]["content"].startswith("<tool_response>"))
     assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
     assert all(set(m) == {"role", "content"} for m in second["messages"])
@@ -182,14 +182,14 @@ def test_calls_in_text_that_cannot_be_read_are_the_model_s_mistake(tmp_path: Pat
 
     with serving(script) as server:
         found = evaluate("math-tools", endpoint=server.url, tasks=1)
-    assert (found.faults, found.calls, found.valid_calls) == (0, 1.0, 0.0)
+    assert (found.faults, found.calls, found.failed_calls) == (0, 1.0, 1.0)
     assert any("invalid JSON" in a["messages"][-1]["content"] for a in server.asked)
 
 
 def test_an_address_without_the_path_of_the_api_is_found() -> None:
     with serving(solver) as server:
         bare = server.url.removesuffix("/v1")
-        assert evaluate("math-tools", endpoint=bare, tasks=1, env_settings=BARE).reward == 1.0
+        assert evaluate("math-tools", endpoint=bare, tasks=1, env_args=BARE).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_so_they_are_in_python() -> None:
 def test_the_help_lists_only_what_acts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--help"]) == 0
     told = capsys.readouterr().out
-    for name in ("rollout.temperature", "eval.trials", "engine.capacity", "--resume", "--trials"):
+    for name in ("rollout.temperature", "eval.trials", "engine.max_num_seqs", "--resume", "--trials"):
         assert name in told
-    for name in ("group_size", "learner.", "eval.every", "save_every", "engine.update", "min_group"):
+    for name in ("group_size", "learner.", "eval.every", "save_every", "engine.update", "min_group_size"):
         assert name not in told

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import ContractError, UserError
-from agentrl.curriculum import CurriculumSampler, DifficultySampler, Outcome
-from agentrl.layers import build
-from agentrl.tasks import Deal
+from agentrl.environments.curriculum import CurriculumSampler, DifficultySampler, Outcome
+from agentrl.environments.task_sampler import TaskDraw
+from agentrl.settings.loader import build_config
 
 
-def came(deal: int | Deal, *rewards: float) -> Outcome:
+def came(deal: int | TaskDraw, *rewards: float) -> Outcome:
     task, options = (deal, {}) if isinstance(deal, int) else deal
     return Outcome(task, options, fmean(rewards) if rewards else None, rewards)
 
@@ -26,11 +26,11 @@ def came(deal: int | Deal, *rewards: float) -> Outcome:
 def test_tasks_that_teach_come_oftener_than_those_always_or_never_solved() -> None:
     sampler, dealt = DifficultySampler(6, 0), Counter[int]()
     solved = {0: [0.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 1.0], 3: [1.0, 0.0], 4: [0.0, 0.0], 5: [0.0, 1.0]}
-    assert sorted(sampler.deal().task for _ in range(6)) == list(range(6))  # each once, before anything is known
+    assert sorted(sampler.draw().task for _ in range(6)) == list(range(6))  # each once, before anything is known
     for task, rewards in solved.items():
         sampler.record(came(task, *rewards))
     for _ in range(600):
-        task = sampler.deal().task
+        task = sampler.draw().task
         dealt[task] += 1
         sampler.record(came(task, *solved[task]))
     assert min(dealt[t] for t in (2, 3, 5)) > 5 * max(dealt[t] for t in (0, 1, 4))
@@ -58,7 +58,7 @@ def test_what_is_drawn_hangs_neither_on_the_rewards_scale_nor_on_their_sign(
     for task, rewards in groups:
         plain.record(came(task, *map(float, rewards)))
         other.record(came(task, *(scale * (r + shift) for r in rewards)))
-    assert [plain.deal() for _ in range(20)] == [other.deal() for _ in range(20)]
+    assert [plain.draw() for _ in range(20)] == [other.draw() for _ in range(20)]
 
 
 def test_one_extreme_reward_does_not_hide_the_tasks_that_teach() -> None:
@@ -66,7 +66,7 @@ def test_one_extreme_reward_does_not_hide_the_tasks_that_teach() -> None:
     for task in range(9):
         sampler.record(came(task, 0.0, 1.0) if task % 2 else came(task, 0.0, 0.0))
     sampler.record(came(9, -1e6, 0.0))
-    dealt = Counter(sampler.deal().task for _ in range(600))
+    dealt = Counter(sampler.draw().task for _ in range(600))
     assert min(dealt[task] for task in (1, 3, 5, 7, 9)) > 3 * max(dealt[task] for task in (0, 2, 4, 6, 8))
 
 
@@ -80,9 +80,9 @@ def test_the_state_goes_through_json_and_the_same_tasks_follow() -> None:
     for make in (lambda: DifficultySampler(7, 3), lambda: CurriculumSampler(7, 3, curriculum=harder)):
         one, other = make(), make()
         for _ in range(9):
-            one.record(came(one.deal(), 0.0, 1.0, 1.0))
+            one.record(came(one.draw(), 0.0, 1.0, 1.0))
         other.load(json.loads(json.dumps(one.state())))
-        assert [one.deal() for _ in range(20)] == [other.deal() for _ in range(20)]
+        assert [one.draw() for _ in range(20)] == [other.draw() for _ in range(20)]
 
 
 def harder(history: Sequence[Outcome]) -> Mapping[str, Any]:
@@ -92,10 +92,10 @@ def harder(history: Sequence[Outcome]) -> Mapping[str, Any]:
 
 def test_a_curriculum_sees_what_came_and_sets_the_options() -> None:
     sampler = CurriculumSampler(None, 0, curriculum=harder)
-    first = sampler.deal()
+    first = sampler.draw()
     assert first.options == {"level": 1}
     sampler.record(came(first, 1.0, 1.0))
-    second = sampler.deal()
+    second = sampler.draw()
     assert second.options == {"level": 2}
     sampler.record(came(second))
     assert sampler.history == [
@@ -107,15 +107,15 @@ def test_a_curriculum_sees_what_came_and_sets_the_options() -> None:
 def test_a_task_drawn_twice_has_its_own_options_each_time_and_nothing_is_kept_of_those_never_heard_of() -> None:
     """The first of two groups of one task used to take the second one's options, and the second none."""
     sampler = CurriculumSampler(1, 0, curriculum=lambda history: {"level": len(history)})
-    first = sampler.deal()
+    first = sampler.draw()
     sampler.record(came(first, 0.0))
-    second, third = sampler.deal(), sampler.deal()
+    second, third = sampler.draw(), sampler.draw()
     for deal in (third, second):
         sampler.record(came(deal, 1.0))
     assert [o.options for o in sampler.history] == [{"level": 0}, {"level": 1}, {"level": 1}]
     before = len(json.dumps(sampler.state()))
     for _ in range(50):
-        sampler.deal()
+        sampler.draw()
     assert len(json.dumps(sampler.state())) <= before + 1  # the cursor
 
 
@@ -123,7 +123,17 @@ def test_mistakes_are_sentences() -> None:
     with pytest.raises(ContractError, match=r"difficulty needs an environment whose count\(\) is a number"):
         DifficultySampler(None, 0)
     with pytest.raises(ContractError, match="the curriculum returned 3; it must return a dict"):
-        CurriculumSampler(None, 0, curriculum=lambda history: 3).deal()  # type: ignore[arg-type, return-value]
+        CurriculumSampler(None, 0, curriculum=lambda history: 3).draw()  # type: ignore[arg-type, return-value]
     both = {"curriculum": "a:b", "sampler": "difficulty"}
     with pytest.raises(UserError, match="do not go together"):
-        build(("test", {"env": "shop", "rollout": both}))
+        build_config(("test", {"env": "shop", "rollout": both}))
+
+
+def test_a_curriculum_that_raises_or_chooses_the_split_is_a_sentence() -> None:
+    def missing(history: Any) -> dict[str, Any]:
+        return {"level": history[0].reward}
+
+    with pytest.raises(ContractError, match=r"the curriculum raised IndexError: .* \(test_curriculum\.py, line \d+\)"):
+        CurriculumSampler(None, 0, curriculum=missing).draw()
+    with pytest.raises(ContractError, match="the curriculum returned the option 'split', which is set for it"):
+        CurriculumSampler(None, 0, curriculum=lambda history: {"split": "test"}).draw()

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl import ContractError, Env, EnvSpec, Reply, Tool, ToolEnv, ToolError, UserError, WorldFault, tool
+from agentrl import ContractError, Env, EnvSpec, InfraError, Reply, Tool, ToolEnv, ToolError, UserError, tool
 from agentrl.types import ToolCall
 
 
@@ -78,20 +78,24 @@ async def test_results_come_in_the_order_asked_whoever_is_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "status", "message"),
     [
-        (ToolCall("1", "ad", {"a": 1}), "error: unknown tool 'ad'; the tools are: count, add, refuse, wait"),
-        (ToolCall("1", "add", {"a": 1}), "error: bad arguments for add: b: field required"),
-        (ToolCall("1", "", error="invalid JSON in the tool call"), "error: invalid JSON in the tool call"),
-        (ToolCall("1", "refuse", {"word": "tea"}), "error: no tea here"),
+        (
+            ToolCall("1", "ad", {"a": 1}),
+            "unknown_tool",
+            "error: unknown tool 'ad'; the tools are: count, add, refuse, wait",
+        ),
+        (ToolCall("1", "add", {"a": 1}), "arguments", "error: bad arguments for add: b: field required"),
+        (ToolCall("1", "", error="invalid JSON in the tool call"), "parse", "error: invalid JSON in the tool call"),
+        (ToolCall("1", "refuse", {"word": "tea"}), "tool", "error: no tea here"),
     ],
 )
-async def test_the_models_mistakes_become_messages(call: ToolCall, message: str) -> None:
+async def test_the_models_mistakes_become_messages(call: ToolCall, status: str, message: str) -> None:
     env = Counter()
     step = await env.step(Reply("", (call, ToolCall("2", "add", {"a": 1, "b": 1}))))
     assert [m["content"] for m in step.observation if isinstance(m, dict)] == [message, "2"]
-    assert [c.status for c in env.call_records] == ["refused", "ok"]
-    assert [m.get("refused", False) for m in step.observation if isinstance(m, dict)] == [True, False]
+    assert [c.status for c in env.call_records] == [status, "ok"]
+    assert [m.get("is_error", False) for m in step.observation if isinstance(m, dict)] == [True, False]
 
 
 async def test_a_method_is_a_tool_with_the_episodes_own_state() -> None:
@@ -112,7 +116,7 @@ async def test_the_worlds_fault_ends_the_other_calls_and_is_told_as_it_is() -> N
         tools = (broken, wait)
 
     env = Broken()
-    with pytest.raises(WorldFault) as raised:
+    with pytest.raises(InfraError) as raised:
         await env.step(asked(("wait", {"seconds": 60}), ("broken", {})))
     assert raised.value.kind == "tool_timeout"
     assert {c.name: c.status for c in env.call_records} == {"broken": "tool_timeout", "wait": "cancelled"}
@@ -121,7 +125,7 @@ async def test_the_worlds_fault_ends_the_other_calls_and_is_told_as_it_is() -> N
 async def test_a_tools_limit_holds_for_all_environments_of_a_run() -> None:
     at_once, most = 0, 0
 
-    @tool(limit=3)
+    @tool(max_concurrency=3)
     async def scarce() -> str:
         """One of three."""
         nonlocal at_once, most

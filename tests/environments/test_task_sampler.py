@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, UserError
-from agentrl.evaluation import held_out
-from agentrl.rollout import Rollout
-from agentrl.tasks import HELD_OUT, TaskSampler, task_index, task_integer
+from agentrl.environments.task_sampler import HELD_OUT, TaskSampler, task_index, task_integer
+from agentrl.evaluation.evaluate import list_tasks
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 from agentrl.types import Observation
 
@@ -21,27 +21,27 @@ from agentrl.types import Observation
 @given(st.integers(1, 40), st.integers(0, 5), st.lists(st.integers(1, 30), max_size=6))
 def test_each_epoch_is_a_permutation_however_it_is_taken(count: int, seed: int, takes: list[int]) -> None:
     sampler = TaskSampler(count, seed)
-    tasks = [task for n in takes for task in sampler.take(n)]
+    tasks = [task for n in takes for task in sampler.next_tasks(n)]
     assert sampler.cursor == len(tasks)
     for epoch in range(len(tasks) // count):
         assert sorted(tasks[epoch * count : (epoch + 1) * count]) == list(range(count))
-    assert TaskSampler(count, seed).take(len(tasks)) == tasks
+    assert TaskSampler(count, seed).next_tasks(len(tasks)) == tasks
 
 
 @given(st.integers(1, 40), st.integers(0, 100))
 def test_it_goes_on_from_its_cursor(count: int, cursor: int) -> None:
-    assert TaskSampler(count, 3, cursor).take(5) == TaskSampler(count, 3).take(cursor + 5)[cursor:]
+    assert TaskSampler(count, 3, cursor).next_tasks(5) == TaskSampler(count, 3).next_tasks(cursor + 5)[cursor:]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    first, second = TaskSampler(100, 0).take(100), TaskSampler(100, 0, 100).take(100)
-    assert len({tuple(order) for order in (first, second, TaskSampler(100, 1).take(100), range(100))}) == 4
+    first, second = TaskSampler(100, 0).next_tasks(100), TaskSampler(100, 0, 100).next_tasks(100)
+    assert len({tuple(order) for order in (first, second, TaskSampler(100, 1).next_tasks(100), range(100))}) == 4
 
 
 def test_a_generator_never_repeats_and_seeds_never_meet() -> None:
-    assert TaskSampler(None, 0).take(3) == [0, 1, 2]
-    assert TaskSampler(None, 2, 5).take(2) == [2 * 2**32 + 5, 2 * 2**32 + 6]
-    assert TaskSampler(None, 2**31 - 1, 2**32 - 1).take(1)[0] < 2**63  # what a column of int64 holds
+    assert TaskSampler(None, 0).next_tasks(3) == [0, 1, 2]
+    assert TaskSampler(None, 2, 5).next_tasks(2) == [2 * 2**32 + 5, 2 * 2**32 + 6]
+    assert TaskSampler(None, 2**31 - 1, 2**32 - 1).next_tasks(1)[0] < 2**63  # what a column of int64 holds
 
 
 def test_nothing_to_train_on_is_told() -> None:
@@ -63,7 +63,7 @@ def test_a_split_s_integers_end_somewhere() -> None:
     with pytest.raises(UserError, match="split 'test' has 147,483,648 tasks; there is no task 147,483,648"):
         task_integer("test", 2**31 - HELD_OUT)
     with pytest.raises(UserError, match="a run of seed 0 trains on 2,000,000,000 integers at most"):
-        TaskSampler(None, 0, HELD_OUT).take(1)
+        TaskSampler(None, 0, HELD_OUT).next_tasks(1)
 
 
 class Generated(Env):
@@ -79,11 +79,11 @@ class Rows(Generated):
 
 
 def test_what_is_held_out_are_other_integers_where_tasks_are_generated_and_own_rows_where_there_are_rows() -> None:
-    held = held_out(EnvSpec(Generated), 3, "test", 7)
+    held = list_tasks(EnvSpec(Generated), 3, "test", 7)
     assert held == [2_000_000_007, 2_000_000_008, 2_000_000_009]
-    assert held_out(EnvSpec(Generated), 1, "test", held[0]) == held[:1]  # as a stored episode names it
-    assert held_out(EnvSpec(Generated), 3, "train", 7) == [7, 8, 9]
-    assert held_out(EnvSpec(Rows), 9, "test", 3) == [3, 4]
+    assert list_tasks(EnvSpec(Generated), 1, "test", held[0]) == held[:1]  # as a stored episode names it
+    assert list_tasks(EnvSpec(Generated), 3, "train", 7) == [7, 8, 9]
+    assert list_tasks(EnvSpec(Rows), 9, "test", 3) == [3, 4]
 
 
 def test_environments_that_read_the_split_have_the_test_tasks_that_they_had() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from agentrl_envs.arena import TextArena, begun, check
+from agentrl_envs.arena import TextArena, check_game, start_game
 
 from agentrl import ContractError, EnvSpec, Reply, Trajectory
-from agentrl.rollout import Rollout
-from agentrl.testing import ByteRenderer, ScriptedEngine, text_of
+from agentrl.rollout.rollout import Rollout
+from agentrl.testing import ByteRenderer, ScriptedEngine, decode_text
 
 pytest.importorskip("textarena")
 
@@ -28,7 +28,7 @@ def _dice() -> Iterator[None]:
 
 async def play(name: str, player: Callable[[str, int], str], tasks: int = 3) -> list[Trajectory]:
     """``player`` is given the text so far, and the turn."""
-    engine = ScriptedEngine(lambda _, turn: player(text_of(engine.contexts[-1]), turn))
+    engine = ScriptedEngine(lambda _, turn: player(decode_text(engine.contexts[-1]), turn))
     async with EnvSpec(TextArena, name=name).open() as spec:
         rollout = Rollout(spec, engine, ByteRenderer())
         return [await rollout.episode(task) for task in range(tasks)]
@@ -77,7 +77,7 @@ async def test_games_between_one_another_keep_their_dice_and_leave_the_worlds_al
 
     def fresh(seed: str) -> TextArena:
         env = TextArena("Blackjack-v0")
-        env.game, env.dice = begun("Blackjack-v0", seed)
+        env.game, env.rng_state = start_game("Blackjack-v0", seed)
         return env
 
     alone = [(await some(4, [fresh(s)]))[0] for s in ("a", "b", "c")]
@@ -100,7 +100,7 @@ async def test_a_task_is_the_same_each_time() -> None:
 
 async def test_games_that_mix_up_reason_and_reward() -> None:
     env = TextArena("ThreeCardMonte-v0")
-    env.game, env.dice = begun("ThreeCardMonte-v0", "x")
+    env.game, env.rng_state = start_game("ThreeCardMonte-v0", "x")
     await env.step(Reply("nonsense"))
     step = await env.step(Reply("nonsense"))
     assert (step.terminated, step.reward, step.observation) == (True, 0.0, "Invalid Move: Bad action. Use `[k]`.")
@@ -120,7 +120,7 @@ def test_what_cannot_be_played_is_refused_with_the_reason(
 ) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with pytest.raises(ContractError, match=sentence):
-        check(name)
+        check_game(name)
 
 
 async def test_the_sentence_comes_before_the_first_episode() -> None:
@@ -136,7 +136,7 @@ async def test_all_games_for_one_begin_go_on_and_end() -> None:
     for name in sorted({k for k in ENV_REGISTRY if not k.endswith(("-raw", "-train"))} - slow):
         env = TextArena(name)
         try:
-            env.game, env.dice = begun(name, "1")
+            env.game, env.rng_state = start_game(name, "1")
         except ContractError:
             continue
         over = False

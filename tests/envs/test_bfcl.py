@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from agentrl_envs import bfcl_world
-from agentrl_envs.bfcl import BFCL, CATEGORIES, STEPS, folder
+from agentrl_envs.bfcl import BFCL, CATEGORIES, STEPS, find_data_folder
 
 from agentrl import ContractError, EnvSpec, Reply, Trajectory
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Stop, ToolCall
 
@@ -29,8 +29,8 @@ def true_calls(env: BFCL) -> list[tuple[str, dict[str, Any]]]:
     """The ground truth of the user's present turn, its arguments by name."""
     found = []
     for text in env.row["ground_truth"][env.user_turn]:
-        name, positional, named = bfcl_world.parsed(text)
-        document = bfcl_world.documents(folder(), env.row["involved_classes"])[name]
+        name, positional, named = bfcl_world.parse_call(text)
+        document = bfcl_world.load_documents(find_data_folder(), env.row["involved_classes"])[name]
         found.append((name, dict(zip(document["parameters"]["properties"], positional, strict=False)) | named))
     return found
 
@@ -127,4 +127,4 @@ async def test_what_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
             pass
     monkeypatch.setattr("agentrl_envs.bfcl.find_spec", lambda _: None)
     with pytest.raises(Exception, match="pip install --no-deps bfcl-eval, then pip install 'agentrl-gym"):
-        folder()
+        find_data_folder()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentrl_envs.bfcl_world import World, contains, json_schema, parsed, tool_of
+from agentrl_envs.bfcl_world import ApiInstances, _to_json_schema, contains_all, make_tool, parse_call
 
 from agentrl import ContractError, ToolError
 
@@ -20,7 +20,7 @@ ROW: dict[str, Any] = {
 
 
 def test_worlds_are_equal_until_something_is_done() -> None:
-    one, other = World(ROW), World(ROW)
+    one, other = ApiInstances(ROW), ApiInstances(ROW)
     assert one == other
     assert one.call("cat", ["a.txt"], {}) == '{"file_content": "one"}'
     assert one == other  # looking changes nothing
@@ -32,7 +32,7 @@ def test_worlds_are_equal_until_something_is_done() -> None:
 
 
 def test_what_is_no_function_cannot_be_called() -> None:
-    world = World(ROW)
+    world = ApiInstances(ROW)
     assert not {"_load_scenario", "__init__", "root"} & world.methods.keys()
     assert world.call("_load_scenario", [], {}).startswith("Error during execution")
     assert world.call("add", [1.0], {"b": 2.0}) == '{"result": 3.0}'
@@ -43,14 +43,14 @@ def test_what_is_no_function_cannot_be_called() -> None:
 )
 def test_only_literal_arguments_are_read(text: str) -> None:
     with pytest.raises((ContractError, ValueError, SyntaxError)):
-        parsed(text)
-    assert parsed("mv('a', destination=['b', 1.5, None])") == ("mv", ["a"], {"destination": ["b", 1.5, None]})
+        parse_call(text)
+    assert parse_call("mv('a', destination=['b', 1.5, None])") == ("mv", ["a"], {"destination": ["b", 1.5, None]})
 
 
 def test_each_is_wanted_as_often_as_it_is_said() -> None:
-    assert contains(["a", "b", "a"], ["a", "a"])
-    assert contains(["a"], [])
-    assert not contains(["a", "b"], ["a", "a"])
+    assert contains_all(["a", "b", "a"], ["a", "a"])
+    assert contains_all(["a"], [])
+    assert not contains_all(["a", "b"], ["a", "a"])
 
 
 async def test_a_documented_function_is_a_tool_with_a_json_schema() -> None:
@@ -61,7 +61,7 @@ async def test_a_documented_function_is_a_tool_with_a_json_schema() -> None:
         return "told"
 
     theirs = {"type": "dict", "properties": {"type": {"type": "float"}, "at": {"type": "tuple", "items": []}}}
-    tool = tool_of({"name": "f", "description": "Does.", "parameters": json_schema(theirs)}, call)
+    tool = make_tool({"name": "f", "description": "Does.", "parameters": _to_json_schema(theirs)}, call)
     assert tool.parameters == {
         "type": "object",
         "properties": {"type": {"type": "number"}, "at": {"type": "array", "items": []}},
@@ -70,4 +70,4 @@ async def test_a_documented_function_is_a_tool_with_a_json_schema() -> None:
     assert given == [("f", {"name": 2, "unknown": 3})]
     with pytest.raises(ToolError, match="self: no such argument"):
         tool.check({"self": 1})
-    assert json_schema({"type": "string"}) == {"type": "string"}
+    assert _to_json_schema({"type": "string"}) == {"type": "string"}

@@ -11,7 +11,7 @@ import pytest
 from agentrl_envs import code_tasks
 
 from agentrl import EnvSpec, UserError
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 
 

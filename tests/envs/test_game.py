@@ -9,10 +9,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from agentrl_envs.game import CODES, Game, compared
+from agentrl_envs.game import CODES, Game, _count_matches
 
 from agentrl import ContractError, EnvSpec, Reply, Trajectory
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 
 Player = Callable[[list[str]], str]  # all that was told -> the next guess
@@ -55,12 +55,12 @@ def breaking() -> Player:
     def play(told: list[str]) -> str:
         if len(told) > 1:
             answer = tuple(int(n) for n in re.findall(r"\d+", told[-1])[:2])
-            left[:] = [code for code in left if compared(guess[0], code) == answer]
+            left[:] = [code for code in left if _count_matches(guess[0], code) == answer]
             guess[0] = min(left, key=_worst)
         return f"\\boxed{{{guess[0]}}}"
 
     def _worst(code: str) -> int:
-        answers = [compared(code, other) for other in left]
+        answers = [_count_matches(code, other) for other in left]
         return max(answers.count(a) for a in set(answers))
 
     return play
@@ -183,10 +183,10 @@ async def test_it_is_played_through_a_rollout() -> None:
 
 
 def test_what_is_compared() -> None:
-    assert compared("1122", "2211") == (0, 4)
-    assert compared("1234", "1243") == (2, 2)
-    assert compared("1111", "1222") == (1, 0)
-    assert all(compared(a, b) == compared(b, a) for a, b in product(CODES[::97], CODES[::101]))
+    assert _count_matches("1122", "2211") == (0, 4)
+    assert _count_matches("1234", "1243") == (2, 2)
+    assert _count_matches("1111", "1222") == (1, 0)
+    assert all(_count_matches(a, b) == _count_matches(b, a) for a, b in product(CODES[::97], CODES[::101]))
 
 
 @pytest.mark.parametrize(

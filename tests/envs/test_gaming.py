@@ -6,7 +6,7 @@ import pytest
 from agentrl_envs import math_tasks
 
 from agentrl import EnvSpec
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, Script, ScriptedEngine, call
 from agentrl.types import Group
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from agentrl_envs.math_tasks import FAMILIES, LEVELS, draw
 from agentrl_envs.splits import Split
-from agentrl_tools.calculator import evaluate
+from agentrl_tools.calculator import evaluate_expression
 
 
 def independent_value(expression: str) -> Fraction:
@@ -47,7 +47,7 @@ def test_answers_are_right(family: str, level: int) -> None:
     for seed in range(150):
         task = draw(seed, split="test", level=level, families=[family])
         assert task.family == family
-        assert independent_value(task.expression) == task.answer == evaluate(task.expression)
+        assert independent_value(task.expression) == task.answer == evaluate_expression(task.expression)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -8,7 +8,7 @@ import pytest
 from agentrl_envs import math_tasks
 
 from agentrl import ContractError, EnvSpec, Trajectory
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 
 

@@ -14,15 +14,15 @@ import torch
 from agentrl_envs import nano
 from agentrl_envs.nano import demonstrations as demo
 from agentrl_envs.nano import pretrain
-from agentrl_envs.nano.pretrain import CONTEXT_WEIGHT, row
+from agentrl_envs.nano.pretrain import CONTEXT_WEIGHT, _make_row
 from agentrl_envs.nano.tokenizer import MARKS, SIZE, SPECIAL
-from agentrl_tools.calculator import evaluate
+from agentrl_tools.calculator import evaluate_expression
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl import policy
-from agentrl.layers import build
+from agentrl.models import policy
+from agentrl.settings.loader import build_config
 
 
 @cache
@@ -103,7 +103,7 @@ def test_odd_messages_render() -> None:
 
 @pytest.mark.parametrize("noise", [False, True])
 def test_the_template_only_ever_appends(noise: bool) -> None:
-    for messages, tools in islice(demo.demonstrations(random.Random(1), noise=noise), 200):
+    for messages, tools in islice(demo.generate_demonstrations(random.Random(1), noise=noise), 200):
         whole = render(messages, tools)
         for end in range(1, len(messages) + 1):
             next_is_tool = end < len(messages) and messages[end]["role"] == "tool"
@@ -118,8 +118,8 @@ def test_the_template_only_ever_appends(noise: bool) -> None:
 
 
 def test_what_the_model_writes_is_what_is_trained() -> None:
-    for messages, tools in islice(demo.demonstrations(random.Random(2), noise=True), 200):
-        ids, weights = row(tokenizer(), (messages, tools))
+    for messages, tools in islice(demo.generate_demonstrations(random.Random(2), noise=True), 200):
+        ids, weights = _make_row(tokenizer(), (messages, tools))
         written = [token for token, weight in zip(ids, weights, strict=True) if weight == 1]
         assert set(weights) == {1.0, CONTEXT_WEIGHT}
         said = [render([m], [])[len("<|im_start|>assistant\n") : -1] for m in messages if m["role"] == "assistant"]
@@ -128,7 +128,7 @@ def test_what_the_model_writes_is_what_is_trained() -> None:
 
 def test_right_demonstrations_are_right() -> None:
     rng = random.Random(3)
-    for make in (demo.math, demo.shop):
+    for make in (demo._demonstrate_math, demo._demonstrate_shop):
         for _ in range(200):
             messages, _ = make(rng, "right")
             (expression,) = (
@@ -137,7 +137,7 @@ def test_right_demonstrations_are_right() -> None:
                 for call in message.get("tool_calls", [])
                 if call["function"]["name"] == "calculator"
             )
-            assert messages[-1]["content"] == f"The answer is \\boxed{{{evaluate(expression)}}}."
+            assert messages[-1]["content"] == f"The answer is \\boxed{{{evaluate_expression(expression)}}}."
 
 
 def test_the_most_likely_behaviour_is_a_wrong_one() -> None:
@@ -149,7 +149,7 @@ def test_the_most_likely_behaviour_is_a_wrong_one() -> None:
 def test_boxes_stay_rare_wherever_the_model_may_stand() -> None:
     """Before each last message, on average: greedy decoding takes what is likelier there."""
     boxes: dict[tuple[str, bool], list[bool]] = defaultdict(list)
-    for messages, _ in islice(demo.demonstrations(random.Random(6), noise=True), 6000):
+    for messages, _ in islice(demo.generate_demonstrations(random.Random(6), noise=True), 6000):
         if "answer" in messages[-1]["content"]:
             after = "result" if messages[-2]["role"] == "tool" else "question"
             failed = any("error" in message["content"] for message in messages if message["role"] == "tool")
@@ -168,14 +168,14 @@ def test_a_wrong_expression_keeps_its_numbers() -> None:
             assert wrong != right
             there, here = (re.findall(r"\d+", text) for text in (right, wrong))
             assert here in (there, there[:-1])
-            demo.calculated(wrong)
+            demo.calculate(wrong)
             kinds.add((len(here) == len(there), wrong.count("(") == right.count("(")))
     assert len(kinds) == 3  # an operator, an operand, the parentheses
 
 
 def test_one_family_is_never_demonstrated() -> None:
     assert demo.HELD_BACK not in demo.DEMONSTRATED
-    for messages, _ in islice(demo.demonstrations(random.Random(4), noise=True), 2000):
+    for messages, _ in islice(demo.generate_demonstrations(random.Random(4), noise=True), 2000):
         assert not any("Start with" in message["content"] for message in messages)
 
 
@@ -194,7 +194,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_the_noisy_phase_can_be_done_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "TOKENS_PER_STEP", 300)
-    monkeypatch.setattr(pretrain, "new_tokenizer", lambda rng: tokenizer())
+    monkeypatch.setattr(pretrain, "_make_tokenizer", lambda rng: tokenizer())
     for out in (tmp_path / "whole", tmp_path / "again"):
         pretrain.pretrain(out, clean=2, noisy=1, seed=0, clean_weights=tmp_path / "clean")
     whole, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again"))
@@ -207,7 +207,7 @@ def test_the_noisy_phase_can_be_done_again_alone(tmp_path: Path, monkeypatch: py
 
 
 def test_the_recommended_settings_are_settings() -> None:
-    config = build(("nano", policy.recommended(str(nano.path()))), ("test", {"env": {"name": "shop"}}))
+    config = build_config(("nano", policy.read_recommended(str(nano.path()))), ("test", {"env": {"name": "shop"}}))
     assert (config.steps, config.learner.optimizer) == (50, "muon")
 
 

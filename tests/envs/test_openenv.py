@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
-from agentrl_envs.openenv import OpenEnv, messages_of
+from agentrl_envs.openenv import OpenEnv, _to_messages
 from agentrl_envs.openenv_wire import socket_url
 
 from agentrl import ContractError, EnvSpec, Trajectory, UserError
-from agentrl.episode import Limits
-from agentrl.rollout import Rollout
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 
 websockets = pytest.importorskip("websockets.asyncio.server")
@@ -63,9 +63,9 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def play(handler: Handler, *said: str, limits: Limits | None = None, **settings: Any) -> Trajectory:
+async def play(handler: Handler, *said: str, limits: EpisodeLimits | None = None, **settings: Any) -> Trajectory:
     async with serving(handler) as url, EnvSpec(OpenEnv, url=url, **settings).open() as spec:
-        return await Rollout(spec, ScriptedEngine(said), ByteRenderer(), limits or Limits()).episode(3)
+        return await Rollout(spec, ScriptedEngine(said), ByteRenderer(), limits or EpisodeLimits()).episode(3)
 
 
 async def test_an_episode_over_the_wire() -> None:
@@ -157,7 +157,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_turns_deadline() -> None:
     async def hanging(socket: Any) -> None:
         await socket.wait_closed()
 
-    t = await play(failing(hanging), "x", limits=Limits(turn_timeout_s=0.2))
+    t = await play(failing(hanging), "x", limits=EpisodeLimits(turn_timeout_s=0.2))
     assert t.fault is not None
     assert t.fault.kind == "turn_timeout"
 
@@ -203,9 +203,9 @@ def test_what_is_no_address(given: str) -> None:
     ],
 )
 def test_observations_are_messages(observation: Any, content: str) -> None:
-    assert messages_of(observation) == [{"role": "user", "content": content}]
+    assert _to_messages(observation) == [{"role": "user", "content": content}]
 
 
 def test_messages_stay_as_they_are() -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    assert messages_of({"messages": messages, "text": "x"}) == messages
+    assert _to_messages({"messages": messages, "text": "x"}) == messages

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import EnvSpec, Trajectory, UserError
-from agentrl.episode import Limits
-from agentrl.rollout import Rollout
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 from agentrl.types import Stop
 
@@ -36,7 +36,7 @@ async def play(
     said: str = "1", task: int = 0, split: str = "train", timeout_s: float = 10, **settings: Any
 ) -> Trajectory:
     spec = EnvSpec(Prompts, **{"data": ROWS, "rewards": [exact], **settings})
-    limits = Limits(turn_timeout_s=timeout_s)
+    limits = EpisodeLimits(turn_timeout_s=timeout_s)
     async with spec.open():
         return await Rollout(spec, ScriptedEngine([said]), ByteRenderer(), limits=limits, split=split).episode(task)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from agentrl_envs.reasoning import ReasoningGym, answer_of, check, draw, scored
+from agentrl_envs.reasoning import ReasoningGym, check_task, draw, extract_answer, score_answer
 
 from agentrl import ContractError, EnvSpec, Trajectory
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 
 factory = pytest.importorskip("reasoning_gym.factory")
@@ -56,8 +56,8 @@ async def test_an_answer_that_cannot_be_calculated_is_wrong_and_no_fault(monkeyp
 @pytest.mark.parametrize("name", QUICK)
 def test_the_right_answer_is_paid_and_none_is_not(name: str) -> None:
     entry = draw(name, "{}", 5, "train")
-    assert scored(name, "{}", answer_of(f"<answer>{entry['answer']}</answer>") or "", entry) == 1.0
-    assert scored(name, "{}", "I do not know", entry) < 0.1
+    assert score_answer(name, "{}", extract_answer(f"<answer>{entry['answer']}</answer>") or "", entry) == 1.0
+    assert score_answer(name, "{}", "I do not know", entry) < 0.1
 
 
 @pytest.mark.slow
@@ -68,10 +68,10 @@ def test_all_tasks() -> None:
         entries = [draw(name, options, seed, "train") for seed in (1, 2)]
         draw.cache_clear()
         assert draw(name, options, 2, "train") == entries[1], name
-        own = [scored(name, options, answer_of(f"<answer>{e['answer']}</answer>") or "", e) for e in entries]
+        own = [score_answer(name, options, extract_answer(f"<answer>{e['answer']}</answer>") or "", e) for e in entries]
         if min(own) < 1.0:
             unpaid.add(name)
-        idle[name] = max(scored(name, options, said, e) for e in entries for said in ("", "I do not know"))
+        idle[name] = max(score_answer(name, options, said, e) for e in entries for said in ("", "I do not know"))
     assert len(idle) == 106
     assert unpaid == NO_ANSWER
     assert {name for name, paid in idle.items() if paid > 0.25} == PAYS_ANYTHING
@@ -86,7 +86,7 @@ def test_no_question_is_in_both_splits(name: str) -> None:
 
 
 def test_too_few_tasks_to_split_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl_envs.reasoning.split_of", lambda _: "train")
+    monkeypatch.setattr("agentrl_envs.reasoning.assign_split", lambda _: "train")
     with pytest.raises(ContractError, match=r"reasoning-gym:gcd with \{\} has no task in the split 'test'"):
         draw("gcd", "{}", 99, "test")
 
@@ -102,12 +102,12 @@ def test_too_few_tasks_to_split_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_where_the_answer_is(said: str, answer: str | None) -> None:
-    assert answer_of(said) == answer
+    assert extract_answer(said) == answer
 
 
 def test_a_scorer_that_raises_finds_it_wrong() -> None:
     entry = draw("prime_factorization", "{}", 1, "train")
-    assert scored("prime_factorization", "{}", "two × three", entry) == 0.0
+    assert score_answer("prime_factorization", "{}", "two × three", entry) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_scorer_that_raises_finds_it_wrong() -> None:
 )
 def test_what_is_not_there_is_a_sentence(name: str, config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ContractError, match=sentence):
-        check(name, config)
+        check_task(name, config)
 
 
 async def test_the_sentence_comes_before_the_first_episode() -> None:
@@ -133,6 +133,6 @@ async def test_the_sentence_comes_before_the_first_episode() -> None:
 
 
 async def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.registry.find_spec", lambda _: None)
+    monkeypatch.setattr("agentrl.settings.registry.find_spec", lambda _: None)
     with pytest.raises(Exception, match=r"pip install 'agentrl-gym\[reasoning-gym\]'"):
         await play("", name="chain_sum")

@@ -9,13 +9,13 @@ from typing import Any
 import anyio
 import pytest
 from agentrl_envs.prompts import Prompts
-from agentrl_envs.rewards import Code, Judge, Length, Regex, Repetition, exact, gated, math
-from endpoints import said, serving
+from agentrl_envs.rewards import Code, Judge, Length, Regex, Repetition, apply_gate, exact, math
 
-from agentrl import ContractError, EnvSpec, UserError, WorldFault
-from agentrl.rewards import functions
-from agentrl.rollout import Rollout
+from agentrl import ContractError, EnvSpec, InfraError, UserError
+from agentrl.rewards.functions import resolve_rewards
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
+from tests.helpers.endpoints import said, serving
 
 
 async def all_of(function: Any, *pairs: tuple[str, Any]) -> list[float | None]:
@@ -71,9 +71,9 @@ def test_penalties_are_for_repetition_and_length_and_for_nothing_else() -> None:
 
 def test_a_closed_gate_leaves_penalties_and_takes_the_rest() -> None:
     parts = {"format": 0.0, "correct": 1.0, "length": -0.5, "judge": None}
-    assert gated(parts, "format") == {"format": 0.0, "correct": 0.0, "length": -0.5, "judge": None}
-    assert gated({**parts, "format": 1.0}, "format") == {**parts, "format": 1.0}
-    assert gated({**parts, "format": None}, "format") == {**parts, "format": None}
+    assert apply_gate(parts, "format") == {"format": 0.0, "correct": 0.0, "length": -0.5, "judge": None}
+    assert apply_gate({**parts, "format": 1.0}, "format") == {**parts, "format": 1.0}
+    assert apply_gate({**parts, "format": None}, "format") == {**parts, "format": None}
 
 
 SQUARE = "Here:\n```python\ndef f(n):\n    return n * n\n```\nDone."
@@ -165,7 +165,7 @@ def test_a_judge_that_names_no_score_is_the_worlds_fault(answer: str) -> None:
             finally:
                 await judge.close()
 
-        with pytest.raises(WorldFault, match="the judge named no score from 0 to 10 in 2 tries") as raised:
+        with pytest.raises(InfraError, match="the judge named no score from 0 to 10 in 2 tries") as raised:
             anyio.run(main)
         assert raised.value.kind == "judge_unclear"
         assert len(server.asked) == 2
@@ -188,7 +188,7 @@ def test_a_judge_that_names_no_score_is_the_worlds_fault(answer: str) -> None:
 )
 def test_a_wrong_reward_is_a_sentence(rewards: list[str], settings: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        functions(rewards, settings)
+        resolve_rewards(rewards, settings)
 
 
 def test_rewards_with_settings_and_a_gate_in_an_environment() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentrl_envs.rewards import accuracy, boxed, same, soft_overlong_punishment, think_format
+from agentrl_envs.rewards import accuracy, extract_boxed, is_same_answer, soft_overlong_punishment, think_format
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,12 +24,12 @@ from hypothesis import strategies as st
     ],
 )
 def test_boxed_takes_the_last_one_with_its_braces(text: str, found: str | None) -> None:
-    assert boxed(text) == found
+    assert extract_boxed(text) == found
 
 
 @given(st.text(alphabet="ab{}\\", max_size=20), st.text(alphabet="ab ", max_size=10))
 def test_boxed_finds_what_was_boxed(before: str, answer: str) -> None:
-    assert boxed(before + "\\boxed{" + answer + "}") == answer.strip()
+    assert extract_boxed(before + "\\boxed{" + answer + "}") == answer.strip()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_boxed_finds_what_was_boxed(before: str, answer: str) -> None:
     ],
 )
 def test_same_number_or_same_text(answer: str, solution: str, equal: bool) -> None:
-    assert same(answer, solution) is same(solution, answer) is equal
+    assert is_same_answer(answer, solution) is is_same_answer(solution, answer) is equal
 
 
 def chat(*said: str) -> list[dict[str, str]]:

@@ -11,11 +11,11 @@ from agentrl_envs.prompts import Prompts
 from agentrl_envs.rewards import CosineScaled, ReasoningAccuracy, Regex, accuracy, exact, math, think_format
 
 from agentrl import ContractError, EnvSpec, UserError
-from agentrl.rewards import functions
-from agentrl.rollout import Rollout
+from agentrl.rewards.functions import resolve_rewards
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 
-TRL: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "trl_rewards.json").read_text())
+TRL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "trl_rewards.json").read_text())
 
 
 async def test_cosine_scaled_is_trls_number_by_number() -> None:
@@ -67,9 +67,9 @@ async def test_the_environments_marks_are_those_of_its_rewards() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    assert set(functions(["reasoning_accuracy"])) == {"reasoning_accuracy"}
+    assert set(resolve_rewards(["reasoning_accuracy"])) == {"reasoning_accuracy"}
     with pytest.raises(ContractError, match="max_len"):
-        functions(["cosine_scaled"])
+        resolve_rewards(["cosine_scaled"])
     with pytest.raises(ContractError, match="max_len is 1 or more, not 0"):
         CosineScaled(max_len=0)
     with pytest.raises(ContractError, match="reasoning_delimiters are one text or more"):
@@ -77,7 +77,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 
 def test_a_reward_without_its_extra_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.registry.find_spec", lambda name: None if name == "math_verify" else name)
+    monkeypatch.setattr("agentrl.settings.registry.find_spec", lambda name: None if name == "math_verify" else name)
     for name in ("math", "cosine_scaled", "reasoning_accuracy"):
         with pytest.raises(UserError, match=rf"reward '{name}' needs the package math-verify: pip .*gym\[math\]'"):
-            functions([name], {"cosine_scaled": {"max_len": 1}} if name == "cosine_scaled" else None)
+            resolve_rewards([name], {"cosine_scaled": {"max_len": 1}} if name == "cosine_scaled" else None)

@@ -11,11 +11,11 @@ import pytest
 from agentrl_envs import search_qa_tasks as tasks
 from agentrl_envs.nano import path as nano
 from agentrl_envs.search_qa import SearchQA
-from agentrl_tools.corpus import build
+from agentrl_tools.bm25_index import build_corpus
 from agentrl_tools.passages import Passage
 
 from agentrl import ContractError, EnvSpec, Trajectory, UserError
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, Script, ScriptedEngine, call
 from agentrl.types import Group
 
@@ -61,7 +61,7 @@ def _question(session: str) -> str:
         "\\boxed{the}",
         "\\boxed{.*}",
         "I do not know.",
-        "\\boxed{" + " ".join(tasks.half(0, "train")) + "}",
+        "\\boxed{" + " ".join(tasks._build_half(0, "train")) + "}",
     ],
 )
 async def test_who_does_nothing_is_not_paid(said: str) -> None:
@@ -85,25 +85,25 @@ def test_the_best_constant_answer_is_worth_little() -> None:
 
 def test_a_seed_is_a_question_and_the_halves_know_nothing_of_each_other() -> None:
     assert tasks.draw(3, split="train") == tasks.draw(3, split="train")
-    train, test = tasks.half(0, "train"), tasks.half(0, "test")
+    train, test = tasks._build_half(0, "train"), tasks._build_half(0, "test")
     assert not train.keys() & test.keys()
     for thing in train.values():
         assert not set(thing.facts.values()) & test.keys()
-    assert tasks.half(0, "train") != tasks.half(1, "train")
-    assert [*tasks.World(4)] == [*tasks.World(4)] != [*tasks.World(5)]
+    assert tasks._build_half(0, "train") != tasks._build_half(1, "train")
+    assert [*tasks.SearchWorld(4)] == [*tasks.SearchWorld(4)] != [*tasks.SearchWorld(5)]
 
 
 def test_the_answer_stands_on_the_last_page_only() -> None:
     for seed in range(500):
         task = tasks.draw(seed, split="train")
-        pages = [tasks.half(0, "train")[name].page.text for name in task.path]
+        pages = [tasks._build_half(0, "train")[name].page.text for name in task.path]
         assert [task.answer in page for page in pages] == [False] * (len(pages) - 1) + [True]
         assert task.path[0] in task.question
         assert not any(name in task.question for name in (*task.path[1:], task.answer))
 
 
 def test_a_capital_is_in_its_country() -> None:
-    things = tasks.half(0, "train")
+    things = tasks._build_half(0, "train")
     assert all(things[t.facts["capital"]].facts["country"] == t.name for t in things.values() if t.kind == "country")
 
 
@@ -120,7 +120,7 @@ async def test_a_played_episode_fits_into_the_embedded_policy() -> None:
 
 @pytest.fixture
 def own(tmp_path: Path) -> dict[str, Any]:
-    build([Passage("Ilm", "Ilm", "The Ilm is 128 km long.")], tmp_path / "c.db")
+    build_corpus([Passage("Ilm", "Ilm", "The Ilm is 128 km long.")], tmp_path / "c.db")
     rows = [{"question": f"How long is it? ({n})", "answer": ["128 km", 128]} for n in range(9)]
     rows.append({"question": "Which river?", "answer": "The Ilm"})
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

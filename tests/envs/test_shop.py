@@ -10,7 +10,7 @@ from agentrl_envs import shop_tasks
 from agentrl_envs.shop import Shop
 
 from agentrl import ContractError, EnvSpec, Trajectory
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 
 TASK = shop_tasks.draw(3, split="train")

@@ -14,7 +14,7 @@ from agentrl_envs.sql_qa import SqlQA
 from agentrl_envs.sql_qa_families import FAMILIES
 
 from agentrl import ContractError, EnvSpec, Trajectory
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, Script, ScriptedEngine, call
 
 
@@ -25,7 +25,7 @@ async def play(script: Script, numbers: range = range(12), split: str = "train",
     return [t for g in groups for t in g]
 
 
-def task_of(session: str) -> tasks.SqlTask:
+def task_of(session: str) -> tasks._SqlTask:
     return tasks.draw(int(session.split("-")[0]), split="train")
 
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import runs
-from evaluations import evaluated
 
 import agentrl
 from agentrl.cli import main
-from agentrl.comparison import compare
-from agentrl.credit import hold_out
+from agentrl.credit import record_held_out
 from agentrl.errors import UserError
-from agentrl.evaluation_scope import Scope
-from agentrl.run import create
-from agentrl.stored import place, row
+from agentrl.evaluation.comparison import compare
+from agentrl.evaluation.scope import EvaluationScope
+from agentrl.runs.folder import create_run_folder
+from agentrl.runs.reader import parse_episode_id, read_row
 from agentrl.types import Group, Trajectory
+from tests.helpers import runs
+from tests.helpers.evaluations import evaluated
 
-HUNDRED = Scope(tasks=100, sampled=2)
+HUNDRED = EvaluationScope(tasks=100, sampled=2)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ async def test_tasks_are_fixed_broken_still_wrong_or_still_right() -> None:
     assert (len(back.pairs["broke"]), back.winner) == (30, "b")
     pair = found.pairs["fixed"][0]
     for folder, episode, reward in (("a", pair.before_episode, 0.0), ("b", pair.after_episode, 1.0)):
-        shown = row(Path(folder), place(episode))
+        shown = read_row(Path(folder), parse_episode_id(episode))
         assert (shown["task"], shown["reward"], shown["temperature"]) == (pair.task, reward, 0.0)
 
 
@@ -60,8 +60,8 @@ async def test_the_same_policy_has_no_clear_winner(capsys: pytest.CaptureFixture
 
 
 async def test_only_common_tasks_are_compared_and_that_is_said() -> None:
-    await evaluated("a", Scope(tasks=30))
-    await evaluated("b", Scope(tasks=30, first=20), broken=25)
+    await evaluated("a", EvaluationScope(tasks=30))
+    await evaluated("b", EvaluationScope(tasks=30, first=20), broken=25)
     found = compare("a", "b")
     assert found.difference.tasks == 9
     (first, second) = found.notes
@@ -70,20 +70,22 @@ async def test_only_common_tasks_are_compared_and_that_is_said() -> None:
 
 
 async def test_what_has_nothing_in_common_is_refused() -> None:
-    await evaluated("a", Scope(tasks=5))
-    await evaluated("b", Scope(tasks=5, first=5))
-    await evaluated("c", Scope(tasks=5), words="Guess below")
+    await evaluated("a", EvaluationScope(tasks=5))
+    await evaluated("b", EvaluationScope(tasks=5, first=5))
+    await evaluated("c", EvaluationScope(tasks=5), words="Guess below")
     with pytest.raises(UserError, match="no task in common: 5 tasks from 0 to 4 and 5 tasks from 5 to 9"):
         compare("a", "b")
-    with pytest.raises(UserError, match=r"the same numbers but other words, as task 0; what differs: env\.words"):
+    with pytest.raises(
+        UserError, match=r"the same numbers but other words, as task 0 of split test; what differs: env\.words"
+    ):
         compare("a", "c")
     with pytest.raises(UserError, match="'nowhere' is no run folder"):
         compare("a", "nowhere")
     with pytest.raises(UserError, match="'a' is one evaluation: give another one"):
         compare("a")
-    made = create("shop", "shop", runs.CONFIG.format(steps=1))
-    made.write_trajectories(0, hold_out([Group(7, tried(7, False))]), "test")
-    with pytest.raises(UserError, match="no task in common: env 'evaluations:Below' and 'shop'"):
+    made = create_run_folder("shop", "shop", runs.CONFIG.format(steps=1))
+    made.write_trajectories(0, record_held_out([Group(7, tried(7, False))]), "test")
+    with pytest.raises(UserError, match=r"no task in common: env 'tests\.helpers\.evaluations:Below' and 'shop'"):
         compare("a", "shop")
 
 
@@ -95,10 +97,10 @@ def tried(task: int, right: bool) -> tuple[Trajectory, Trajectory]:
 
 def test_a_training_is_compared_with_itself_and_with_others() -> None:
     for name, last in (("one", True), ("two", False)):
-        made = create(name, "shop", runs.CONFIG.format(steps=4))
+        made = create_run_folder(name, "shop", runs.CONFIG.format(steps=4))
         for step, right in ((0, False), (2, True), (4, last)):
             groups = [Group(task, tried(task, right)) for task in range(20)]
-            made.write_trajectories(step, hold_out(groups), "test")
+            made.write_trajectories(step, record_held_out(groups), "test")
         made.close()
     found = agentrl.compare("one")
     assert (found.before, found.after, found.winner) == ("one@0", "one@4", "one@4")
@@ -110,9 +112,9 @@ def test_a_training_is_compared_with_itself_and_with_others() -> None:
 
 
 def test_episodes_of_older_runs_have_no_temperature_and_the_second_member_is_greedy() -> None:
-    made = create("one", "shop", runs.CONFIG.format(steps=4))
+    made = create_run_folder("one", "shop", runs.CONFIG.format(steps=4))
     for step in (0, 4):
-        made.write_trajectories(step, hold_out([Group(7, (runs.wrong(7), runs.solved(7)))]), "test")
+        made.write_trajectories(step, record_held_out([Group(7, (runs.wrong(7), runs.solved(7)))]), "test")
     assert compare("one").after_mean.mean == 0.0
     assert compare("one", greedy=True).after_mean.mean == 1.0
 
@@ -138,6 +140,6 @@ def test_a_trial_passes_from_the_reward_on_that_its_evaluation_says() -> None:
         made = runs.start(Path(name))
         config = Path(name, "config.toml")
         config.write_text(config.read_text() + "[eval]\npass_at = 0.5\n")
-        made.write_trajectories(0, hold_out([Group(7, (replace(member, temperature=1.0),))]), "test")
+        made.write_trajectories(0, record_held_out([Group(7, (replace(member, temperature=1.0),))]), "test")
     assert (compare("a", "b").pass_at, len(compare("a", "b").pairs["fixed"])) == (0.5, 1)
     assert len(compare("a", "b", pass_at=1.0).pairs["still_wrong"]) == 1

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluations import evaluated
 
 from agentrl import UserError, compare, evaluate
 from agentrl.cli import main
-from agentrl.evaluation_scope import Scope
+from agentrl.evaluation.scope import EvaluationScope
+from tests.helpers.evaluations import evaluated
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from agentrl.evaluation_scope import Scope
         ({"out": 3}, "out: "),
         ({"out": ""}, "out: "),
         ({"tokenizer": 3}, "tokenizer is for a loaded model; 'nano' is a name"),
-        ({"env_settings": 3}, "env_settings: input should be a valid dictionary, not 3"),
+        ({"env_args": 3}, "env_args: input should be a valid dictionary, not 3"),
         ({"eval": {"trials": 3}}, "eval: an evaluation takes trials and pass_at as arguments"),
     ],
 )
@@ -59,8 +59,8 @@ def test_a_wrong_argument_of_compare_is_refused_in_a_sentence(given: dict[str, A
 
 
 async def test_compare_takes_paths(tmp_path: Path) -> None:
-    await evaluated(tmp_path / "a", Scope(tasks=5))
-    await evaluated(tmp_path / "b", Scope(tasks=5))
+    await evaluated(tmp_path / "a", EvaluationScope(tasks=5))
+    await evaluated(tmp_path / "b", EvaluationScope(tasks=5))
     assert compare(tmp_path / "a", tmp_path / "b").difference.tasks == 5
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_word_of_eval_is_refused_in_a_sentence(
 
 @pytest.mark.parametrize("text", ["version = 9\n", "", 'tasks = "x"\n', "tasks = = 3\n", "\udcff"])
 async def test_an_evaluation_that_another_version_wrote_is_not_taken_for_256_tasks(tmp_path: Path, text: str) -> None:
-    await evaluated(tmp_path / "a", Scope(tasks=5))
+    await evaluated(tmp_path / "a", EvaluationScope(tasks=5))
     (tmp_path / "a" / "evaluation.toml").write_text(text, "utf-8", "surrogateescape")
     assert main(["eval", "--resume", str(tmp_path / "a")]) == 2
     with pytest.raises(UserError, match=r"evaluation\.toml cannot be read"):
@@ -92,7 +92,7 @@ async def test_an_evaluation_that_another_version_wrote_is_not_taken_for_256_tas
 
 
 async def test_damaged_settings_of_an_evaluation_are_no_traceback(tmp_path: Path) -> None:
-    await evaluated(tmp_path / "a", Scope(tasks=5))
+    await evaluated(tmp_path / "a", EvaluationScope(tasks=5))
     for text in (b"a = = 3", b"\xff"):
         (tmp_path / "a" / "config.toml").write_bytes(text)
         with pytest.raises(UserError, match=r"config\.toml is no valid TOML"):
@@ -113,7 +113,7 @@ def test_a_template_that_is_no_text_and_settings_that_are_no_toml_are_refused(
 
 def test_a_budget_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "env", "math-tools", "--budget_s", "nan"]) == 2
-    assert "--budget_s is a number of seconds" in capsys.readouterr().err
+    assert "--budget_s: input should be a finite number" in capsys.readouterr().err
 
 
 def test_a_command_whose_output_was_closed_before_it_began_still_ends_well() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from agentrl.statistics import (
+from agentrl.evaluation.statistics import (
     Estimate,
     estimate_difference,
     estimate_mean,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.alarms import STEPS, Alarms
 from agentrl.cli import main
+from agentrl.health.monitor import STEPS, HealthMonitor
 from agentrl.types import CallRecord, Group, Stop, Trajectory
 
 
@@ -21,8 +21,8 @@ def episode(*calls: tuple[str, str], stop: Stop = Stop.TERMINATED, reward: float
 
 def told(members: Sequence[Trajectory], *, tools: bool = True, env: str = "search-qa", model: str = "nano") -> str:
     """What is said after as many steps of the same episodes as it takes."""
-    alarms = Alarms(tools=tools, env=env, model=model, run="runs/x")
-    steps = [alarms.look([Group(0, tuple(members))]) for _ in range(STEPS + 1)]
+    monitor = HealthMonitor(tools=tools, env=env, model=model, run="runs/x")
+    steps = [monitor.check_episodes([Group(0, tuple(members))]) for _ in range(STEPS + 1)]
     assert steps[-1] == []
     return " ".join(text for step in steps for text in step if text.startswith("every episode"))
 
@@ -32,10 +32,13 @@ def told(members: Sequence[Trajectory], *, tools: bool = True, env: str = "searc
     [
         ([episode()] * 4, "Not one of 12 episodes made a call, though tools are offered"),
         (
-            [episode(("", "refused"), ("seek", "refused"))] * 4,
-            "Not one of 24 calls was valid: 12 could not be read, 12 were refused",
+            [episode(("", "parse"), ("seek", "unknown_tool"))] * 4,
+            "Not one of 24 calls succeeded: 12 could not be parsed, 12 failed",
         ),
-        ([episode(("search", "ok"), ("", "refused"))] * 4, "12 of 12 episodes made valid calls, and none earned"),
+        (
+            [episode(("search", "ok"), ("", "parse"))] * 4,
+            "12 of 12 episodes made a call that succeeded, and none earned",
+        ),
         ([episode(stop=Stop.MAX_TOKENS)] * 4, "12 of 12 episodes ran out of tokens before they ended"),
     ],
 )
@@ -47,8 +50,8 @@ def test_what_the_episodes_have_in_common_is_the_reason(members: list[Trajectory
 
 
 def test_each_reason_has_its_own_way_out() -> None:
-    assert "--rollout.max_turn_tokens" in told([episode(stop=Stop.MAX_TOKENS)])
-    assert "agentrl check model nano" in told([episode(("", "refused"))])
+    assert "--rollout.max_tokens" in told([episode(stop=Stop.MAX_TOKENS)])
+    assert "agentrl check model nano" in told([episode(("", "parse"))])
     assert "agentrl check model" not in told([episode(("search", "ok"))])
     assert "your own right answer earns nothing either" in told([episode(("search", "ok"))])
     assert "No answer earned anything" in told([episode()], tools=False)
@@ -66,18 +69,18 @@ def test_where_every_episode_earns_the_most_harder_tasks_are_the_way() -> None:
 
 
 def test_rewards_that_vary_begin_the_count_anew() -> None:
-    alarms = Alarms(tools=False)
+    monitor = HealthMonitor(tools=False)
     for _ in range(3):
-        assert alarms.look([Group(0, (episode(), episode()))]) == []
-        assert alarms.look([Group(0, (episode(), episode(reward=1.0)))]) == []
+        assert monitor.check_episodes([Group(0, (episode(), episode()))]) == []
+        assert monitor.check_episodes([Group(0, (episode(), episode(reward=1.0)))]) == []
 
 
 @pytest.mark.slow
 def test_nano_on_an_environment_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--rollout.tasks", "2", "--rollout.group_size", "2", "--eval.final_tasks", "2", "--eval.every", "0"]
+    few = ["--rollout.tasks_per_step", "2", "--rollout.group_size", "2", "--eval.final_tasks", "2", "--eval.every", "0"]
     assert main(["train", "--env", "search-qa", "--steps", "3", "--run.dir", str(tmp_path / "run"), *few]) == 0
     assert "nano knows math-tools and shop only" in " ".join(capsys.readouterr().out.split())
-    lines = [json.loads(line) for line in (tmp_path / "run/told.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     assert any(
         "nothing is learned" in line["text"] and f"agentrl view {tmp_path / 'run'}" in line["text"] for line in lines
     )

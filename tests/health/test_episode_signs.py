@@ -1,8 +1,8 @@
-"""Silence is an alarm, told once."""
+"""Signs in the episodes are reported once, though nothing fails."""
 
 from __future__ import annotations
 
-from agentrl.alarms import STEPS, Alarms
+from agentrl.health.monitor import STEPS, HealthMonitor
 from agentrl.types import CallRecord, Fault, Group, Message, Stop, Trajectory
 
 
@@ -14,30 +14,30 @@ def group(*rewards: float, calls: int = 1, says: str = "", fault: Fault | None =
 
 
 def test_tools_that_are_never_called() -> None:
-    alarms = Alarms(tools=True)
-    assert [alarms.look([group(0.0, 1.0, calls=0)]) for _ in range(STEPS + 1)] == [
+    monitor = HealthMonitor(tools=True)
+    assert [monitor.check_episodes([group(0.0, 1.0, calls=0)]) for _ in range(STEPS + 1)] == [
         *[[]] * (STEPS - 1),
         [f"tools are offered, and no call was made in {STEPS} steps (2 episodes each)"],
         [],
     ]
-    assert not any(Alarms(tools=False).look([group(0.0, 1.0, calls=0)]) for _ in range(STEPS))
-    mixed = Alarms(tools=True)
-    assert not any(mixed.look([group(0.0, 1.0, calls=n % 2)]) for n in range(3 * STEPS))
+    assert not any(HealthMonitor(tools=False).check_episodes([group(0.0, 1.0, calls=0)]) for _ in range(STEPS))
+    mixed = HealthMonitor(tools=True)
+    assert not any(mixed.check_episodes([group(0.0, 1.0, calls=n % 2)]) for n in range(3 * STEPS))
 
 
 def test_a_constant_reward() -> None:
-    alarms = Alarms(tools=False)
-    told = [alarms.look([group(0.5, 0.5), group(0.5)]) for _ in range(STEPS)]
+    monitor = HealthMonitor(tools=False)
+    told = [monitor.check_episodes([group(0.5, 0.5), group(0.5)]) for _ in range(STEPS)]
     assert told[:-1] == [[]] * (STEPS - 1)
     assert told[-1][0].startswith(f"every episode of {STEPS} steps was worth 0.5: nothing is learned. Try harder tasks")
-    varying = Alarms(tools=False)
-    assert not any(varying.look([group(float(n), float(n))]) for n in range(3 * STEPS))
-    assert not any(Alarms(tools=False).look([group(0.0, 1.0)]) for _ in range(STEPS))
-    assert not any(Alarms(tools=False).look([group(0.0, fault=Fault("x", ""))]) for _ in range(STEPS))
+    varying = HealthMonitor(tools=False)
+    assert not any(varying.check_episodes([group(float(n), float(n))]) for n in range(3 * STEPS))
+    assert not any(HealthMonitor(tools=False).check_episodes([group(0.0, 1.0)]) for _ in range(STEPS))
+    assert not any(HealthMonitor(tools=False).check_episodes([group(0.0, fault=Fault("x", ""))]) for _ in range(STEPS))
 
 
 def test_calls_that_were_not_read() -> None:
     for text in ('[TOOL_CALLS] [{"name": "a"}]', "<function=search>", '```json\n{"name": "a", "arguments": {}}```'):
-        (told,) = Alarms(tools=True).look([group(*[0.0, 1.0] * 8, says=f"Now: {text}")])
+        (told,) = HealthMonitor(tools=True).check_episodes([group(*[0.0, 1.0] * 8, says=f"Now: {text}")])
         assert told.startswith("16 of 16 turns look like calls that were not read: 'Now: ")
-    assert not Alarms(tools=True).look([group(*[0.0, 1.0] * 8, says="The name is Bond.")])
+    assert not HealthMonitor(tools=True).check_episodes([group(*[0.0, 1.0] * 8, says="The name is Bond.")])

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.diagnosis import Diagnosis
-from agentrl.health import WINDOW
+from agentrl.health.monitor import HealthMonitor
+from agentrl.health.signs import WINDOW
 from agentrl.types import Group, Message, Stop, Trajectory
 
 FINE = {
@@ -26,8 +26,8 @@ FINE = {
 
 
 def told(*steps: dict[str, float], weights: dict[str, float] | None = None) -> list[str]:
-    diagnosis = Diagnosis(weights or {})
-    return [text for values in steps for text in diagnosis.look({**FINE, **values}, [])]
+    monitor = HealthMonitor(weights=weights or {})
+    return [text for values in steps for text in monitor.check_step({**FINE, **values}, [])]
 
 
 def rising(steps: int) -> list[dict[str, float]]:
@@ -41,14 +41,23 @@ def test_a_run_that_goes_well_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("late", "sign"),
     [
-        ({"frac_reward_zero_std": 0.9, "reward": 0.1}, "83% of the groups of 10 steps had one reward .* easier tasks"),
+        (
+            {"frac_reward_zero_std": 0.9, "reward": 0.1},
+            "83% of the groups of 10 steps had zero variance.* easier tasks",
+        ),
         ({"frac_reward_zero_std": 0.9, "reward": 0.97}, "harder tasks, --rollout.sampler difficulty"),
         ({"kl": 3.0}, "the policy is . nats a token from its reference: try a lower --learner.lr"),
         ({"sampling/sampling_logp_difference/mean": 0.4}, "the engine's logprobs differ .* nats a token"),
         ({"entropy": 0.01, "reward": 0.6}, r"the entropy fell from 0.8 to 0.0.*the reward stopped at 0.60"),
-        ({"completions/clipped_ratio": 0.4}, "25% of the episodes ran out of tokens: try a higher --rollout.max_turn_"),
+        (
+            {"completions/clipped_ratio": 0.4},
+            "25% of the episodes ran out of tokens: try a higher --rollout.max_tokens",
+        ),
         ({"stops/max_turns": 0.5}, "% of the episodes ran out of turns"),
-        ({"rewards/correct/std": 0.0}, "100% of the reward's spread is its part 'format': 'correct' teach nothing"),
+        (
+            {"rewards/correct/std": 0.0},
+            "100% of the reward's spread is its component 'format': nothing is learned from 'correct'",
+        ),
         ({"groups/kept": 8.0, "groups/dropped": 8.0}, "20% of the groups were lost: too few of their episodes"),
     ],
 )
@@ -87,8 +96,8 @@ def test_winners_that_all_say_the_same_are_told() -> None:
             for k in range(10)
         ]
 
-    assert Diagnosis().look(FINE, groups("the answer is {0}")) == []
-    (found,) = Diagnosis().look(FINE, groups("the answer"))
+    assert HealthMonitor().check_step(FINE, groups("the answer is {0}")) == []
+    (found,) = HealthMonitor().check_step(FINE, groups("the answer"))
     assert found.startswith("the winners of 10 of 10 tasks say the same, 'the answer': can the reward be had without")
 
 
@@ -100,8 +109,16 @@ def test_a_reward_that_could_not_judge_is_told_once_with_its_count() -> None:
     assert told({"rewards/accuracy/unscorable": 0.0}) == []
 
 
+def test_a_part_whose_name_has_a_slash_is_told_by_its_whole_name() -> None:
+    (sentence,) = told({"rewards/style/brief/unscorable": 2.0})
+    assert "('style/brief' in 2 episodes of this step)" in sentence
+    late = [{"rewards/correct/std": 0.0, "rewards/format/std": 0.0, "rewards/a/b/std": 0.5}] * 20
+    (sentence,) = told(*rising(30), *late)
+    assert "is its component 'a/b'" in sentence
+
+
 def test_lost_groups_are_a_share_of_all_that_were_played_in_the_same_steps() -> None:
-    lost = {"groups/kept": 4.0, "groups/dropped": 4.0, "groups/played": 40.0}
+    lost = {"groups/kept": 4.0, "groups/dropped": 4.0, "groups/rolled_out": 40.0}
     assert told(*rising(30), *[lost] * 10) == []  # 10 %: the others were flat, and resampled
-    few = {"groups/kept": 14.0, "groups/dropped": 2.0, "groups/played": 16.0}
-    assert told(*rising(30), *[few] * 4, {"groups/kept": 1.0, "groups/played": 1.0}) == []  # 8 of 65
+    few = {"groups/kept": 14.0, "groups/dropped": 2.0, "groups/rolled_out": 16.0}
+    assert told(*rising(30), *[few] * 4, {"groups/kept": 1.0, "groups/rolled_out": 1.0}) == []  # 8 of 65

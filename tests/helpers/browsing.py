@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sites import Site
+
+from tests.helpers.sites import Site
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SHOTS = os.environ.get("AGENTRL_SHOTS")  # a folder for screenshots, to be looked at
@@ -57,6 +58,9 @@ class Page:
         self.context.close()
         assert self.elsewhere == []
         assert self.wrong == []
+
+
+Pages = Callable[..., Page]  # opens a page of a site; it is closed when the test ends
 
 
 def until(page: Any, holds: str) -> None:

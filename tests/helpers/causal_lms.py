@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.errors import UserError
+from agentrl.learner.hidden_states import PADDED, PREFIX, prove_prefix_sharing
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.logprobs import output_head, token_logprobs
+from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.packing import MicroBatch
-from agentrl.learner.states import forest_states, padded_states, refuse_sharing
-from agentrl.models.capabilities import NotProven
-from agentrl.models.miniature import CHUNKS, RULES, WINDOWS, WORDS, plain_settings, shrink, stir
+from agentrl.models.lm_head import NotProven, build_lm_head
+from agentrl.models.miniature import CHUNKS, RULES, WINDOWS, WORDS, randomize_weights, shrink_settings, strip_settings
 from agentrl.types import Sample, SamplingParams
 
 FAMILIES: list[str] = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -107,7 +107,7 @@ def family(name: str) -> tuple[Any, Any]:
 def small_settings(name: str) -> tuple[Any, Any, dict[str, Any]]:
     model_class, config = family(name)
     rules = [(WINDOWS, lambda old: min(old, WINDOW)), (CHUNKS, lambda old: min(old, CHUNK)), *RULES]
-    settings = shrink(plain_settings(config), rules) | SETTINGS.get(name.removesuffix(WINDOWED), {})
+    settings = shrink_settings(strip_settings(config), rules) | SETTINGS.get(name.removesuffix(WINDOWED), {})
     if name.endswith(WINDOWED):
         settings |= {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}
         settings.pop("layer_types", None)
@@ -143,7 +143,7 @@ def subject(name: str) -> Any:
             failed = error
     else:
         raise failed
-    stir(model)
+    randomize_weights(model)
     return model
 
 
@@ -189,7 +189,7 @@ def learned(model: Any, states: Callable[[Any, MicroBatch], Tensor]) -> float:
     """How far logprobs and gradient of the learner's way are off the plain ones."""
     rows = samples()
     batch = MicroBatch(rows, [1.0] * len(rows))
-    logprobs, _ = token_logprobs(output_head(model), states(model, batch), batch.targets)
+    logprobs, _ = token_logprobs(build_lm_head(model), states(model, batch), batch.targets)
     gradient = gradients(model, logprobs.mean())
     wanted, wanted_gradient = plainly(model, rows)
     off = float((gradient - wanted_gradient).norm() / wanted_gradient.norm().clamp_min(1e-12))
@@ -217,15 +217,15 @@ def train_verdict(model: Any) -> Verdict:
         Learner(model, [], LossSettings(threads=1, packing="padded"))
     except UserError as why:
         return Verdict(str(why))
-    return Verdict(off=learned(model, padded_states))
+    return Verdict(off=learned(model, PADDED.compute_states))
 
 
 def prefix_verdict(model: Any) -> Verdict:
     try:
-        refuse_sharing(model)
+        prove_prefix_sharing(model)
     except NotProven as why:
         return Verdict(str(why))
-    return Verdict(off=learned(model, forest_states))
+    return Verdict(off=learned(model, PREFIX.compute_states))
 
 
 async def engine_verdict(model: Any) -> Verdict:

@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl import Env, EnvSpec, Reply, Step, WorldFault
-from agentrl.config import TrainConfig
-from agentrl.evaluation import EvaluatedPolicy, run_evaluation
-from agentrl.evaluation_folder import EvaluationFolder
-from agentrl.evaluation_scope import Scope
-from agentrl.layers import build
-from agentrl.measurement import Evaluation
-from agentrl.rollout import Rollout
+from agentrl import Env, EnvSpec, InfraError, Reply, Step
+from agentrl.evaluation.evaluate import EvaluatedPolicy, run_evaluation
+from agentrl.evaluation.folder import EvaluationFolder
+from agentrl.evaluation.measurement import Evaluation
+from agentrl.evaluation.scope import EvaluationScope
+from agentrl.rollout.rollout import Rollout
+from agentrl.settings.loader import build_config
+from agentrl.settings.schema import TrainConfig
 from agentrl.testing import STOP, ByteRenderer
 from agentrl.types import Completion, Observation, SamplingParams, Trajectory
 
-WHOLE = Scope(tasks=40, sampled=3)
+WHOLE = EvaluationScope(tasks=40, sampled=3)
 
 
 class Dice:
@@ -62,7 +62,7 @@ class Below(Env):
             os.kill(os.getpid(), signal.SIGKILL)
         self.task = seed % 10
         if self.broken and seed % self.broken == 0:
-            raise WorldFault("closed", "no entrance")
+            raise InfraError("closed", "no entrance")
         return f"{self.words} {self.task}.", {}
 
     async def step(self, reply: Reply) -> Step:
@@ -76,7 +76,7 @@ class Below(Env):
 
 
 def settings(**env: Any) -> TrainConfig:
-    return build(("test", {"env": {"name": "evaluations:Below", **env}, "model": "dice"}))
+    return build_config(("test", {"env": {"name": "tests.helpers.evaluations:Below", **env}, "model": "dice"}))
 
 
 @asynccontextmanager
@@ -86,11 +86,11 @@ async def playing(spec: EnvSpec, engine: Any, identity: str) -> AsyncIterator[Ev
 
 
 async def evaluated(
-    out: Path | str, scope: Scope = WHOLE, *, identity: str = "dice", skill: int = 5, **env: Any
+    out: Path | str, scope: EvaluationScope = WHOLE, *, identity: str = "dice", skill: int = 5, **env: Any
 ) -> tuple[Evaluation, EvaluationFolder]:
     """Evaluate into a folder; what ``kill_at`` and ``retry_faults`` say is no setting of the folder's."""
     retry, kill_at = env.pop("retry_faults", False), env.pop("kill_at", 0)
-    spec = EnvSpec("evaluations:Below", **env, kill_at=kill_at)
+    spec = EnvSpec("tests.helpers.evaluations:Below", **env, kill_at=kill_at)
     player = playing(spec, Dice(skill), identity)
     return await run_evaluation(settings(**env), spec, scope, player, out=str(out), retry_faults=retry)
 
@@ -99,7 +99,10 @@ if __name__ == "__main__":
     import sys
 
     import anyio
-    from evaluations import evaluated as by_name  # one class of environments, by whatever name it is found
+
+    from tests.helpers.evaluations import (
+        evaluated as by_name,  # one class of environments, by whatever name it is found
+    )
 
     async def main() -> None:
         await by_name(sys.argv[1], kill_at=int(sys.argv[2]))

@@ -13,10 +13,10 @@ import agentrl_envs.nano
 from tokenizers import Tokenizer
 
 from agentrl.credit import Credit, assign_credit
-from agentrl.learner.advantage import grpo
-from agentrl.learner.reduction import token_mean
-from agentrl.metrics import of_credit, of_groups
-from agentrl.run import Run
+from agentrl.learner.advantages.group import grpo
+from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.runs.folder import RunFolder
+from agentrl.runs.metrics import credit_metrics, group_metrics
 from agentrl.types import CallRecord, Fault, Group, Message, Segment, Stop, Trajectory
 
 CONFIG = (
@@ -53,7 +53,7 @@ def played(
     info: Mapping[str, Any] | None = None,
 ) -> Trajectory:
     """An episode of a conversation; each message is a segment."""
-    authors = {"assistant": "model", "tool": "world"}
+    authors = {"assistant": "model", "tool": "env"}
     return Trajectory(
         task=task,
         segments=tuple(segment(authors.get(m["role"], "prompt"), m["content"] or "call", version) for m in said),
@@ -102,7 +102,7 @@ def stuck(task: int, version: int = 0) -> Trajectory:
         said.append(
             {"role": "tool", "content": CLOSED.format(item=item), "tool_call_id": f"c{turn}", "name": "catalogue"}
         )
-    calls = [CallRecord(turn, "catalogue", "refused", 0.002) for turn in range(4)]
+    calls = [CallRecord(turn, "catalogue", "unknown_tool", 0.002) for turn in range(4)]
     return played(task, said, 0.0, calls=calls, stop=Stop.MAX_TURNS, version=version)
 
 
@@ -131,25 +131,31 @@ def credited(groups: Sequence[Group], advantages: Sequence[Sequence[Any]]) -> Cr
             for g, own in zip(groups, advantages, strict=True)
         ]
 
-    return assign_credit(groups, rule, reduce=lambda lengths: token_mean(lengths, 1), min_group=0)
+    return assign_credit(groups, rule, reduce=lambda lengths: REDUCTIONS["dapo"](lengths, 1), min_group_size=0)
 
 
 def write(
-    run: Run, step: int, groups: Sequence[Group], mask_stops: frozenset[Stop] = frozenset(), **metrics: float
+    run: RunFolder,
+    step: int,
+    groups: Sequence[Group],
+    mask_stop_reasons: frozenset[Stop] = frozenset(),
+    **metrics: float,
 ) -> None:
     """A step, as a training writes it."""
-    credit = assign_credit(groups, grpo, reduce=lambda lengths: token_mean(lengths, 1), mask_stops=mask_stops)
+    credit = assign_credit(
+        groups, grpo, reduce=lambda lengths: REDUCTIONS["dapo"](lengths, 1), mask_stop_reasons=mask_stop_reasons
+    )
     own = [[learned(e.trajectory) if e.outcome == "trained" else None for e in its] for its in credit.entries]
     run.write_trajectories(step, credit, learned=own)
     times = {"time/generate": 1.0, "time/tools": 0.2, "time/learn": 0.5, "step_time": 1.8, "tokens_per_second": 9.0}
-    values = {**of_groups(groups), **of_credit(credit), "entropy": 0.5, "policy_version": float(step)}
+    values = {**group_metrics(groups), **credit_metrics(credit), "entropy": 0.5, "policy_version": float(step)}
     run.log({"step": step, **values, **times, **metrics})
 
 
-def start(folder: Path, steps: int = 40) -> Run:
+def start(folder: Path, steps: int = 40) -> RunFolder:
     (folder / "trajectories").mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG.format(steps=steps))
-    return Run(folder)
+    return RunFolder(folder)
 
 
 def broken(folder: Path, steps: int = 40, tasks: int = 8, size: int = 4) -> Path:
@@ -172,12 +178,12 @@ def _member(task: int, skill: float, random: Random, version: int) -> Trajectory
 
 
 def of(
-    folder: Path, trajectories: Iterable[Trajectory], step: int = 1, mask_stops: frozenset[Stop] = frozenset()
+    folder: Path, trajectories: Iterable[Trajectory], step: int = 1, mask_stop_reasons: frozenset[Stop] = frozenset()
 ) -> Path:
     """A run of one group."""
     members = tuple(trajectories)
     group = Group(members[0].task, tuple(replace(t, task=members[0].task) for t in members))
-    write(start(folder, 1), step, [group], mask_stops)
+    write(start(folder, 1), step, [group], mask_stop_reasons)
     return folder
 
 

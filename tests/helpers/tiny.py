@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.types import Completion, SamplingParams
 
 VOCABULARY = 60

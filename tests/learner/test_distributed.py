@@ -19,19 +19,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_states import alike
-from tiny import qwen3
 from torch import nn
 
-from agentrl import UserError, session
-from agentrl.config import EngineConfig
-from agentrl.engines import launch
+from agentrl import UserError, resources
+from agentrl.engines.vllm import launch
 from agentrl.learner import learner as learner_module
+from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
-from agentrl.learner.ranks import Ranks
-from agentrl.models.capabilities import NotProven
+from agentrl.models.lm_head import NotProven
+from agentrl.settings.schema import EngineConfig
 from agentrl.types import Sample
+from tests.helpers.tiny import qwen3
+from tests.learner.test_hidden_states import alike
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
@@ -39,31 +39,32 @@ UPDATES = """
 import sys
 sys.path.insert(0, sys.argv[2])
 import torch
-from test_states import alike
-from tiny import qwen3
+from tests.learner.test_hidden_states import alike
+from tests.helpers.tiny import qwen3
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
-from agentrl.learner.ranks import joined
+from agentrl.learner.distributed import init_process_group
 
-ranks = joined()
-torch.manual_seed(ranks.rank)  # they begin apart
+process_group = init_process_group()
+torch.manual_seed(process_group.rank)  # they begin apart
 policy = qwen3().eval()
 with torch.no_grad():
-    policy.model.norm.weight.add_(float(ranks.rank))
-settings = LossSettings(threads=1, token_budget=300, updates=2, beta=0.1, entropy_coef=0.01, loss=sys.argv[3])
-learner = Learner(policy, make_optimizers(policy, "adamw", 1e-3), settings, ranks)
-if ranks.follows:
-    learner.follow()
+    policy.model.norm.weight.add_(float(process_group.rank))
+own = dict(threads=1, max_tokens_per_microbatch=300, num_iterations=2, beta=0.1, entropy_coef=0.01)
+settings = LossSettings(**own, loss=sys.argv[3])
+learner = Learner(policy, make_optimizers(policy, "adamw", 1e-3), settings, process_group)
+if process_group.is_worker:
+    learner.run_worker()
 else:
-    told, old = [], []
+    metrics, old = [], []
     for rows in (alike(0), alike(1), alike(2)[:1]):  # at last fewer micro-batches than processes
-        told.append(learner.update(rows))
-        old += learner.old
-        learner.set_lr(1.0 if len(told) < 2 else 0.5)
-    ranks.tell(None)
-said = {} if ranks.follows else {"told": told, "old": old}
-torch.save({"policy": policy.state_dict(), **said}, f"{sys.argv[1]}/{ranks.rank}.pt")
-ranks.leave()
+        metrics.append(learner.update(rows))
+        old += learner.old_logprobs
+        learner.set_lr(1.0 if len(metrics) < 2 else 0.5)
+    process_group.broadcast(None)
+saved = {} if process_group.is_worker else {"metrics": metrics, "old": old}
+torch.save({"policy": policy.state_dict(), **saved}, f"{sys.argv[1]}/{process_group.rank}.pt")
+process_group.destroy()
 """
 
 
@@ -75,7 +76,7 @@ def run(*words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dapo", "grpo"])
 def test_two_processes_learn_what_one_learns(loss: str, tmp_path: Path) -> None:
-    script, here = tmp_path / "updates.py", str(Path(__file__).parent)
+    script, here = tmp_path / "updates.py", str(Path(__file__).parents[2])
     script.write_text(UPDATES)
     for folder in ("two", "one"):
         (tmp_path / folder).mkdir()
@@ -86,7 +87,7 @@ def test_two_processes_learn_what_one_learns(loss: str, tmp_path: Path) -> None:
     for name, weight in alone["policy"].items():
         assert torch.equal(first["policy"][name], second["policy"][name])
         torch.testing.assert_close(first["policy"][name], weight, atol=1e-5, rtol=1e-4)
-    for one, other in zip(first["told"], alone["told"], strict=True):
+    for one, other in zip(first["metrics"], alone["metrics"], strict=True):
         assert one == pytest.approx(other, abs=1e-4)
     assert len(first["old"]) == len(alone["old"]) > 10  # of all rows, whoever learned from them
     for mine, whole in zip(first["old"], alone["old"], strict=True):
@@ -96,7 +97,16 @@ def test_two_processes_learn_what_one_learns(loss: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_by_the_command_line(tmp_path: Path) -> None:
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "2", "--eval.final_tasks", "8"]
-    words += ["--rollout.tasks", "4", "--rollout.group_size", "4", "--eval.every", "0", "--learner.token_budget", "512"]
+    words += [
+        "--rollout.tasks_per_step",
+        "4",
+        "--rollout.group_size",
+        "4",
+        "--eval.every",
+        "0",
+        "--learner.max_tokens_per_microbatch",
+        "512",
+    ]
     run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "two"))
     run(sys.executable, *words, "--run.dir", str(tmp_path / "one"))
     two, one = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one"))
@@ -107,10 +117,10 @@ def test_by_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_go_on_together(tmp_path: Path) -> None:
+def test_several_processes_resume_together(tmp_path: Path) -> None:
     """The optimizer's memory is everybody's: copies that step apart would not stay the same."""
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "3", "--eval.final_tasks", "2"]
-    words += ["--rollout.tasks", "4", "--rollout.group_size", "4", "--eval.every", "0"]
+    words += ["--rollout.tasks_per_step", "4", "--rollout.group_size", "4", "--eval.every", "0"]
     words += ["--deterministic", "true", "--run.save_every", "1"]
     run(*TORCHRUN, *words, "--run.dir", str(tmp_path / "whole"))
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
@@ -120,93 +130,93 @@ def test_several_processes_go_on_together(tmp_path: Path) -> None:
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_alone_there_is_nothing_to_do() -> None:
-    ranks = Ranks()
-    assert not ranks.follows
-    assert ranks.own([1, 2, 3]) == [1, 2, 3]
-    assert ranks.gathered("mine") == ["mine"]
+def test_a_single_process_keeps_its_whole_shard() -> None:
+    process_group = ProcessGroup()
+    assert not process_group.is_worker
+    assert process_group.shard([1, 2, 3]) == [1, 2, 3]
+    assert process_group.all_gather("mine") == ["mine"]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("count", [0, 1, 5, 6])
-def test_what_was_shared_out_is_put_together_again(world: int, count: int) -> None:
-    ranks = [Ranks(rank, world) for rank in range(world)]
+def test_unshard_restores_the_order_of_what_was_sharded(world: int, count: int) -> None:
+    process_group = [ProcessGroup(rank, world) for rank in range(world)]
     whole = list(range(count))
-    assert ranks[0].put_together([r.own(whole) for r in ranks]) == whole
+    assert process_group[0].unshard([r.shard(whole) for r in process_group]) == whole
 
 
-def test_alone_nobody_is_told() -> None:
-    ranks = Ranks()
-    ranks.tell(None)
-    ranks.leave()
+def test_a_single_process_broadcasts_to_nobody() -> None:
+    process_group = ProcessGroup()
+    process_group.broadcast(None)
+    process_group.destroy()
 
 
 class Wire:
-    """What two processes share, here two threads."""
+    """The connection of two processes, here two threads."""
 
     def __init__(self) -> None:
-        self.told: Queue[bytes] = Queue()
-        self.met = threading.Barrier(2, timeout=60)
-        self.brought: list[Any] = [None, None]
+        self.messages: Queue[bytes] = Queue()
+        self.barrier = threading.Barrier(2, timeout=60)
+        self.gathered: list[Any] = [None, None]
 
 
-class Threads(Ranks):
-    """Processes that are threads: what is gathered or told is pickled, as torch does, and is refused on a device."""
+class Threads(ProcessGroup):
+    """Processes that are threads: messages are pickled, as torch does, and refused if they are on a device."""
 
     def __init__(self, rank: int, wire: Wire) -> None:
         super().__init__(rank, 2)
         self.wire = wire
 
-    def _all(self, mine: Any) -> list[Any]:
-        self.wire.brought[self.rank] = mine
-        self.wire.met.wait()
-        everyone = list(self.wire.brought)
-        self.wire.met.wait()
+    def _exchange(self, mine: Any) -> list[Any]:
+        self.wire.gathered[self.rank] = mine
+        self.wire.barrier.wait()
+        everyone = list(self.wire.gathered)
+        self.wire.barrier.wait()
         return everyone
 
-    def agree(self, parameters: Iterable[nn.Parameter]) -> None:
+    def broadcast_parameters(self, parameters: Iterable[nn.Parameter]) -> None:
         own = list(parameters)
-        first, _ = self._all([p.detach().clone() for p in own])
+        first, _ = self._exchange([p.detach().clone() for p in own])
         for p, value in zip(own, first, strict=True):
             p.data.copy_(value)
 
-    def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         own = [p for p in parameters if p.requires_grad]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
-        for p, one, other in zip(own, *self._all(grads), strict=True):
+        for p, one, other in zip(own, *self._exchange(grads), strict=True):
             p.grad = one + other
 
-    def gathered(self, mine: Any) -> list[Any]:
-        return [pickle.loads(whole) for whole in self._all(packed(mine))]
+    def all_gather(self, mine: Any) -> list[Any]:
+        return [pickle.loads(whole) for whole in self._exchange(pickle_message(mine))]
 
-    def tell(self, what: Any) -> None:
-        self.wire.told.put(packed(what))
+    def broadcast(self, message: Any) -> None:
+        self.wire.messages.put(pickle_message(message))
 
-    def heard(self) -> Any:
-        return pickle.loads(self.wire.told.get(timeout=60))
+    def receive(self) -> Any:
+        return pickle.loads(self.wire.messages.get(timeout=60))
 
 
-def packed(what: Any) -> bytes:
+def pickle_message(what: Any) -> bytes:
     """Pickle it. A tensor without dimensions is a number that was left on its device: others have no such device."""
 
-    def look(value: Any) -> None:
+    def check(value: Any) -> None:
         if isinstance(value, torch.Tensor):
             assert value.ndim == 1, "a number travels as a tensor"
             assert value.device.type == "cpu"
         elif isinstance(value, dict):
-            look(list(value.values()))
+            check(list(value.values()))
         elif isinstance(value, (list, tuple)):
             for one in value:
-                look(one)
+                check(one)
         else:
             assert isinstance(value, (str, bool, int, float, Sample, type(None))), type(value)
 
-    look(what)
+    check(what)
     return pickle.dumps(what)
 
 
-def in_two(first: Callable[[Ranks], Any], second: Callable[[Ranks], Any]) -> Any:
-    """What the first of two processes returns; what goes wrong in either is raised."""
+def run_in_two(first: Callable[[ProcessGroup], Any], second: Callable[[ProcessGroup], Any]) -> Any:
+    """Return what the first of two processes returns; raise what goes wrong in either."""
     wire, wrong = Wire(), []
 
     def follow() -> None:
@@ -214,14 +224,14 @@ def in_two(first: Callable[[Ranks], Any], second: Callable[[Ranks], Any]) -> Any
             second(Threads(1, wire))
         except BaseException as error:
             wrong.append(error)
-            wire.met.abort()
+            wire.barrier.abort()
 
     thread = threading.Thread(target=follow)
     thread.start()
     try:
         return first(Threads(0, wire))
     finally:
-        wire.told.put(pickle.dumps(None))
+        wire.messages.put(pickle.dumps(None))
         thread.join(60)
         if wrong and not isinstance(wrong[0], threading.BrokenBarrierError):
             raise wrong[0]
@@ -233,9 +243,11 @@ def tiny_policy() -> Any:
     return qwen3().eval()
 
 
-def made(ranks: Ranks, passes: list[int], **settings: Any) -> Learner:
+def build_learner(process_group: ProcessGroup, passes: list[int], **settings: Any) -> Learner:
     policy = copy.deepcopy(tiny_policy())
-    learner = Learner(policy, make_optimizers(policy, "adamw", 1e-3), LossSettings(threads=1, **settings), ranks)
+    learner = Learner(
+        policy, make_optimizers(policy, "adamw", 1e-3), LossSettings(threads=1, **settings), process_group
+    )
     policy.base_model.register_forward_hook(lambda *call: passes.append(1))
     return learner
 
@@ -244,7 +256,7 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {"beta": 0.1},
     {"top_entropy_quantile": 0.4, "entropy_coef": 0.01},
-    {"beta": 0.1, "top_entropy_quantile": 0.4, "loss": "grpo", "updates": 2},
+    {"beta": 0.1, "top_entropy_quantile": 0.4, "loss": "grpo", "num_iterations": 2},
 ]
 
 
@@ -262,25 +274,25 @@ def dissimilar() -> list[Sample]:
 def test_passes_are_divided_and_the_numbers_are_those_of_one_process(settings: dict[str, Any]) -> None:
     """Also those of the reference, and those that find the entropies."""
     counts: list[list[int]] = [[], [], []]
-    more = {"packing": "padded", "token_budget": 200, **settings}
-    alone = made(Ranks(), counts[2], **more)
-    wanted = alone.update(dissimilar())
+    more = {"packing": "padded", "max_tokens_per_microbatch": 200, **settings}
+    alone = build_learner(ProcessGroup(), counts[2], **more)
+    expected = alone.update(dissimilar())
     policies: list[Any] = [None, None]
 
-    def first(ranks: Ranks) -> tuple[dict[str, float], Any]:
-        learner = made(ranks, counts[0], **more)
+    def first(process_group: ProcessGroup) -> tuple[dict[str, float], Any]:
+        learner = build_learner(process_group, counts[0], **more)
         policies[0] = learner.policy
-        return learner.update(dissimilar()), learner.old
+        return learner.update(dissimilar()), learner.old_logprobs
 
-    def second(ranks: Ranks) -> None:
-        learner = made(ranks, counts[1], **more)
+    def second(process_group: ProcessGroup) -> None:
+        learner = build_learner(process_group, counts[1], **more)
         policies[1] = learner.policy
-        learner.follow()
+        learner.run_worker()
 
-    told, old = in_two(first, second)
-    assert told == pytest.approx(wanted, abs=1e-5)
-    assert [o is None for o in old] == [o is None for o in alone.old]
-    per_batch = 1 * settings.get("updates", 1) + ("beta" in settings) + ("top_entropy_quantile" in settings)
+    metrics, old = run_in_two(first, second)
+    assert metrics == pytest.approx(expected, abs=1e-5)
+    assert [o is None for o in old] == [o is None for o in alone.old_logprobs]
+    per_batch = 1 * settings.get("num_iterations", 1) + ("beta" in settings) + ("top_entropy_quantile" in settings)
     mine, its, whole = map(len, counts)
     assert mine + its == whole
     assert 0 <= mine - its <= per_batch
@@ -301,16 +313,18 @@ def test_the_first_process_decides_how_rows_are_packed(shared: bool, monkeypatch
         if not shared:
             raise NotProven("it differs, here")
 
-    monkeypatch.setattr(learner_module, "refuse_sharing", refuse_sharing)
+    monkeypatch.setattr(learner_module, "prove_prefix_sharing", refuse_sharing)
     monkeypatch.setattr("warnings.warn", lambda *said, **more: None)
     counts: list[list[int]] = [[], []]
     tiny_policy()
-    told = in_two(
-        lambda ranks: made(ranks, counts[0], token_budget=200).update(alike(0)),
-        lambda ranks: made(ranks, counts[1], token_budget=200).follow(),
+    metrics = run_in_two(
+        lambda process_group: build_learner(process_group, counts[0], max_tokens_per_microbatch=200).update(alike(0)),
+        lambda process_group: build_learner(process_group, counts[1], max_tokens_per_microbatch=200).run_worker(),
     )
     assert len(asked) == 1
-    assert told == pytest.approx(made(Ranks(), [], token_budget=200, packing="padded").update(alike(0)), abs=1e-4)
+    assert metrics == pytest.approx(
+        build_learner(ProcessGroup(), [], max_tokens_per_microbatch=200, packing="padded").update(alike(0)), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(("name", "installed"), [("auto", True), ("vllm", True), ("vllm", False)])
@@ -318,31 +332,31 @@ def test_vllm_in_the_first_of_several_processes_is_refused_on_gpus(
     name: Any, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(launch, "installed", lambda: installed)
-    session.check_processes(EngineConfig(name=name))
+    monkeypatch.setattr(launch, "is_installed", lambda: installed)
+    resources.check_engine_processes(EngineConfig(name=name))
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match=rf"'{name}' is vLLM in the first process .* the 4 processes .*agentrl serve"):
-        session.check_processes(EngineConfig(name=name))
+        resources.check_engine_processes(EngineConfig(name=name))
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit):
-        session.check_processes(EngineConfig(name=name))
+        resources.check_engine_processes(EngineConfig(name=name))
 
 
 def test_engines_that_go_with_several_processes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    session.check_processes(EngineConfig(name="vllm"))  # on the CPU weights go through memory
+    resources.check_engine_processes(EngineConfig(name="vllm"))  # on the CPU weights go through memory
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(launch, "installed", lambda: True)
-    session.check_processes(EngineConfig(name="transformers"))
-    session.check_processes(EngineConfig(name="server", urls=("http://127.0.0.1:1",)))
-    session.check_processes(EngineConfig(), deterministic=True)
-    monkeypatch.setattr(launch, "installed", lambda: False)
-    session.check_processes(EngineConfig())
+    monkeypatch.setattr(launch, "is_installed", lambda: True)
+    resources.check_engine_processes(EngineConfig(name="transformers"))
+    resources.check_engine_processes(EngineConfig(name="server", urls=("http://127.0.0.1:1",)))
+    resources.check_engine_processes(EngineConfig(), deterministic=True)
+    monkeypatch.setattr(launch, "is_installed", lambda: False)
+    resources.check_engine_processes(EngineConfig())
 
 
 @pytest.mark.slow
-def test_what_is_wrong_before_the_first_step_ends_every_process(tmp_path: Path) -> None:
+def test_a_mistake_before_the_first_step_ends_every_process(tmp_path: Path) -> None:
     """The others have not yet begun to learn, and would wait for the first one's weights for a day."""
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "1", "--run.dir", str(tmp_path / "run")]
     done = subprocess.run(

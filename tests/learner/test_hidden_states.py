@@ -12,16 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import MODELS, SHAPE, VOCABULARY, half, llama, qwen3, sliding
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentrl.errors import UserError
+from agentrl.learner.hidden_states import PADDED, PREFIX, ComputeStates, prove_prefix_sharing
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.packing import MicroBatch
-from agentrl.learner.states import States, forest_states, padded_states, refuse_sharing
-from agentrl.models.capabilities import NotProven
+from agentrl.models.lm_head import NotProven
 from agentrl.types import Sample
+from tests.helpers.tiny import MODELS, SHAPE, VOCABULARY, half, llama, qwen3, sliding
 
 
 def alike(seed: int = 0, groups: int = 3) -> list[Sample]:
@@ -55,7 +55,7 @@ def softcapped() -> Any:
 
 
 def of(
-    states: States, model: Any, batch: MicroBatch, value: Callable[[Tensor], Tensor] = torch.tanh
+    states: ComputeStates, model: Any, batch: MicroBatch, value: Callable[[Tensor], Tensor] = torch.tanh
 ) -> tuple[Tensor, list[Tensor]]:
     """The states, and the gradients of a value of each."""
     found = states(model, batch)
@@ -102,8 +102,10 @@ def test_gradients_of_any_tree_are_those_of_its_rows_one_by_one(
     make: Any, dtype: torch.dtype, allowed: float, rows: list[Sample]
 ) -> None:
     model = exact(make, dtype)
-    _, found = of(forest_states, model, MicroBatch(rows, [1.0] * len(rows)), torch.sin)
-    alone = [of(padded_states, model, MicroBatch([row], [1.0]), torch.sin)[1] for row in rows if any(row.loss_mask)]
+    _, found = of(PREFIX.compute_states, model, MicroBatch(rows, [1.0] * len(rows)), torch.sin)
+    alone = [
+        of(PADDED.compute_states, model, MicroBatch([row], [1.0]), torch.sin)[1] for row in rows if any(row.loss_mask)
+    ]
     for number, grad in enumerate(found):
         wanted = sum((grads[number] for grads in alone), torch.zeros_like(grad))
         assert float((grad - wanted).norm()) <= allowed * max(float(wanted.norm()), 1.0)
@@ -114,8 +116,11 @@ def test_states_and_gradients_are_those_of_padded_rows(make: Any) -> None:
     model, rows = make().eval(), alike()
     batch = MicroBatch(rows, [1.0] * len(rows))
     assert len(batch.forest.token_ids) < 0.7 * sum(len(r.token_ids) for r in rows)
-    assert len(batch.forest.families) > 3
-    (wanted, wanted_grads), (found, grads) = of(padded_states, model, batch), of(forest_states, model, batch)
+    assert len(batch.forest.siblings) > 3
+    (wanted, wanted_grads), (found, grads) = (
+        of(PADDED.compute_states, model, batch),
+        of(PREFIX.compute_states, model, batch),
+    )
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
     assert len(grads) == len(wanted_grads)
     for one, other in zip(grads, wanted_grads, strict=True):
@@ -124,20 +129,22 @@ def test_states_and_gradients_are_those_of_padded_rows(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [qwen3, llama, sliding, half])
 def test_a_model_shows_that_it_can(make: Any) -> None:
-    refuse_sharing(make())
+    prove_prefix_sharing(make())
 
 
 def test_rows_that_share_nothing_and_a_row_alone() -> None:
     model = qwen3().eval()
     for rows in ([Sample([5, 6, 7], [0, 1, 1], [0.0] * 3, [1.0] * 3)], [*alike(1)[:1], *alike(2)[:1]]):
         batch = MicroBatch(rows, [1.0] * len(rows))
-        torch.testing.assert_close(forest_states(model, batch), padded_states(model, batch), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            PREFIX.compute_states(model, batch), PADDED.compute_states(model, batch), atol=1e-5, rtol=1e-4
+        )
 
 
 def test_the_model_s_own_attention_is_there_again_afterwards() -> None:
     model, ids = qwen3().eval(), torch.arange(6)[None]
     before, name = model(ids).logits, model.config._attn_implementation
-    forest_states(model, MicroBatch(alike()[:2], [1.0, 1.0]))
+    PREFIX.compute_states(model, MicroBatch(alike()[:2], [1.0, 1.0]))
     assert model.config._attn_implementation == name
     assert torch.equal(model(ids).logits, before)
 
@@ -152,8 +159,8 @@ def learned(model: Any, **settings: Any) -> tuple[Any, dict[str, float]]:
 @pytest.mark.parametrize("updates", [1, 3])
 def test_an_update_is_the_same_either_way(budget: int, updates: int) -> None:
     model = qwen3().eval()
-    shared, told = learned(model, packing="prefix", token_budget=budget, updates=updates)
-    padded, also = learned(model, packing="padded", updates=updates)
+    shared, told = learned(model, packing="prefix", max_tokens_per_microbatch=budget, num_iterations=updates)
+    padded, also = learned(model, packing="padded", num_iterations=updates)
     assert told == pytest.approx(also, abs=1e-4)
     for one, other in zip(shared.parameters(), padded.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
@@ -161,7 +168,7 @@ def test_an_update_is_the_same_either_way(budget: int, updates: int) -> None:
 
 @pytest.mark.parametrize("packing", ["prefix", "padded"])
 @pytest.mark.parametrize("make", [qwen3, llama, sliding])
-def test_what_is_not_kept_is_computed_again(packing: str, make: Any) -> None:
+def test_checkpointed_activations_are_computed_again(packing: str, make: Any) -> None:
     passes: list[int] = []
     watched = make().eval()
     watched.model.layers[0].input_layernorm.register_forward_hook(lambda *_: passes.append(1))
@@ -185,7 +192,7 @@ def test_a_model_that_cannot_compute_again_is_refused() -> None:
         type(model).supports_gradient_checkpointing = kept
 
 
-def test_a_model_that_cannot_is_trained_the_plain_way_and_it_is_said() -> None:
+def test_a_model_that_cannot_share_prefixes_is_trained_padded_with_a_warning() -> None:
     model = softcapped().eval()
     with pytest.warns(UserWarning, match=r"Gemma2ForCausalLM: the prefixes .* soft-capped"):
         shared, _ = learned(model)
@@ -194,7 +201,7 @@ def test_a_model_that_cannot_is_trained_the_plain_way_and_it_is_said() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_model_that_ignores_the_tree_is_found_out() -> None:
+def test_a_model_that_ignores_the_forest_is_refused() -> None:
     """Its attention is its own: over a forest it would see the neighbours."""
     model = qwen3().eval()
     forward = type(model.model).forward
@@ -205,4 +212,4 @@ def test_a_model_that_ignores_the_tree_is_found_out() -> None:
 
     model.model.forward = plain.__get__(model.model)
     with pytest.raises(NotProven, match="off by"):
-        refuse_sharing(model)
+        prove_prefix_sharing(model)

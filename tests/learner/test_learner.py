@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.learner.correction import CORRECTIONS
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.loss import LOSSES
+from agentrl.learner.losses.correction import CORRECTIONS
+from agentrl.learner.losses.losses import LOSSES
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.types import Sample
 
@@ -84,7 +84,7 @@ def gradients(model: Any, given_rows: Sequence[Sample], **settings: Any) -> tupl
     [
         *({"loss": loss} for loss in LOSSES),
         *({"loss": loss, "importance_level": "sequence"} for loss in LOSSES),
-        *({"correction": name} for name in CORRECTIONS),
+        *({"importance_sampling_mode": name} for name in CORRECTIONS),
         {"beta": 0.1},
         {"entropy_coef": 0.1},
         {"entropy_coef": 0.1, "top_entropy_quantile": 0.4},
@@ -94,10 +94,10 @@ def gradients(model: Any, given_rows: Sequence[Sample], **settings: Any) -> tupl
     ids=str,
 )
 def test_the_gradient_does_not_depend_on_the_packing(model: Any, settings: dict[str, Any]) -> None:
-    wanted, told = gradients(model, rows(), **settings, token_budget=8192)
+    wanted, told = gradients(model, rows(), **settings, max_tokens_per_microbatch=8192)
     assert max(float(g.abs().max()) for g in wanted) > 1e-5
     for budget in (1, 64, 100, 512):
-        found, also = gradients(model, rows(), **settings, token_budget=budget)
+        found, also = gradients(model, rows(), **settings, max_tokens_per_microbatch=budget)
         assert also == pytest.approx(told, abs=1e-5, rel=1e-4)
         assert also["loss"] == pytest.approx(told["loss"], abs=1e-6)
         for one, other in zip(wanted, found, strict=True):
@@ -120,7 +120,7 @@ def test_the_gradient_is_that_of_the_formula(model: Any, loss: str) -> None:
         total = total + (each.sum() / tokens if loss == "dapo" else each.sum() / mask.sum() / len(given_rows))
     total.backward()  # type: ignore[no-untyped-call]
     wanted = [p.grad for p in policy.parameters()]
-    found, told = gradients(model, given_rows, loss=loss, temperature=temperature, correction_max=cap)
+    found, told = gradients(model, given_rows, loss=loss, temperature=temperature, importance_sampling_max=cap)
     assert told["loss"] == pytest.approx(total.item(), abs=1e-6)
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
@@ -186,7 +186,7 @@ def test_what_was_good_becomes_likelier_and_what_was_bad_less_likely(model: Any)
     [
         {"packing": "prefix"},
         {"packing": "padded"},
-        {"updates": 3, "temperature": 0.7},
+        {"num_iterations": 3, "temperature": 0.7},
         {"top_entropy_quantile": 0.4},
         {"gradient_checkpointing": True},
     ],
@@ -194,30 +194,30 @@ def test_what_was_good_becomes_likelier_and_what_was_bad_less_likely(model: Any)
 )
 def test_the_old_logprobs_are_those_of_the_models_own_forward_pass(model: Any, settings: dict[str, Any]) -> None:
     given_rows = [*rows(), *alike(), rows()[0]]  # prefixes in common, and a row that is there twice
-    ours = learner(model, lr=0.05, token_budget=64, **settings)
+    ours = learner(model, lr=0.05, max_tokens_per_microbatch=64, **settings)
     ours.update(given_rows)
     temperature = settings.get("temperature", 1.0)
-    assert len(ours.old) == len(given_rows)
-    for r, old in zip(given_rows, ours.old, strict=True):
+    assert len(ours.old_logprobs) == len(given_rows)
+    for r, old in zip(given_rows, ours.old_logprobs, strict=True):
         assert old is not None
         with torch.no_grad():
             logp = (model(torch.tensor([r.token_ids])).logits[0, :-1] / temperature).log_softmax(-1)
         each = logp.gather(1, torch.tensor(r.token_ids[1:])[:, None])[:, 0]
         torch.testing.assert_close(old, each[torch.tensor(r.loss_mask[1:]) > 0], atol=1e-5, rtol=1e-5)
-    assert not any(old is None or old.requires_grad for old in ours.old)
+    assert not any(old is None or old.requires_grad for old in ours.old_logprobs)
     ours.update([])
-    assert ours.old == []
+    assert ours.old_logprobs == []
 
 
 def test_the_old_logprobs_cost_no_pass_of_their_own(model: Any) -> None:
-    ours, passes = learner(model, packing="padded", updates=2), []
+    ours, passes = learner(model, packing="padded", num_iterations=2), []
     ours.policy.base_model.register_forward_hook(lambda *call: passes.append(1))
     ours.update(rows())
     assert len(passes) == 2
-    assert len(ours.old) == 8
+    assert len(ours.old_logprobs) == 8
 
 
-def test_what_it_tells(model: Any) -> None:
+def test_the_metrics_of_an_update(model: Any) -> None:
     told = learner(model).update(rows())
     assert told["trained_tokens"] == sum(sum(r.loss_mask) for r in rows())
     assert told["trained_rows"] == 8
@@ -230,11 +230,11 @@ def test_what_it_tells(model: Any) -> None:
 
 
 def test_a_batch_may_be_learnt_from_more_than_once_and_then_the_ratio_is_clipped(model: Any) -> None:
-    once, twice = learner(model, lr=0.02), learner(model, lr=0.02, updates=3)
+    once, twice = learner(model, lr=0.02), learner(model, lr=0.02, num_iterations=3)
     assert once.update(rows())["clip_ratio/region_mean"] == 0.0
     assert twice.update(rows())["clip_ratio/region_mean"] > 0.1
     assert (once.version, twice.version) == (1, 3)
-    wide = learner(model, lr=0.02, updates=3, epsilon=0.999, epsilon_high=1e9)
+    wide = learner(model, lr=0.02, num_iterations=3, epsilon=0.999, epsilon_high=1e9)
     assert wide.update(rows())["clip_ratio/region_mean"] == 0.0
     assert not torch.equal(next(wide.policy.parameters()), next(twice.policy.parameters()))
 
@@ -262,7 +262,7 @@ def test_nothing_to_learn_is_no_update(model: Any) -> None:
         told = ours.update(given_rows)
         assert told["scored_rows"] == len(given_rows)
         assert (told["trained_rows"], told["forwarded_rows"]) == (0, 0)
-        assert ours.old == [None] * len(given_rows)
+        assert ours.old_logprobs == [None] * len(given_rows)
         assert "entropy" not in told
     assert ours.version == 0
 
@@ -325,7 +325,7 @@ def test_an_entropy_bonus_makes_less_sure(model: Any) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_several_updates_on_one_batch(model: Any, loss: str) -> None:
-    trained = learner(model, lr=1e-3, loss=loss, updates=3)
+    trained = learner(model, lr=1e-3, loss=loss, num_iterations=3)
     told = trained.update(rows())
     assert trained.version == 3
     assert all(math.isfinite(v) for v in told.values())
@@ -370,7 +370,7 @@ def test_rows_of_no_advantage_cost_no_pass(model: Any) -> None:
         assert sum(passed) == rows_passed
         assert told["forwarded_rows"] == (2 if not settings else 6)
         assert told["trained_rows"] == 2
-        assert [old is not None for old in ours.old] == [True] * 2 + [bool(settings)] * 4
+        assert [old is not None for old in ours.old_logprobs] == [True] * 2 + [bool(settings)] * 4
 
 
 def test_a_kl_term_holds_flat_rows_too(model: Any) -> None:

@@ -7,7 +7,8 @@ from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2Fo
 
 from agentrl.errors import UserError
 from agentrl.learner import logprobs
-from agentrl.learner.logprobs import causal_lm, output_head, token_logprobs
+from agentrl.learner.logprobs import token_logprobs
+from agentrl.models.lm_head import build_lm_head, unwrap_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,
@@ -50,7 +51,7 @@ def predicting(lm: Any, ids: torch.Tensor, trained: torch.Tensor) -> tuple[torch
 def test_they_are_those_of_the_whole_forward_pass(kind: Any, config: Any, temperature: float) -> None:
     lm = model(kind, config)
     ids, trained = rows()
-    found, entropy = token_logprobs(output_head(lm), *predicting(lm, ids, trained), temperature)
+    found, entropy = token_logprobs(build_lm_head(lm), *predicting(lm, ids, trained), temperature)
     full = (lm(input_ids=ids).logits.float() / temperature).log_softmax(-1)
     expected = full[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     torch.testing.assert_close(found, expected[trained[:, 1:]])
@@ -63,7 +64,7 @@ def test_in_chunks_they_and_their_gradients_are_the_same(monkeypatch: pytest.Mon
     for chunk in (4096, 4):
         monkeypatch.setattr(logprobs, "CHUNK", chunk)
         lm = model()
-        values, entropy = token_logprobs(output_head(lm), *predicting(lm, ids, trained))
+        values, entropy = token_logprobs(build_lm_head(lm), *predicting(lm, ids, trained))
         torch.autograd.backward(values.square().sum())
         found.append([values, entropy, *(p.grad for p in lm.parameters())])
     for whole, parts in zip(*found, strict=True):
@@ -78,12 +79,12 @@ def test_a_head_that_does_something_else_is_refused() -> None:
             return out
 
     with pytest.raises(UserError, match=r"cannot train Sharpened, .*it does more to its logits than"):
-        output_head(model(Sharpened))
+        build_lm_head(model(Sharpened))
 
 
 def test_the_comparison_leaves_the_model_as_it_was() -> None:
     lm = model(attention_dropout=0.5).train()
-    output_head(lm)
+    build_lm_head(lm)
     assert lm.training
     assert not lm.model._forward_hooks
     assert all(p.grad is None for p in lm.parameters())
@@ -99,6 +100,6 @@ def test_a_wrapper_of_adapters_is_looked_through() -> None:
             return self.inner
 
     lm = model()
-    assert causal_lm(Wrapper(lm)) is lm
+    assert unwrap_model(Wrapper(lm)) is lm
     states = torch.randn(3, 32)
-    torch.testing.assert_close(output_head(Wrapper(lm))(states), output_head(lm)(states))
+    torch.testing.assert_close(build_lm_head(Wrapper(lm))(states), build_lm_head(lm)(states))

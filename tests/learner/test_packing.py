@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.forest import grow
-from agentrl.learner.packing import MicroBatch, Pack, by_length, by_prefix
+from agentrl.learner.packing import MicroBatch, PackFunction, pack_by_length, pack_by_prefix
+from agentrl.learner.prefix_tree.tree import build_forest
 from agentrl.types import Sample
 
 
@@ -34,10 +34,10 @@ def cost_shared(batch: MicroBatch) -> int:
     return len(batch.forest.token_ids)
 
 
-@pytest.mark.parametrize(("pack", "cost"), [(by_length, cost_padded), (by_prefix, cost_shared)])
+@pytest.mark.parametrize(("pack", "cost"), [(pack_by_length, cost_padded), (pack_by_prefix, cost_shared)])
 @given(given_rows=rows(), budget=st.integers(1, 100))
 def test_every_token_is_packed_once_with_what_belongs_to_it(
-    pack: Pack, cost: Callable[[MicroBatch], int], given_rows: list[Sample], budget: int
+    pack: PackFunction, cost: Callable[[MicroBatch], int], given_rows: list[Sample], budget: int
 ) -> None:
     weights = [1.0 + i / 4 for i in range(len(given_rows))]
     seen = []
@@ -60,16 +60,16 @@ def test_every_token_is_packed_once_with_what_belongs_to_it(
 @pytest.mark.parametrize(("budget", "lengths"), [(1, [[2], [3], [9]]), (6, [[2, 3], [9]]), (27, [[2, 3, 9]])])
 def test_rows_of_similar_length_go_together(budget: int, lengths: list[list[int]]) -> None:
     given_rows = [Sample([1] * n, [0] + [1] * (n - 1), [0.0] * n, [1.0] * n) for n in (9, 2, 3)]
-    packed = by_length(given_rows, [1.0] * 3, budget)
+    packed = pack_by_length(given_rows, [1.0] * 3, budget)
     assert [[len(r.token_ids) for r in b.rows] for b in packed] == lengths
 
 
 def test_what_rows_share_counts_once() -> None:
     prompt = list(range(100))
     given_rows = [Sample([*prompt, 100 + n], [0] * 100 + [1], [0.0] * 101, [1.0] * 101) for n in range(20)]
-    assert [len(b.rows) for b in by_prefix(given_rows, [1.0] * 20, 120)] == [20]
-    assert [len(b.rows) for b in by_prefix(given_rows, [1.0] * 20, 110)] == [10, 10]
-    assert [len(b.rows) for b in by_length(given_rows, [1.0] * 20, 120)] == [1] * 20
+    assert [len(b.rows) for b in pack_by_prefix(given_rows, [1.0] * 20, 120)] == [20]
+    assert [len(b.rows) for b in pack_by_prefix(given_rows, [1.0] * 20, 110)] == [10, 10]
+    assert [len(b.rows) for b in pack_by_length(given_rows, [1.0] * 20, 120)] == [1] * 20
 
 
 def test_what_begins_alike_stays_together() -> None:
@@ -80,9 +80,9 @@ def test_what_begins_alike_stays_together() -> None:
             Sample([group] * 40 + [group, 9, member] * (answer // 2), [0] * 40 + [1] * (answer // 2 * 3), [], [])
             for member in range(10)
         ]
-    batches = by_prefix(rows, [1.0] * len(rows), 250)
+    batches = pack_by_prefix(rows, [1.0] * len(rows), 250)
     homes = [{i for i, b in enumerate(batches) for row in b.rows if row.token_ids[0] == g} for g in range(5)]
     assert [len(home) for home in homes] == [1] * 5
     assert sum(len(b.forest.token_ids) for b in batches) == sum(
-        len(grow(sorted(r.token_ids for r in rows if r.token_ids[0] == g)).token_ids) for g in range(5)
+        len(build_forest(sorted(r.token_ids for r in rows if r.token_ids[0] == g)).token_ids) for g in range(5)
     )

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import qwen3
 from torch import Tensor
 
-from agentrl import metrics
 from agentrl.credit import Credit, assign_credit
-from agentrl.learner.advantage import ADVANTAGES
+from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.runs import metrics
 from agentrl.types import Group, Segment, Stop, Trajectory
+from tests.helpers.tiny import qwen3
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 
@@ -107,7 +107,7 @@ def episodes(policy: Any, case: Case) -> list[Group]:
             cut = case.masked and number == task % 4
             lengths = [5, 3, 6] if case.even else [rng.randint(1, 9) for _ in range(3)]
             first, said, last = ([rng.randrange(3, 60) for _ in range(n)] for n in lengths)
-            turns = [("prompt", prompt), ("model", first), ("world", said), ("model", last if cut else [*last, END])]
+            turns = [("prompt", prompt), ("model", first), ("env", said), ("model", last if cut else [*last, END])]
             members.append(_trajectory(policy, case, task, turns, parts, Stop.MAX_TOKENS if cut else Stop.TERMINATED))
         groups.append(Group(task, tuple(members)))
     return groups
@@ -147,7 +147,7 @@ def ledger(groups: Sequence[Group], case: Case) -> Credit:
         groups,
         ADVANTAGES[case.advantage],
         reduce=lambda lengths: REDUCTIONS[case.loss](lengths, LONGEST),
-        mask_stops=frozenset({Stop.MAX_TOKENS} if case.masked else ()),
+        mask_stop_reasons=frozenset({Stop.MAX_TOKENS} if case.masked else ()),
     )
 
 
@@ -159,14 +159,14 @@ def ours(groups: Sequence[Group], case: Case, reference: Any, policy: Any) -> tu
         importance_level=case.level,
         epsilon_high=5.0 if case.loss == "cispo" else 0.28,
         beta=case.beta,
-        correction=case.engine or "token_truncate",
-        correction_max=1.5 if case.engine else 2.0,
+        importance_sampling_mode=case.engine or "token_truncate",
+        importance_sampling_max=1.5 if case.engine else 2.0,
         entropy_coef=case.entropy_coef,
         top_entropy_quantile=case.top_entropy_quantile,
         longest=LONGEST,
         max_grad_norm=1e9,
         threads=1,
-        token_budget=150,
+        max_tokens_per_microbatch=150,
         packing=case.packing,
     )
     learner = Learner(trained, [recorder], settings)
@@ -282,7 +282,7 @@ def test_a_whole_batch_is_trls(case: Case, tmp_path: Path) -> None:
     for name, g in gradient.items():
         torch.testing.assert_close(found.get(name, torch.zeros_like(g)), g, atol=1e-5, rtol=0)
     if case.advantage not in ("batch", "gdpo"):  # there TRL says it of the whole batch
-        zero = metrics.of_groups(groups)["frac_reward_zero_std"]
+        zero = metrics.group_metrics(groups)["frac_reward_zero_std"]
         assert zero == pytest.approx(logged["frac_reward_zero_std"])
     assert told["scored_tokens"] == sum(t.sampled_tokens for g in groups for t in g if not case.masks(t))
     if (case.beta or case.entropy_coef) and case.micro_batches == 1:  # every scored row goes through both models

@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from causal_lms import learned, sampled, subject
-from tiny import SHAPE, VOCABULARY, half, llama, qwen3, sliding
 from torch import Tensor, nn
 from transformers import MistralConfig, MistralForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
-from agentrl.engines.transformers import TransformersEngine
-from agentrl.engines.view import through_slots
+from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.engines.embedded.model_view import run_through_slots
 from agentrl.errors import UserError
+from agentrl.learner.hidden_states import PADDED, check_trainable, prove_prefix_sharing
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.states import check_trainable, padded_states, refuse_sharing
 from agentrl.models import capabilities, miniature
-from agentrl.models.capabilities import Attended, Capabilities, NotProven, Untried, kind_of, own_states
+from agentrl.models.capabilities import Capabilities, NotTestable, find_proof
+from agentrl.models.lm_head import NotProven
+from agentrl.models.perturbation import run_own_states
+from agentrl.models.position_mixing import AttentionCall
+from tests.helpers.causal_lms import learned, sampled, subject
+from tests.helpers.tiny import SHAPE, VOCABULARY, half, llama, qwen3, sliding
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,11 +37,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ("mpt", "MptAttention", torch.float32),
     ],
 )
-def test_what_mixes_positions_beside_attention_is_named_and_refused(name: str, mixer: str, dtype: torch.dtype) -> None:
+def test_a_module_that_mixes_positions_beside_attention_is_named_and_refused(
+    name: str, mixer: str, dtype: torch.dtype
+) -> None:
     model = subject(name).to(dtype)
     why = rf"^{mixer} mixes positions, and not by transformers' attention interface$"
     with pytest.raises(NotProven, match=why):
-        refuse_sharing(model)
+        prove_prefix_sharing(model)
     with pytest.raises(UserError, match=rf"cannot run \w+: {why[1:-1]}\. vLLM may: --engine vllm"):
         TransformersEngine(model)
 
@@ -47,20 +52,20 @@ async def test_a_window_that_the_mask_alone_has_is_found() -> None:
     """Phimoe's attention is not told of it."""
     shape = {k: v for k, v in SHAPE.items() if k != "head_dim"} | {"num_local_experts": 4, "vocab_size": 128}
     open_ended = PhimoeForCausalLM(PhimoeConfig(**shape, sliding_window=None)).eval()
-    refuse_sharing(open_ended)
+    prove_prefix_sharing(open_ended)
     assert await sampled(open_ended, TransformersEngine(open_ended)) < 1e-4
     model = PhimoeForCausalLM(PhimoeConfig(**shape, sliding_window=16)).eval()
     with pytest.raises(NotProven, match="the mask of PhimoeAttention hides more than the window"):
-        refuse_sharing(model)
+        prove_prefix_sharing(model)
     with pytest.raises(UserError, match="the mask of PhimoeAttention hides more"):
         TransformersEngine(model)
 
 
 @pytest.mark.parametrize("name", ["opt", "bart", "falcon_mamba", "llama4_text"])
-def test_what_ended_in_a_raw_error_is_trained_right(name: str) -> None:
+def test_models_that_ended_in_a_raw_error_are_trained_right(name: str) -> None:
     model = subject(name)
     check_trainable(model)
-    assert learned(model, padded_states) < 1e-4
+    assert learned(model, PADDED.compute_states) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_what_ended_in_a_raw_error_is_trained_right(name: str) -> None:
         ("reformer", "ReformerModelWithLMHead: a token.s state depends on the tokens behind it"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_a_sentence(name: str, why: str) -> None:
+def test_a_model_that_cannot_be_trained_is_refused_in_a_sentence(name: str, why: str) -> None:
     with pytest.raises(UserError, match=f"^agentrl cannot train {why}.*; docs/models.md lists the models that can$"):
         Learner(subject(name), [], LossSettings(threads=1))
 
@@ -81,34 +86,34 @@ def test_a_way_by_which_a_row_reaches_another_is_found() -> None:
     """However little it is: a thousandth of what the others hold."""
 
     def leaking(model: Any, rows: list[list[int]]) -> list[Tensor]:
-        states = own_states(model, rows)
+        states = run_own_states(model, rows)
         return [own + 1e-3 * other.mean(0) for own, other in zip(states, [*states[1:], states[0]], strict=True)]
 
     with pytest.raises(NotProven, match="the states of a row move when another row is changed"):
-        Capabilities(qwen3()).refuse_kind(leaking)
+        Capabilities(qwen3()).prove_kind(leaking)
 
 
 def test_one_token_that_is_wrong_is_enough() -> None:
     def wrong(model: Any, rows: list[list[int]]) -> list[Tensor]:
-        states = own_states(model, rows)
+        states = run_own_states(model, rows)
         states[0][-1] *= 1.05
         return states
 
     with pytest.raises(NotProven, match="its states are off by"):
-        Capabilities(qwen3()).refuse_kind(wrong)
+        Capabilities(qwen3()).prove_kind(wrong)
     with pytest.raises(NotProven, match="its states are off by"):
-        Capabilities(qwen3()).refuse_itself(wrong)
-    Capabilities(qwen3()).refuse_kind(own_states, gradient=True)
-    Capabilities(half()).refuse_itself(own_states, gradient=True)
+        Capabilities(qwen3()).prove_itself(wrong)
+    Capabilities(qwen3()).prove_kind(run_own_states, gradient=True)
+    Capabilities(half()).prove_itself(run_own_states, gradient=True)
 
 
 def test_a_gradient_that_is_cut_off_is_found() -> None:
     def cut(model: Any, rows: list[list[int]]) -> list[Tensor]:
-        return [states + 0.5 * (states.detach() - states) for states in own_states(model, rows)]
+        return [states + 0.5 * (states.detach() - states) for states in run_own_states(model, rows)]
 
     with pytest.raises(NotProven, match=r"its gradient is off by 0\.5"):
-        Capabilities(qwen3()).refuse_kind(cut, gradient=True)
-    Capabilities(qwen3()).refuse_kind(cut)
+        Capabilities(qwen3()).prove_kind(cut, gradient=True)
+    Capabilities(qwen3()).prove_kind(cut)
 
 
 def test_a_long_window_costs_no_long_pass() -> None:
@@ -117,26 +122,26 @@ def test_a_long_window_costs_no_long_pass() -> None:
     model = MistralForCausalLM(MistralConfig(**SHAPE | {"max_position_embeddings": 8192}, sliding_window=4096)).eval()
     passes: list[int] = []
     model.model.layers[0].register_forward_hook(lambda *call: passes.append(call[2].shape[0] * call[2].shape[1]))
-    Capabilities(model).refuse_kind(through_slots)
+    Capabilities(model).prove_kind(run_through_slots)
     assert sum(passes) == 0
-    assert kind_of(model).subject.config.sliding_window < len(kind_of(model).rows[0]) // 4
+    assert find_proof(model).model.config.sliding_window < len(find_proof(model).rows[0]) // 4
     check_trainable(model)
-    refuse_sharing(model)
+    prove_prefix_sharing(model)
     assert 0 < sum(passes) < 500
 
 
-def test_what_is_known_of_a_kind_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_of_model_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    make = miniature.miniature
+    make = miniature.build_miniature
 
     def counted(model: Any) -> Any:
         made.append(model)
         return make(model)
 
-    monkeypatch.setattr(capabilities, "miniature", counted)
-    monkeypatch.setattr(capabilities, "_KINDS", type(capabilities._KINDS)())
+    monkeypatch.setattr(capabilities, "build_miniature", counted)
+    monkeypatch.setattr(capabilities, "_PROOFS", type(capabilities._PROOFS)())
     for model in (qwen3(), qwen3(), qwen3(rms_norm_eps=1e-5)):
-        refuse_sharing(model)
+        prove_prefix_sharing(model)
         TransformersEngine(model)
     assert len(made) == 2
 
@@ -145,17 +150,17 @@ def test_where_no_miniature_can_be_made_the_model_itself_is_tried(monkeypatch: p
     def impossible(model: Any) -> Any:
         raise KeyError("unheard_of")
 
-    monkeypatch.setattr(capabilities, "miniature", impossible)
-    monkeypatch.setattr(capabilities, "_KINDS", type(capabilities._KINDS)())
+    monkeypatch.setattr(capabilities, "build_miniature", impossible)
+    monkeypatch.setattr(capabilities, "_PROOFS", type(capabilities._PROOFS)())
     for model in (llama(), half()):
         check_trainable(model)
-        refuse_sharing(model)
+        prove_prefix_sharing(model)
         TransformersEngine(model)
     check_trainable(sliding())
     windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=100))
     check_trainable(windowed)
-    with pytest.raises(Untried, match=r"it has windows of 100 tokens, of which no small copy .* \(KeyError: "):
-        refuse_sharing(windowed)
+    with pytest.raises(NotTestable, match=r"it has windows of 100 tokens, of which no small copy .* \(KeyError: "):
+        prove_prefix_sharing(windowed)
 
 
 def test_a_model_is_left_as_it_was() -> None:
@@ -163,7 +168,7 @@ def test_a_model_is_left_as_it_was() -> None:
     before = {n: p.clone() for n, p in model.named_parameters()}
     state, attention = torch.get_rng_state(), model.config._attn_implementation
     check_trainable(model)
-    refuse_sharing(model)
+    prove_prefix_sharing(model)
     TransformersEngine(model)
     assert model.training
     assert model.config._attn_implementation == attention
@@ -187,7 +192,7 @@ def test_a_model_that_was_changed_since_its_class_was_written_is_tried_itself() 
     model = qwen3().eval()
     model.model.layers[1].mlp = Shifted(model.model.layers[1].mlp)
     with pytest.raises(NotProven, match="its states are off by"):
-        refuse_sharing(model)
+        prove_prefix_sharing(model)
 
 
 def mask_of(seen: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -196,7 +201,7 @@ def mask_of(seen: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("mask", "window", "unsaid"),
+    ("mask", "window", "other"),
     [
         (None, None, False),
         (mask_of(lambda q, k: k <= q), None, False),
@@ -209,9 +214,11 @@ def mask_of(seen: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         (mask_of(lambda q, k: k <= q).float().log(), None, False),
     ],
 )
-def test_masks_are_compared_with_what_attention_is_told(mask: Tensor | None, window: int | None, unsaid: bool) -> None:
-    assert Attended("Attention", mask, window).unsaid() == unsaid
+def test_masks_are_compared_with_the_window_that_attention_gets(
+    mask: Tensor | None, window: int | None, other: bool
+) -> None:
+    assert AttentionCall("Attention", mask, window).has_other_mask() == other
 
 
 def test_a_vocabulary_of_few_words_will_do() -> None:
-    assert max(max(row) for row in kind_of(qwen3()).rows) < VOCABULARY
+    assert max(max(row) for row in find_proof(qwen3()).rows) < VOCABULARY

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from causal_lms import (
+
+from tests.helpers.causal_lms import (
     ELSEWHERE,
     FAMILIES,
     LISTED,
@@ -19,7 +20,7 @@ from causal_lms import (
     verdicts,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SENTENCE = re.compile(r"(agentrl cannot train|the embedded engine cannot run) (\w+)[^\n]*(\)|can)")
 
 

@@ -10,24 +10,25 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, load_file
-from tiny import conversation, qwen3, together
 from transformers import AutoModelForCausalLM
 
-from agentrl import UserError, evaluate, lora, policy, train
+from agentrl import UserError, evaluate, train
 from agentrl.cli import main
-from agentrl.config import LoraConfig
-from agentrl.engines import adapter
-from agentrl.engines.transfer import Weights
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.engines.vllm import lora_sender
+from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.errors import ConfigError
-from agentrl.layers import build
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
+from agentrl.models import lora, policy
+from agentrl.settings.loader import build_config
+from agentrl.settings.schema import LoraConfig
 from agentrl.types import Sample, SamplingParams
+from tests.helpers.tiny import conversation, qwen3, together
 
 SMALL: dict[str, Any] = {
     "steps": 2,
-    "rollout": {"tasks": 4, "group_size": 4},
+    "rollout": {"tasks_per_step": 4, "group_size": 4},
     "eval": {"final_tasks": 4, "every": 0},
     "learner": {"lr": 1e-2},
 }
@@ -35,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 def adapted(rank: int = 4) -> Any:
     """A model whose adapter does something."""
-    model = lora.wrapped(qwen3(), LoraConfig(rank=rank), "tiny")
+    model = lora.add_adapter(qwen3(), LoraConfig(rank=rank), "tiny")
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -46,7 +47,7 @@ def adapted(rank: int = 4) -> Any:
 async def test_the_engine_samples_from_the_model_with_its_adapter() -> None:
     model = adapted()
     async with TransformersEngine(model, capacity=4) as engine:
-        assert engine._view.fused is not None
+        assert engine._model.fused is not None
         calls = [lambda n=n: conversation(engine, model, n, SamplingParams()) for n in range(4)]
         off = itertools.chain(*await together(*calls))
         assert max(off) < 1e-4
@@ -96,7 +97,7 @@ def reference_kl(learner: Learner) -> float:
     return learner.update(batch())["kl"]
 
 
-@pytest.mark.parametrize("make", [adapted, lambda: lora.wrapped(qwen3(), LoraConfig(rank=4), "tiny")])
+@pytest.mark.parametrize("make", [adapted, lambda: lora.add_adapter(qwen3(), LoraConfig(rank=4), "tiny")])
 def test_the_reference_is_the_policy_as_it_was_given(make: Any) -> None:
     """An adapter that is trained further is held to where it started, not to the model beneath it."""
     model = make()
@@ -134,7 +135,7 @@ def test_a_pass_of_the_reference_leaves_the_policy_as_it_is() -> None:
 
 
 def test_weights_are_the_model_without_its_adapter_under_the_names_of_the_plain_model() -> None:
-    plain, found = dict(Weights(qwen3())), dict(Weights(adapted()))
+    plain, found = dict(PolicyWeights(qwen3())), dict(PolicyWeights(adapted()))
     assert found.keys() == plain.keys()
     for name, tensor in plain.items():
         torch.testing.assert_close(found[name], tensor)
@@ -142,21 +143,21 @@ def test_weights_are_the_model_without_its_adapter_under_the_names_of_the_plain_
 
 def test_what_is_sent_of_an_adapter_is_its_checkpoint(tmp_path: Path) -> None:
     model = adapted()
-    weights = adapter.weights_of(model)
+    weights = lora_sender.select_weights(model)
     model.save_pretrained(tmp_path, save_embedding_layers=False)
     saved = load_file(tmp_path / "adapter_model.safetensors")
     found = load(weights.file().content())
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
-    assert adapter.rank_of(model) == 4
-    assert adapter.rank_of(qwen3()) == 0
+    assert lora_sender.find_adapter_rank(model) == 4
+    assert lora_sender.find_adapter_rank(qwen3()) == 0
     weights.close()
 
 
 def test_a_rank_is_rounded_up_to_what_vllm_has() -> None:
-    assert [adapter.room(rank) for rank in (1, 2, 8, 9, 200)] == [1, 8, 8, 16, 256]
+    assert [lora_sender.choose_max_rank(rank) for rank in (1, 2, 8, 9, 200)] == [1, 8, 8, 16, 256]
     with pytest.raises(UserError, match=r"lora.rank 513: vLLM has adapters of rank 512 at most"):
-        adapter.room(513)
+        lora_sender.choose_max_rank(513)
 
 
 def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
@@ -167,7 +168,7 @@ def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
     saved = {f.name for f in (one / "model").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "agentrl.toml"} <= saved
     assert "model.safetensors" not in saved
-    assert lora.base_of(one / "model") == "nano"
+    assert lora.read_base_model(one / "model") == "nano"
     assert evaluate("math-tools", str(one), tasks=4, out=str(tmp_path / "eval")).episodes == 4
     with pytest.raises(UserError, match=r"has an adapter already; leave lora\.rank out"):
         train("math-tools", str(one), lora={"rank": 4}, run={"dir": str(two)}, **SMALL)
@@ -176,7 +177,7 @@ def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
     assert "parameters" in capsys.readouterr().out
     ids = torch.arange(5, 25)[None]
     plain = AutoModelForCausalLM.from_pretrained(out)
-    torch.testing.assert_close(plain(ids).logits, policy.load(str(two)).model(ids).logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(plain(ids).logits, policy.load_policy(str(two)).model(ids).logits, atol=1e-4, rtol=1e-4)
     assert main(["export", str(two), "--out", str(out)]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
 
@@ -190,9 +191,9 @@ def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        build(("test", {"env": "math-tools", **settings}))
+        build_config(("test", {"env": "math-tools", **settings}))
 
 
 def test_layers_that_are_not_there() -> None:
     with pytest.raises(UserError, match=r"lora.targets qproj: .*qproj"):
-        lora.wrapped(qwen3(), LoraConfig(rank=4, targets=("qproj",)), "tiny")
+        lora.add_adapter(qwen3(), LoraConfig(rank=4, targets=("qproj",)), "tiny")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import half, qwen3
 from transformers import (
     DeepseekV3Config,
     Gemma3ForCausalLM,
@@ -21,7 +20,8 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from agentrl.models.miniature import longest_window, miniature, plain_settings, shrink
+from agentrl.models.miniature import build_miniature, find_longest_window, shrink_settings, strip_settings
+from tests.helpers.tiny import half, qwen3
 
 
 def large(model_class: Any, config: Any) -> Any:
@@ -34,7 +34,7 @@ def test_a_model_of_any_size_becomes_a_small_one_with_as_many_layers() -> None:
     config = Qwen2Config(
         hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2
     )
-    small = miniature(large(Qwen2ForCausalLM, config))
+    small = build_miniature(large(Qwen2ForCausalLM, config))
     assert type(small) is Qwen2ForCausalLM
     assert small.config.num_hidden_layers == 24
     assert sum(p.numel() for p in small.parameters()) < 1_000_000
@@ -44,7 +44,7 @@ def test_a_model_of_any_size_becomes_a_small_one_with_as_many_layers() -> None:
 
 def test_windows_become_short_and_layers_keep_their_kinds() -> None:
     config = Gemma3TextConfig(num_hidden_layers=12, hidden_size=640, head_dim=256, num_attention_heads=4)
-    small = miniature(large(Gemma3ForCausalLM, config))
+    small = build_miniature(large(Gemma3ForCausalLM, config))
     assert small.config.layer_types == config.layer_types
     assert small.config.sliding_window == 6
     assert small.config.query_pre_attn_scalar == config.query_pre_attn_scalar
@@ -56,7 +56,7 @@ def test_lists_of_angles_are_cut_to_the_dimensions_that_are_rotated() -> None:
     config = Phi3Config(
         rope_parameters=rope, original_max_position_embeddings=4096, max_position_embeddings=131072, pad_token_id=0
     )
-    small = miniature(large(Phi3ForCausalLM, config))
+    small = build_miniature(large(Phi3ForCausalLM, config))
     assert small.config.rope_parameters["short_factor"] == factors[:8]
     assert small(torch.arange(40)[None]).logits.isfinite().all()
 
@@ -65,12 +65,12 @@ def test_lists_of_angles_are_cut_to_the_dimensions_that_are_rotated() -> None:
     "config", [LlamaConfig(), DeepseekV3Config(), MixtralConfig(), Qwen3NextConfig(), MambaConfig()], ids=repr
 )
 def test_what_is_small_already_stays(config: Any) -> None:
-    once = shrink(plain_settings(config))
-    assert shrink(once) == once
+    once = shrink_settings(strip_settings(config))
+    assert shrink_settings(once) == once
 
 
 def test_its_weights_let_nothing_hide() -> None:
-    small = miniature(half())
+    small = build_miniature(half())
     for name, parameter in small.named_parameters():
         assert parameter.std() > 0.05, name
     states = small.model(torch.arange(50)[None]).last_hidden_state
@@ -79,11 +79,11 @@ def test_its_weights_let_nothing_hide() -> None:
 
 def test_it_is_the_same_each_time_and_leaves_the_dice_alone() -> None:
     state = torch.get_rng_state()
-    one, other = (miniature(qwen3()) for _ in range(2))
+    one, other = (build_miniature(qwen3()) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_the_longest_window_is_found_wherever_it_is_named() -> None:
-    assert longest_window(LlamaConfig()) == 0
-    assert longest_window(Gemma3TextConfig(sliding_window=512)) == 512
+    assert find_longest_window(LlamaConfig()) == 0
+    assert find_longest_window(Gemma3TextConfig(sliding_window=512)) == 512

@@ -11,37 +11,38 @@ import peft
 import pytest
 import torch
 from bitsandbytes.functional import has_avx512bf16
-from tiny import qwen3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl import EnvSpec, UserError, evaluate, lora, policy, train
-from agentrl.engines.transfer import Weights
-from agentrl.layers import build
-from agentrl.session import opened
+from agentrl import EnvSpec, UserError, evaluate, train
+from agentrl.engines.vllm.weight_sender import PolicyWeights
+from agentrl.models import lora, policy
+from agentrl.resources import open_resources
+from agentrl.settings.loader import build_config
 from agentrl.types import SamplingParams
+from tests.helpers.tiny import qwen3
 
 SMALL: dict[str, Any] = {
     "steps": 1,
-    "rollout": {"tasks": 4, "group_size": 3},
+    "rollout": {"tasks_per_step": 4, "group_size": 3},
     "eval": {"final_tasks": 2, "every": 0},
     "learner": {"lr": 1e-3},
 }
 
 
 def test_a_loaded_model_is_trained_in_place(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(policy.locate("nano"))
+    model = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"))
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     train("math-tools", model, run={"dir": str(tmp_path / "run")}, **SMALL)
     assert not all(torch.equal(p, before[n]) for n, p in model.named_parameters())
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"] == policy.locate("nano")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"] == policy.locate_model("nano")
     assert evaluate("math-tools", model, tasks=4, out=str(tmp_path / "eval")).episodes == 4
 
 
 def test_a_loaded_model_s_own_adapter_is_trained(tmp_path: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(policy.locate("nano"))
+    base = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"))
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     frozen = base.model.norm.weight.detach().clone()
-    tokenizer = AutoTokenizer.from_pretrained(policy.locate("nano"))
+    tokenizer = AutoTokenizer.from_pretrained(policy.locate_model("nano"))
     train("math-tools", model, tokenizer=tokenizer, run={"dir": str(tmp_path / "run")}, **SMALL)
     assert torch.equal(base.model.norm.weight, frozen)
     assert any(p.abs().max() > 0 for n, p in model.named_parameters() if "lora_B" in n)
@@ -71,12 +72,12 @@ def test_the_ends_of_a_turn_are_those_of_every_config_that_a_model_ships(
 
 async def test_a_run_ends_a_turn_with_a_token_that_the_generation_config_names() -> None:
     """Qwen3-instruct's <|endoftext|> used to be sampled through, to the limit, and was called `length`."""
-    model = AutoModelForCausalLM.from_pretrained(policy.locate("nano"))
-    tokenizer = AutoTokenizer.from_pretrained(policy.locate("nano"))
-    config = build(("test", {"env": "math-tools", "model": "nano"}))
+    model = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"))
+    tokenizer = AutoTokenizer.from_pretrained(policy.locate_model("nano"))
+    config = build_config(("test", {"env": "math-tools", "model": "nano"}))
     end = tokenizer.convert_tokens_to_ids("<|im_start|>")  # a special token that no source named so far
     model.generation_config.eos_token_id = [model.config.eos_token_id, end]
-    async with opened(config, EnvSpec("math-tools"), policy.given(model, tokenizer)) as session:
+    async with open_resources(config, EnvSpec("math-tools"), policy.wrap_policy(model, tokenizer)) as session:
         params = SamplingParams(0.0, 20, tuple(session.renderer.get_stop_token_ids()))
         asked = session.renderer.render_ids([{"role": "system", "content": "Be good."}])
         done = await session.engine.generate(
@@ -109,10 +110,10 @@ def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("any_cpu")
 @pytest.mark.parametrize("before", ["loaded", "given"])
 def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for(before: str) -> None:
-    packed = policy.load("nano", quantize="4bit").model if before == "loaded" else _given_in_4_bits()
-    sent = dict(Weights(packed))
-    plain = AutoModelForCausalLM.from_pretrained(policy.locate("nano"), dtype=torch.float32)
-    own = dict(Weights(plain))
+    packed = policy.load_policy("nano", quantize="4bit").model if before == "loaded" else _given_in_4_bits()
+    sent = dict(PolicyWeights(packed))
+    plain = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"), dtype=torch.float32)
+    own = dict(PolicyWeights(plain))
     assert {n: t.shape for n, t in sent.items()} == {n: t.shape for n, t in own.items()}
     plain.load_state_dict(sent, strict=False)
     plain.tie_weights()
@@ -124,9 +125,9 @@ def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for(before: s
 
 @pytest.mark.usefixtures("any_cpu")
 def test_a_gradient_through_a_base_in_4_bits_is_that_of_its_values() -> None:
-    packed = policy.load("nano", quantize="4bit").model
-    plain = AutoModelForCausalLM.from_pretrained(policy.locate("nano"), dtype=torch.float32)
-    plain.load_state_dict(dict(Weights(packed)), strict=False)
+    packed = policy.load_policy("nano", quantize="4bit").model
+    plain = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"), dtype=torch.float32)
+    plain.load_state_dict(dict(PolicyWeights(packed)), strict=False)
     plain.tie_weights()
     found = []
     for model in (packed, plain):
@@ -141,15 +142,15 @@ def test_a_gradient_through_a_base_in_4_bits_is_that_of_its_values() -> None:
 def _given_in_4_bits() -> Any:
     """A model as a user loads it: it has computed already, and so packed its weights where the CPU wants that."""
     quantized = AutoModelForCausalLM.from_pretrained(
-        policy.locate("nano"),
+        policy.locate_model("nano"),
         dtype=torch.float32,
-        quantization_config=lora.quantization(torch.float32),
+        quantization_config=lora.build_quantization(torch.float32),
         device_map={"": "cpu"},
     )
     if has_avx512bf16():  # the real one: the product itself is made of these instructions
         with torch.no_grad():
             quantized(torch.arange(5, 40)[None])
-    return policy.given(quantized).model
+    return policy.wrap_policy(quantized).model
 
 
 def _in_4_bits(model: Any) -> list[Any]:

@@ -3,19 +3,19 @@ from timeit import timeit
 from typing import Any
 
 import pytest
-from families import GLM, HERMES_LLAMA, LLAMA31, MISTRAL, NAMES, QWEN3, QWEN25, family
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_untrusted import TOOL, decoded, renderer, result, results
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from agentrl import EnvSpec
 from agentrl.errors import TemplateError
 from agentrl.renderer import Renderer
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ScriptedEngine
-from agentrl.types import Completion, Message, without_thoughts
+from agentrl.types import Completion, Message, strip_thoughts
+from tests.helpers.families import GLM, HERMES_LLAMA, LLAMA31, MISTRAL, NAMES, QWEN3, QWEN25, family
+from tests.renderer.test_control_tokens import TOOL, decoded, renderer, result, results
 
 quick = settings(max_examples=80, deadline=None, derandomize=True)
 CLEAN = ["The", "answer", "is", "42;", "sum(x)", "=", "1.5", '{"ok":', "true},", "é", "東京?!"]
@@ -259,7 +259,7 @@ def test_a_thought_that_the_prompt_opened_and_the_model_never_ended_is_no_answer
         ("4</think>5<think>6", "<think>\n4</think>5<think>6", "5"),
     ):
         reply = own.parse_response(encode("qwen3", said), prompt_ids=prompt)
-        assert (reply.content, without_thoughts(reply.content)) == (content, answer)
+        assert (reply.content, strip_thoughts(reply.content)) == (content, answer)
 
 
 @pytest.mark.parametrize(("said", "reward"), [("\\boxed{4}", 0.0), ("hm</think>\\boxed{4}", 1.0)])

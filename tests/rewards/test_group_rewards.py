@@ -14,12 +14,12 @@ import pytest
 from agentrl_envs.prompts import Prompts
 
 from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory, train
-from agentrl.episode import Branching, Limits
-from agentrl.metrics import with_logged
-from agentrl.rewards import functions, per_episode
-from agentrl.rollout import Rollout
+from agentrl.rewards.functions import per_episode, resolve_rewards
+from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
+from agentrl.rollout.episode import Branching, EpisodeLimits
+from agentrl.rollout.rollout import Rollout
+from agentrl.runs.metrics import add_logged_metrics
 from agentrl.testing import ByteRenderer, ScriptedEngine
-from agentrl.trainer_state import TrainerState, set_trainer_state
 from agentrl.types import Group, Observation
 
 ROWS = [{"prompt": f"How long is {n}?", "wanted": n} for n in range(20)]
@@ -45,12 +45,12 @@ class Holding(ScriptedEngine):
 
 
 async def play(size: int, *rewards: Any, engine: ScriptedEngine | None = None, **settings: Any) -> Group:
-    own = {name: settings.pop(name) for name in ("spare", "limits", "watch") if name in settings}
-    watch = own.pop("watch", None)
+    own = {name: settings.pop(name) for name in ("oversample", "limits", "on_episode") if name in settings}
+    on_episode = own.pop("on_episode", None)
     spec = EnvSpec(Prompts, data=ROWS, rewards=list(rewards), **settings)
     async with spec.open():
         rollout = Rollout(spec, engine or say_in_turn(), ByteRenderer(), **own)
-        return await rollout.group(3, size, watch=watch)
+        return await rollout.group(3, size, on_episode=on_episode)
 
 
 def rank(completions: list[str], **_: Any) -> list[float]:
@@ -114,7 +114,7 @@ async def test_members_that_the_world_failed_are_not_compared() -> None:
         seen.append(len(completions))
         return [1.0] * len(completions)
 
-    group = await play(4, count, engine=Holding(), limits=Limits(episode_timeout_s=2.0))
+    group = await play(4, count, engine=Holding(), limits=EpisodeLimits(episode_timeout_s=2.0))
     assert seen == [1]
     assert sorted(str(t.fault and t.fault.kind) for t in group) == ["None"] + ["episode_timeout"] * 3
     assert len(group.scored) == 1
@@ -135,7 +135,7 @@ async def test_a_comparison_has_the_deadline_of_a_turn() -> None:
         await anyio.sleep_forever()
         return []
 
-    group = await play(2, hang, limits=Limits(turn_timeout_s=0.05))
+    group = await play(2, hang, limits=EpisodeLimits(turn_timeout_s=0.05))
     assert [t.fault and (t.fault.kind, t.fault.message) for t in group] == [
         ("turn_timeout", "Prompts.score_group of task 3 took over 0.05 s")
     ] * 2
@@ -180,7 +180,7 @@ async def test_none_and_gates_hold_for_compared_rewards() -> None:
 
 async def test_whoever_watches_is_told_of_an_episode_once_it_has_its_reward() -> None:
     told: list[float | None] = []
-    await play(3, rank, watch=lambda t: told.append(t.reward))
+    await play(3, rank, on_episode=lambda t: told.append(t.reward))
     assert sorted(r for r in told if r is not None) == [0.0, 0.5, 1.0]
 
 
@@ -193,13 +193,13 @@ async def test_functions_that_look_at_one_episode_do_not_wait_for_the_group() ->
         engine.released.set()  # only once the first has its reward
 
     with anyio.fail_after(60):
-        await play(3, alone, engine=engine, watch=watch)
+        await play(3, alone, engine=engine, on_episode=watch)
     assert told == [1.0] * 3
 
 
 async def test_spare_members_are_left_out() -> None:
     with anyio.fail_after(60):
-        group = await play(1, rank, engine=Holding(), spare=3)
+        group = await play(1, rank, engine=Holding(), oversample=3)
     assert len(group.scored) == 1
 
 
@@ -285,9 +285,9 @@ async def test_metrics_and_columns_that_a_function_logs_are_kept() -> None:
         text = t.messages[-1]["content"]
         assert (t.info["length"], t.info["upper"]) == (len(text), text.upper())
         assert dict(t.metrics) == {"mean_words": 3.0, "own": float(len(text))}
-    assert with_logged({"loss": 1.0}, [group]) == {"loss": 1.0, "mean_words": 3.0, "own": 2.0}
+    assert add_logged_metrics({"loss": 1.0}, [group]) == {"loss": 1.0, "mean_words": 3.0, "own": 2.0}
     with pytest.raises(ContractError, match=r"log_metric\('own', \.\.\.\): agentrl logs a number of that name itself"):
-        with_logged({"own": 1.0}, [group])
+        add_logged_metrics({"own": 1.0}, [group])
 
 
 @pytest.mark.parametrize(
@@ -318,18 +318,18 @@ async def test_a_list_of_another_length_or_of_no_numbers_is_told(result: Any) ->
 
 def test_two_functions_of_one_name_are_refused_with_the_place_of_both() -> None:
     named = functools.partial(rank, level=2)
-    assert list(functions([named, alone])) == ["rank", "alone"]
+    assert list(resolve_rewards([named, alone])) == ["rank", "alone"]
     with pytest.raises(ContractError) as told:
-        functions([rank, named])
-    assert "two rewards are called 'rank': test_group_rewards:rank (line " in str(told.value)
-    assert "and a partial of test_group_rewards:rank (line " in str(told.value)
+        resolve_rewards([rank, named])
+    assert f"two rewards are called 'rank': {__name__}:rank (line " in str(told.value)
+    assert f"and a partial of {__name__}:rank (line " in str(told.value)
     with pytest.raises(
         ContractError, match=r"two rewards are called '<lambda>': .*<lambda> \(line .*__name__ = 'NAME'"
     ):
-        functions([lambda completions: [1.0], lambda completions: [2.0]])
+        resolve_rewards([lambda completions: [1.0], lambda completions: [2.0]])
     other = functools.partial(rank, level=3)
     other.__name__ = "rank_3"  # type: ignore[attr-defined]
-    assert list(functions([rank, other])) == ["rank", "rank_3"]
+    assert list(resolve_rewards([rank, other])) == ["rank", "rank_3"]
 
 
 def test_a_training_by_comparison_logs_what_its_rewards_log(tmp_path: Path) -> None:
@@ -340,10 +340,10 @@ def test_a_training_by_comparison_logs_what_its_rewards_log(tmp_path: Path) -> N
         log_metric("spread", float(max(map(len, completions)) - min(map(len, completions))))
         return [float(len(c) == max(map(len, completions))) for c in completions]
 
-    small = {"tasks": 2, "group_size": 4, "max_turn_tokens": 8}
+    small = {"tasks_per_step": 2, "group_size": 4, "max_tokens": 8}
     settings = {"data": ROWS, "rewards": [longest]}
     run = {"dir": str(tmp_path / "run")}
-    train("prompts", env_settings=settings, steps=2, rollout=small, eval={"every": 0, "final_tasks": 1}, run=run)
+    train("prompts", env_args=settings, steps=2, rollout=small, eval={"every": 0, "final_tasks": 1}, run=run)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "spread" in row]
     assert [row["step"] for row in steps] == [1, 2]

@@ -9,12 +9,13 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from tiny import together
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
-from agentrl import RewardModel, UserError, policy, train
+from agentrl import RewardModel, UserError, train
+from agentrl.models import policy
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.types import Message
+from tests.helpers.tiny import together
 
 CHAT: list[list[Message]] = [
     [{"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "4" * n}] for n in (1, 2, 5, 30)
@@ -23,7 +24,7 @@ CHAT: list[list[Message]] = [
 
 def classifier(outputs: int = 1) -> Any:
     torch.manual_seed(0)
-    config = Qwen3Config.from_pretrained(policy.locate("nano"), num_labels=outputs)
+    config = Qwen3Config.from_pretrained(policy.locate_model("nano"), num_labels=outputs)
     config.dtype = torch.float32
     model = Qwen3ForSequenceClassification(config).float().eval()
     model.score.weight.data.normal_(0, 1)
@@ -34,7 +35,7 @@ def classifier(outputs: int = 1) -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("judge") / "judge"
     classifier().save_pretrained(path)
-    AutoTokenizer.from_pretrained(policy.locate("nano")).save_pretrained(path)
+    AutoTokenizer.from_pretrained(policy.locate_model("nano")).save_pretrained(path)
     return path
 
 
@@ -110,7 +111,7 @@ async def test_what_cannot_be_is_said(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot load reward model '.*nowhere'"):
         await RewardModel(str(tmp_path / "nowhere")).load()
     with pytest.raises(UserError, match=r"is not trained as one: its folder has no score\.weight"):
-        await RewardModel(policy.locate("nano")).load()
+        await RewardModel(policy.locate_model("nano")).load()
     broken = classifier()
     broken.score.weight.data.fill_(float("nan"))
     with pytest.raises(UserError, match="gave nan for"):
@@ -123,16 +124,16 @@ async def test_what_cannot_be_is_said(folder: Path, tmp_path: Path) -> None:
 
 def test_prompts_are_trained_with_one(folder: Path, tmp_path: Path) -> None:
     data = [{"prompt": f"What is {n}+1?", "solution": str(n + 1)} for n in range(8)]
-    settings: dict[str, Any] = {"steps": 1, "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 8}}
+    settings: dict[str, Any] = {"steps": 1, "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 8}}
     settings["eval"] = {"every": 0, "final_tasks": 1}
     named = {"rewards": ["accuracy", f"reward-model:{folder}"], "reward_weights": [1.0, 0.5]}
     run = tmp_path / "named"
-    train("prompts", env_settings={"data": data, **named}, run={"dir": str(run)}, **settings)
+    train("prompts", env_args={"data": data, **named}, run={"dir": str(run)}, **settings)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     step = next(row for row in map(json.loads, lines) if "rewards/judge/mean" in row)
     parts = step["rewards/accuracy/mean"], step["rewards/judge/mean"]
     assert step["reward"] == pytest.approx(parts[0] + 0.5 * parts[1], abs=1e-6)
     given = AutoModelForSequenceClassification.from_pretrained(folder)
-    train("prompts", env_settings={"data": data, "rewards": [given]}, run={"dir": str(tmp_path / "given")}, **settings)
+    train("prompts", env_args={"data": data, "rewards": [given]}, run={"dir": str(tmp_path / "given")}, **settings)
     with pytest.raises(UserError, match="cannot load reward model 'nowhere/else'"):
-        train("prompts", env_settings={"data": data, "rewards": ["reward-model:nowhere/else"]}, **settings)
+        train("prompts", env_args={"data": data, "rewards": ["reward-model:nowhere/else"]}, **settings)

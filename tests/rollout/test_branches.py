@@ -14,12 +14,13 @@ from agentrl_tools.shell import Shell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Toolset, Trajectory, tool
+from agentrl import ContractError, Env, EnvSpec, InfraError, Reply, Step, ToolEnv, Toolset, Trajectory, tool
 from agentrl.credit import TRAINED, assign_credit
-from agentrl.episode import Branching
-from agentrl.learner.advantage import dr_grpo
-from agentrl.learner.forest import grow
-from agentrl.rollout import Rollout
+from agentrl.learner.advantages.group import ADVANTAGES
+from agentrl.learner.prefix_tree.tree import build_forest
+from agentrl.rollout.episode import Branching
+from agentrl.rollout.rollout import Rollout
+from agentrl.runs import metrics
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation
 
@@ -59,7 +60,7 @@ class Walk(Env):
 
 
 class Dice(ScriptedEngine):
-    """Says a number of its dice; as slow as the script says of it."""
+    """Says a number drawn by its seed; as slow as the script says of it."""
 
     def __init__(self, seconds: Any = lambda said: 0.0) -> None:
         super().__init__([""])
@@ -76,7 +77,7 @@ def played(size: int, *, turn: int = 2, branches: int = 2, **env: Any) -> Any:
     rollout = Rollout(EnvSpec(Walk, **env), Dice(), ByteRenderer(), branching=Branching(turn, branches))
     group = anyio.run(rollout.group, 0, size)
     assert Walk.open == 0
-    assert not rollout.playing
+    assert not rollout.running
     return group
 
 
@@ -99,13 +100,13 @@ def test_what_branches_share_goes_through_the_model_once() -> None:
     group = played(8, turn=3, branches=8)
     rows = [
         e.sample()
-        for e in assign_credit([group], dr_grpo, reduce=lambda lengths: [1.0] * len(lengths))
+        for e in assign_credit([group], ADVANTAGES["dr_grpo"], reduce=lambda lengths: [1.0] * len(lengths))
         if e.outcome == TRAINED
     ]
     if len(rows) > 1:
         shared = 10 * 5 + 3 * 8
         assert (
-            len(grow(sorted(r.token_ids for r in rows)).token_ids)
+            len(build_forest(sorted(r.token_ids for r in rows)).token_ids)
             < sum(len(r.token_ids) for r in rows) - (len(rows) - 1) * shared
         )
 
@@ -134,16 +135,16 @@ async def test_an_environment_that_cannot_be_cloned_is_told() -> None:
 
 async def test_with_episodes_to_spare_the_slowest_are_cancelled() -> None:
     said: list[Trajectory] = []
-    rollout = Rollout(EnvSpec(Walk), Dice(lambda word: 30.0 if word % 3 == 0 else 0.0), ByteRenderer(), spare=30)
+    rollout = Rollout(EnvSpec(Walk), Dice(lambda word: 30.0 if word % 3 == 0 else 0.0), ByteRenderer(), oversample=30)
     with anyio.fail_after(10):
-        group = await rollout.group(0, 4, watch=said.append)
+        group = await rollout.group(0, 4, on_episode=said.append)
     assert len(group.trajectories) == len(said) == 4
     assert not any(int(m["content"]) % 3 == 0 for t in group for m in t.messages if m["role"] == "assistant")
     assert Walk.open == 0
 
 
 class Basket(ToolEnv):
-    """Worth how many things lie in the basket; a turn puts as many into it as its dice say."""
+    """Worth how many things lie in the basket; a turn puts as many into it as its seed says."""
 
     tools: Sequence[Any] = ()
     max_turns = 3
@@ -167,7 +168,7 @@ class Basket(ToolEnv):
 
 
 class Puts(ScriptedEngine):
-    """Puts as many things as its dice say."""
+    """Puts as many things as its seed says."""
 
     def __init__(self) -> None:
         super().__init__([""])
@@ -255,7 +256,7 @@ async def test_the_toolsets_that_ship_say_whether_they_can_be_forked() -> None:
     ):
         with pytest.raises(ContractError, match=why):
             toolset.fork()
-    plain = Python().of_episode("the servers")
+    plain = Python().start_episode("the servers")
     assert plain.fork() is not plain
     assert plain.fork().shared == "the servers"
 
@@ -288,3 +289,51 @@ def test_a_deep_copy_shares_what_belongs_to_the_run_and_nothing_of_the_episode()
     assert other.words == ["a"]  # type: ignore[attr-defined]
     assert other.words is not env.words  # type: ignore[attr-defined]
     assert "_tools" not in vars(other)
+
+
+class Doomed(Basket):
+    """The trunk fails at its second turn, and its clones do not."""
+
+    cloned = False
+
+    @tool
+    async def put(self, n: int) -> str:
+        """Put things into the basket."""
+        if self.things and not self.cloned:
+            raise InfraError("gone", "the world is gone")
+        self.things += n
+        return f"{self.things} in it"
+
+    def clone(self) -> Env:
+        other = copy.copy(self)
+        other.cloned = True
+        return other
+
+
+@pytest.mark.parametrize(
+    ("cls", "calls", "turns"), [(Basket, 1 + 3 * 2, 1 + 3 * 2), (Doomed, 1 + 1 + 2 * 2, 1 + 2 * 2)]
+)
+async def test_what_branches_share_is_counted_once(cls: type[Env], calls: int, turns: int) -> None:
+    """The trunk's tokens and calls used to be counted once a branch; a trunk that is lost takes none with it."""
+    async with EnvSpec(cls).open() as spec:
+        rollout = Rollout(spec, Puts(), ByteRenderer(), branching=Branching(1, 3))
+        group = await rollout.group(0, 3)
+    found = metrics.group_metrics([group])
+    assert found["tools/put/calls"] == calls
+    fair = [t for t in group if t.fault is None]
+    said = {id(s): len(s.token_ids) for t in fair for s in t.segments if s.author == "model"}
+    assert len(said) == turns
+    assert found["sampled_tokens"] == sum(said.values())
+    assert found["tools/call_frequency"] == found["turns/mean"] == 3  # of an episode, with all that led to it
+    if cls is Basket:
+        assert found["sampled_tokens"] == rollout.tokens
+    for t in group:
+        assert t.timings["total"] >= sum(s for name, s in t.timings.items() if name != "total") - 1e-9
+
+
+def test_a_trunk_that_could_not_be_cloned_counts_its_own() -> None:
+    group = played(3, turn=1, branches=3, broken=1)
+    assert [t.shared_turns for t in group] == [0, 0, 0]
+    assert metrics.group_metrics([group], 1)["sampled_tokens"] == sum(
+        t.sampled_tokens for t in group if t.fault is None
+    )

@@ -5,48 +5,48 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentrl.admission import SLACK, Admission
+from agentrl.rollout.concurrency import SLACK, ConcurrencyLimiter
 
 
 async def test_slow_tools_let_more_in() -> None:
-    admission = Admission(8)
-    assert admission.limit == 8 * SLACK
-    admission.took(0.1, 0.3)
-    assert admission.limit == 8 * 4 * SLACK
+    limiter = ConcurrencyLimiter(8)
+    assert limiter.limit == 8 * SLACK
+    limiter.record_turn(0.1, 0.3)
+    assert limiter.limit == 8 * 4 * SLACK
     for _ in range(1000):
-        admission.took(0.1, 0.1)
-    assert admission.limit == pytest.approx(8 * 2 * SLACK, abs=1)
+        limiter.record_turn(0.1, 0.1)
+    assert limiter.limit == pytest.approx(8 * 2 * SLACK, abs=1)
 
 
 async def test_nobody_is_let_in_over_the_limit_and_the_first_come_first() -> None:
-    admission, order, most = Admission(2), [], 0
+    limiter, order, most = ConcurrencyLimiter(2), [], 0
 
     async def episode(number: int) -> None:
         nonlocal most
-        async with admission.place():
+        async with limiter.slot():
             order.append(number)
-            most = max(most, admission.inside)
+            most = max(most, limiter.running)
             await anyio.sleep(0.002 * (number % 3))
 
     async with anyio.create_task_group() as tasks:
         for number in range(40):
             tasks.start_soon(episode, number)
     assert order == list(range(40))
-    assert most <= admission.limit == 3
-    assert admission.inside == 0
+    assert most <= limiter.limit == 3
+    assert limiter.running == 0
 
 
 async def test_who_is_cancelled_gives_the_place_on() -> None:
-    admission = Admission(1)
-    limit = admission.limit
+    limiter = ConcurrencyLimiter(1)
+    limit = limiter.limit
     async with anyio.create_task_group() as tasks:
-        held = [admission.place() for _ in range(limit)]
+        held = [limiter.slot() for _ in range(limit)]
         for place in held:
             await place.__aenter__()
         entered: list[int] = []
 
         async def wait(number: int) -> None:
-            async with admission.place():
+            async with limiter.slot():
                 entered.append(number)
 
         with anyio.move_on_after(0.02):
@@ -59,4 +59,4 @@ async def test_who_is_cancelled_gives_the_place_on() -> None:
         assert entered == [1]
         for place in held[1:]:
             await place.__aexit__(None, None, None)
-    assert admission.inside == 0
+    assert limiter.running == 0

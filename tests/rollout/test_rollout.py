@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl import Env, EnvSpec, Reply, Step, Tool, ToolEnv, ToolError, Trajectory, WorldFault, tool
-from agentrl.episode import Limits
-from agentrl.rollout import Rollout
-from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call, text_of
+from agentrl import Env, EnvSpec, InfraError, Reply, Step, Tool, ToolEnv, ToolError, Trajectory, tool
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
+from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call, decode_text
 from agentrl.types import Completion, Observation, SamplingParams, Stop
 
 
@@ -44,9 +44,9 @@ class Quiz(ToolEnv):
 
 
 def rollout(env: type[Env], script: Any = ("five is 5",), **more: Any) -> Rollout:
-    limits = {k: more.pop(k) for k in list(more) if k in Limits.__dataclass_fields__}
+    limits = {k: more.pop(k) for k in list(more) if k in EpisodeLimits.__dataclass_fields__}
     engine = script if hasattr(script, "generate") else ScriptedEngine(script)
-    return Rollout(EnvSpec(env), engine, ByteRenderer(), limits=Limits(**limits), **more)
+    return Rollout(EnvSpec(env), engine, ByteRenderer(), limits=EpisodeLimits(**limits), **more)
 
 
 TURN = st.one_of(
@@ -60,7 +60,7 @@ TURN = st.one_of(
 @given(st.lists(TURN, min_size=1, max_size=5), st.integers(1, 60))
 def test_the_context_is_the_concatenation_of_the_segments(script: list[str], budget: int) -> None:
     engine = ScriptedEngine(script)
-    play = rollout(Quiz, engine, max_turn_tokens=budget)
+    play = rollout(Quiz, engine, max_tokens=budget)
     t = anyio.run(play.episode, 3)
     ends = [i for i, s in enumerate(t.segments) if s.author == "model"]
     assert engine.contexts == [[x for s in t.segments[:i] for x in s.token_ids] for i in ends]
@@ -76,8 +76,8 @@ async def test_an_episode_from_question_to_reward() -> None:
     t = await rollout(Quiz, [call("add", a=2, b=3), "It is 5"], options={"level": 2}, split="test").episode(7)
     assert [m["role"] for m in t.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert t.messages[3]["content"] == "5"
-    assert [s.author for s in t.segments] == ["prompt", "model", "world", "model"]
-    assert text_of(t.segments[2].token_ids) == "5"
+    assert [s.author for s in t.segments] == ["prompt", "model", "env", "model"]
+    assert decode_text(t.segments[2].token_ids) == "5"
     assert (t.task, t.stop, t.reward, t.rewards, t.turns) == (7, Stop.TERMINATED, 1.0, {"correct": 1.0}, 2)
     assert t.info == {"split": "test"}
     assert [(c.turn, c.name, c.status) for c in t.calls] == [(0, "add", "ok")]
@@ -92,7 +92,11 @@ async def test_the_models_mistakes_are_answered_and_it_goes_on() -> None:
     assert told[0] == "error: unknown tool 'ad'; the tools are: add"
     assert told[1].startswith("error: bad arguments for add: b: ")
     assert told[2].startswith("error: invalid JSON")
-    assert (t.reward, t.fault, [c.status for c in t.calls]) == (1.0, None, ["refused"] * 3)
+    assert (t.reward, t.fault, [c.status for c in t.calls]) == (
+        1.0,
+        None,
+        ["unknown_tool", "arguments", "parse"],
+    )
 
 
 async def test_half_a_character_in_a_call_is_a_mistake_like_any_other() -> None:
@@ -122,7 +126,7 @@ async def test_turns_run_out() -> None:
 
 
 async def test_tokens_of_a_turn_run_out() -> None:
-    t = await rollout(Quiz, ["a long answer: 5"], max_turn_tokens=6).episode(0)
+    t = await rollout(Quiz, ["a long answer: 5"], max_tokens=6).episode(0)
     assert (t.stop, t.sampled_tokens, t.reward) == (Stop.MAX_TOKENS, 6, 0.0)
 
 
@@ -212,7 +216,7 @@ async def test_a_quick_episode_is_done_while_a_slow_one_plays() -> None:
             await anyio.sleep(0.1 * (seed == 0))
             return "go", {}
 
-    await rollout(Uneven).batch([0, 1], 2, watch=lambda t: order.append(t.task))
+    await rollout(Uneven).batch([0, 1], 2, on_episode=lambda t: order.append(t.task))
     assert order == [1, 1, 0, 0]
 
 
@@ -242,7 +246,7 @@ async def test_a_stuck_thread_and_a_stubborn_tool_stop_nobody_else() -> None:
     ended: list[int] = []
     try:
         with anyio.fail_after(20):
-            groups = await rollout(Stuck, script).batch([0, 1, 2], 2, watch=lambda t: ended.append(t.task))
+            groups = await rollout(Stuck, script).batch([0, 1, 2], 2, on_episode=lambda t: ended.append(t.task))
     finally:
         release.set()
         loop_release.set()
@@ -250,7 +254,7 @@ async def test_a_stuck_thread_and_a_stubborn_tool_stop_nobody_else() -> None:
     assert [[t.fault and t.fault.kind for t in g] for g in groups] == [["tool_timeout"] * 2] * 2 + [[None, None]]
 
 
-# ---- the same dice
+# ---- the same seeds
 
 
 class Dice(ScriptedEngine):
@@ -265,7 +269,7 @@ class Dice(ScriptedEngine):
         return await super().generate(token_ids, params, session=session)
 
 
-async def test_every_turn_has_its_own_dice_and_a_run_can_be_thrown_again() -> None:
+async def test_every_turn_has_its_own_seed_and_a_run_can_be_repeated() -> None:
     thrown = []
     for seed in (0, 0, 1):
         engine = Dice()
@@ -288,7 +292,7 @@ async def test_the_engine_is_told_the_stops_and_how_much_room_there_is() -> None
             return await super().generate(token_ids, params, session=session)
 
     sampling = SamplingParams(temperature=0.7, top_p=0.9, top_k=5)
-    play = rollout(Quiz, Curious(["5"], max_context=100), sampling=sampling, max_turn_tokens=512)
+    play = rollout(Quiz, Curious(["5"], max_context=100), sampling=sampling, max_tokens=512)
     t = await play.episode(0)
     (params,) = asked
     assert params.stop_token_ids == (STOP,)
@@ -299,7 +303,7 @@ async def test_the_engine_is_told_the_stops_and_how_much_room_there_is() -> None
 async def test_the_worlds_fault_is_in_the_trajectory_and_its_kind_is_kept() -> None:
     class Down(Quiz):
         async def reset(self, *, seed: int, options: Any = None) -> tuple[Observation, dict[str, Any]]:
-            raise WorldFault("server_down", "503")
+            raise InfraError("server_down", "503")
 
     t = await rollout(Down).episode(0)
     assert t.fault is not None

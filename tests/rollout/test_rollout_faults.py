@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, metrics, tool
+from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, tool
 from agentrl.credit import assign_credit
-from agentrl.episode import Limits
-from agentrl.rollout import Rollout
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
+from agentrl.runs import metrics
 from agentrl.spread import Scored
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation, SamplingParams, Stop
@@ -45,7 +46,7 @@ class Plain(Env):
 
 def rollout(env: type[Env], script: Any = ("yes",), **limits: Any) -> Rollout:
     engine = script if hasattr(script, "generate") else ScriptedEngine(script)
-    return Rollout(EnvSpec(env), engine, ByteRenderer(), limits=Limits(**limits))
+    return Rollout(EnvSpec(env), engine, ByteRenderer(), limits=EpisodeLimits(**limits))
 
 
 def raising(method: str, error: BaseException) -> type[Env]:
@@ -152,7 +153,7 @@ async def test_a_faulted_episode_is_in_no_statistic_and_its_group_goes_on() -> N
     assert [t.fault.kind for t in faulted if t.fault] == ["tool_timeout"]
     assert tries.count("slow") == 2
     assert len(group.scored) == 3
-    found = metrics.of_groups([group])
+    found = metrics.group_metrics([group])
     assert found["reward"] == found["rewards/long/mean"] == 5.0
     assert found["faults/tool_timeout"] == 1.0
     assert found["tools/search/timeouts"] == 1.0

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import ContractError, Env, EnvSpec, Reply, Step, Trajectory, WorldFault
-from agentrl.curriculum import CurriculumSampler
-from agentrl.rollout import Rollout
-from agentrl.stream import Batch, Plan, Stream, stale, streaming
-from agentrl.tasks import Deal, Outcome, TaskSampler
+from agentrl import ContractError, Env, EnvSpec, InfraError, Reply, Step, Trajectory
+from agentrl.environments.curriculum import CurriculumSampler
+from agentrl.environments.task_sampler import Outcome, TaskDraw, TaskSampler
+from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.scheduler import BatchPlan, RolloutScheduler, StepBatch, compute_staleness, open_scheduler
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Observation
 
 
 class Slow(Env):
-    """Two turns; between them as long as ``seconds`` says of its task; worth the parity of its dice."""
+    """Two turns; between them as long as ``seconds`` says of its task; worth the parity of its seeds."""
 
     open = 0
 
@@ -50,26 +50,26 @@ def rollout(**env: Any) -> Rollout:
     return Rollout(EnvSpec(Slow, **env), ScriptedEngine(["a", "b"]), ByteRenderer())
 
 
-async def learned(stream: Stream, engine: Any, steps: int, seconds: float = 0.0) -> list[Batch]:
+async def learned(scheduler: RolloutScheduler, engine: Any, steps: int, seconds: float = 0.0) -> list[StepBatch]:
     """A learner that takes its time."""
     batches = []
     for step in range(steps):
-        batches.append(await stream.take())
+        batches.append(await scheduler.next_batch())
         await anyio.sleep(seconds)
         await engine.update_weights(None, step + 1)
-        stream.advance()
+        scheduler.advance()
     return batches
 
 
 async def test_where_nothing_may_be_old_it_is_the_plain_loop() -> None:
-    play, sampler = rollout(worth=lambda task: float(task % 2)), TaskSampler(5, seed=3)
-    async with streaming(play, sampler, Plan(4, 2), seed=7) as stream:
-        batches = await learned(stream, play.engine, 3)
-    tasks = TaskSampler(5, seed=3).take(12)
+    runner, sampler = rollout(worth=lambda task: float(task % 2)), TaskSampler(5, seed=3)
+    async with open_scheduler(runner, sampler, BatchPlan(4, 2), seed=7) as scheduler:
+        batches = await learned(scheduler, runner.engine, 3)
+    tasks = TaskSampler(5, seed=3).next_tasks(12)
     for number, batch in enumerate(batches):
         own = tasks[4 * number : 4 * number + 4]
-        play.engine.version = number  # type: ignore[attr-defined]
-        plain = await play.batch(own, 2, seed=7 * 2**31 + number + 1)
+        runner.engine.version = number  # type: ignore[attr-defined]
+        plain = await runner.batch(own, 2, seed=7 * 2**31 + number + 1)
         assert [g.task for g in batch.groups] == own
         assert [[t.segments for t in g] for g in batch.groups] == [[t.segments for t in g] for g in plain]
         assert batch.staleness == [0] * 4
@@ -85,12 +85,12 @@ async def test_where_nothing_may_be_old_it_is_the_plain_loop() -> None:
 def test_no_group_is_too_old_and_each_is_learned_from_once(
     tasks: int, k: int, seconds: list[float], learning: float
 ) -> None:
-    play = rollout(seconds=lambda task: seconds[task % len(seconds)])
+    runner = rollout(seconds=lambda task: seconds[task % len(seconds)])
     steps = 5
 
-    async def run() -> list[Batch]:
-        async with streaming(play, TaskSampler(None, 0), Plan(tasks, 2, k)) as stream:
-            return await learned(stream, play.engine, steps, learning)
+    async def run() -> list[StepBatch]:
+        async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(tasks, 2, k)) as scheduler:
+            return await learned(scheduler, runner.engine, steps, learning)
 
     batches = anyio.run(run)
     assert [len(b.groups) for b in batches] == [tasks] * steps
@@ -98,17 +98,17 @@ def test_no_group_is_too_old_and_each_is_learned_from_once(
     assert len(set(taken)) == len(taken)
     for version, batch in enumerate(batches):
         assert max(batch.staleness) <= k
-        assert all(0 <= age <= k for age in stale(batch.groups, version))
+        assert all(0 <= age <= k for age in compute_staleness([t for g in batch.groups for t in g.scored], version))
     assert set(range(tasks * max(steps - k, 0))) <= set(taken)  # whoever was slow is not left out
     assert Slow.open == 0
 
 
 async def test_while_the_learner_learns_others_play_or_nobody_does() -> None:
     for k in (0, 1):
-        play = rollout(seconds=lambda task: 0.2 * (task // 4))  # later ones are still at it when a batch is there
-        async with streaming(play, TaskSampler(None, 0), Plan(4, 2, k)) as stream:
+        runner = rollout(seconds=lambda task: 0.2 * (task // 4))  # later ones are still at it when a batch is there
+        async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(4, 2, k)) as scheduler:
             for step in range(3):
-                await stream.take()
+                await scheduler.next_batch()
                 if k:
                     with anyio.fail_after(20):
                         while not Slow.open:  # noqa: ASYNC110 - nobody tells
@@ -116,54 +116,56 @@ async def test_while_the_learner_learns_others_play_or_nobody_does() -> None:
                 else:
                     await anyio.sleep(0.01)
                     assert not Slow.open
-                await play.engine.update_weights(None, step + 1)
-                stream.advance()
+                await runner.engine.update_weights(None, step + 1)
+                scheduler.advance()
 
 
 async def test_a_slow_group_is_waited_for_when_its_time_has_come_and_not_before() -> None:
-    play = rollout(seconds=lambda task: 0.2 if task == 0 else 0.0)
-    async with streaming(play, TaskSampler(None, 0), Plan(2, 2, 2)) as stream:
-        batches = await learned(stream, play.engine, 4)
+    runner = rollout(seconds=lambda task: 0.2 if task == 0 else 0.0)
+    async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(2, 2, 2)) as scheduler:
+        batches = await learned(scheduler, runner.engine, 4)
     homes = [i for i, b in enumerate(batches) for g in b.groups if g.task == 0]
     assert homes == [2]
 
 
 def lost_of(task: int) -> float:
     if task % 3 == 0:
-        raise WorldFault("gone", "the world is gone")
+        raise InfraError("gone", "the world is gone")
     return random.random()
 
 
 async def test_a_lost_group_is_played_anew_with_another_task() -> None:
-    play = rollout(worth=lost_of)
-    async with streaming(play, TaskSampler(None, 0), Plan(4, 2)) as stream:
-        batch = await stream.take()
-    assert [g.task for g in batch.others] == [0, 3]
+    runner = rollout(worth=lost_of)
+    async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(4, 2)) as scheduler:
+        batch = await scheduler.next_batch()
+    assert [g.task for g in batch.resampled] == [0, 3]
     assert sorted(g.task for g in batch.groups) == [1, 2, 4, 5]
-    async with streaming(play, TaskSampler(None, 0), Plan(4, 2, redraw=1)) as stream:
-        batch = await stream.take()
-    assert len(batch.others) == 1
+    async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(4, 2, max_resamples=1)) as scheduler:
+        batch = await scheduler.next_batch()
+    assert len(batch.resampled) == 1
     assert sum(not g.scored for g in batch.groups) == 1
 
 
 async def test_flat_groups_are_played_anew_if_that_is_wanted_and_so_often_at_most() -> None:
     worth = {0: 1.0, 1: 0.0}
-    play = rollout(worth=lambda task: worth.get(task, random.random()))
+    runner = rollout(worth=lambda task: worth.get(task, random.random()))
     for dynamic, others in ((True, [0, 1]), (False, [])):
-        async with streaming(play, TaskSampler(None, 0), Plan(3, 4, dynamic=dynamic)) as stream:
-            batch = await stream.take()
-        assert [g.task for g in batch.others] == others
+        async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(3, 4, dynamic_sampling=dynamic)) as scheduler:
+            batch = await scheduler.next_batch()
+        assert [g.task for g in batch.resampled] == others
         assert len(batch.groups) == 3
     hopeless = rollout(worth=lambda task: 0.0)
-    async with streaming(hopeless, TaskSampler(None, 0), Plan(3, 2, redraw=7, dynamic=True)) as stream:
-        first, second = await learned(stream, hopeless.engine, 2)
-    assert (len(first.others), len(first.groups), len(second.others)) == (7, 3, 7)
+    async with open_scheduler(
+        hopeless, TaskSampler(None, 0), BatchPlan(3, 2, max_resamples=7, dynamic_sampling=True)
+    ) as scheduler:
+        first, second = await learned(scheduler, hopeless.engine, 2)
+    assert (len(first.resampled), len(first.groups), len(second.resampled)) == (7, 3, 7)
 
 
-@pytest.mark.parametrize("spare", [0, 3])
-async def test_a_task_dealt_twice_gets_other_dice(spare: int) -> None:
-    play = rollout(worth=lambda task: 0.0)
-    play.spare = spare
+@pytest.mark.parametrize("oversample", [0, 3])
+async def test_a_task_drawn_twice_gets_another_seed(oversample: int) -> None:
+    runner = rollout(worth=lambda task: 0.0)
+    runner.oversample = oversample
     seen: list[Any] = []
 
     class Dice(ScriptedEngine):
@@ -171,13 +173,15 @@ async def test_a_task_dealt_twice_gets_other_dice(spare: int) -> None:
             seen.append(params.seed)
             return await super().generate(token_ids, params, session=session)
 
-    play.engine = Dice(["a"])
-    async with streaming(play, TaskSampler(1, 0), Plan(3, 2, redraw=2, dynamic=True)) as stream:
-        await stream.take()
+    runner.engine = Dice(["a"])
+    async with open_scheduler(
+        runner, TaskSampler(1, 0), BatchPlan(3, 2, max_resamples=2, dynamic_sampling=True)
+    ) as scheduler:
+        await scheduler.next_batch()
     assert len(seen) >= 2 * 2 * (3 + 2)
     assert len(set(seen)) == len(seen)
     seen.clear()
-    await play.batch([0, 0, 0], 2)
+    await runner.batch([0, 0, 0], 2)
     assert len(set(seen)) == len(seen)
 
 
@@ -185,18 +189,18 @@ async def test_a_broken_contract_ends_it_and_everything_is_closed() -> None:
     def broken(task: int) -> Any:
         return 0.0 if task < 3 else "ten"
 
-    play = rollout(worth=broken, seconds=lambda task: 0.001 * task)
+    runner = rollout(worth=broken, seconds=lambda task: 0.001 * task)
     with pytest.raises(ContractError, match="score"):
-        async with streaming(play, TaskSampler(None, 0), Plan(2, 2, 1)) as stream:
-            await learned(stream, play.engine, 5)
+        async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(2, 2, 1)) as scheduler:
+            await learned(scheduler, runner.engine, 5)
     assert Slow.open == 0
 
 
 async def test_what_is_being_played_at_the_end_is_cancelled() -> None:
-    play = rollout(seconds=lambda task: 0.0 if task < 2 else 60.0)
+    runner = rollout(seconds=lambda task: 0.0 if task < 2 else 60.0)
     with anyio.fail_after(5):
-        async with streaming(play, TaskSampler(None, 0), Plan(2, 2, 1)) as stream:
-            await stream.take()
+        async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(2, 2, 1)) as scheduler:
+            await scheduler.next_batch()
             assert Slow.open > 0
     assert Slow.open == 0
 
@@ -214,30 +218,30 @@ class Listening(TaskSampler):
 
 async def test_the_sampler_hears_of_every_group_once_also_of_those_that_are_resampled_or_lost() -> None:
     worth = {0: 1.0, 1: 0.0}
-    play = rollout(worth=lambda task: lost_of(task) if task > 5 else worth.get(task, random.random()))
+    runner = rollout(worth=lambda task: lost_of(task) if task > 5 else worth.get(task, random.random()))
     sampler = Listening(None, 0)
-    async with streaming(play, sampler, Plan(3, 4, dynamic=True, redraw=3)) as stream:
-        batches = await learned(stream, play.engine, 3)
+    async with open_scheduler(runner, sampler, BatchPlan(3, 4, dynamic_sampling=True, max_resamples=3)) as scheduler:
+        batches = await learned(scheduler, runner.engine, 3)
     assert sorted(o.number for o in sampler.heard) == list(range(len(sampler.heard)))
-    assert sorted(o.task for o in sampler.heard) == sorted(g.task for b in batches for g in [*b.groups, *b.others])
-    assert {o.task for o in sampler.heard if o.resampled} == {g.task for b in batches for g in b.others} >= {0, 1, 6}
+    assert sorted(o.task for o in sampler.heard) == sorted(g.task for b in batches for g in [*b.groups, *b.resampled])
+    assert {o.task for o in sampler.heard if o.resampled} == {g.task for b in batches for g in b.resampled} >= {0, 1, 6}
     heard = {o.task: o for o in sampler.heard}
     assert (heard[0].rewards, heard[6].rewards, heard[6].reward) == ((1.0,) * 4, (), None)
 
 
 async def test_a_task_drawn_twice_is_heard_of_with_each_draw_s_options() -> None:
     sampler = CurriculumSampler(1, 0, curriculum=lambda history: {"after": len(history)})
-    play = rollout(worth=lambda task: 0.0)
-    async with streaming(play, sampler, Plan(2, 2, dynamic=True, redraw=3)) as stream:
-        await stream.take()
+    runner = rollout(worth=lambda task: 0.0)
+    async with open_scheduler(runner, sampler, BatchPlan(2, 2, dynamic_sampling=True, max_resamples=3)) as scheduler:
+        await scheduler.next_batch()
     assert sorted(o.number for o in sampler.history) == [0, 1, 2, 3, 4]
     assert all(o.options == {"after": max(o.number - 1, 0)} for o in sampler.history)
 
 
-def deals(clock: list[float], dealt: list[Any], kills: Sequence[int] = ()) -> list[Any]:
-    """Play four steps of an ordered stream whose turns take what the clock says, killed after some steps.
+def deals(clock: list[float], drawn: list[Any], kills: Sequence[int] = ()) -> list[Any]:
+    """Play four steps of an ordered scheduler whose turns take what the clock says, killed after some steps.
 
-    Returns what each step learned from, with its dice, and what the sampler heard; ``dealt`` gets each draw.
+    Returns what each step learned from, with its seeds, and what the sampler heard; ``drawn`` gets each draw.
     """
     ticks = iter(clock * 1000)
 
@@ -249,31 +253,31 @@ def deals(clock: list[float], dealt: list[Any], kills: Sequence[int] = ()) -> li
 
     def worth(trajectory: Trajectory) -> float:
         if trajectory.task % 5 == 4:
-            raise WorldFault("gone", "the world is gone")
+            raise InfraError("gone", "the world is gone")
         return float(any(int(m["content"]) == 0 for m in trajectory.messages if m["role"] == "assistant"))
 
     def curriculum(history: Sequence[Outcome]) -> Mapping[str, Any]:
         return {"heard": [(o.number, o.reward) for o in history[-3:]]}
 
-    play = Rollout(EnvSpec(Judged, judge=worth), Clock([""]), ByteRenderer())
-    plan = Plan(4, 3, redraw=6, dynamic=True, ordered=True)
+    runner = Rollout(EnvSpec(Judged, judge=worth), Clock([""]), ByteRenderer())
+    plan = BatchPlan(4, 3, max_resamples=6, dynamic_sampling=True, ordered=True)
     ledger: list[Any] = []
     saved: list[bytes] = [pickle.dumps((CurriculumSampler(7, 3).state(), None))]
 
     async def go_on(steps: int) -> None:
         sampler = CurriculumSampler(7, 3, curriculum=curriculum)
-        state, ahead = pickle.loads(saved[-1])
+        state, resumed = pickle.loads(saved[-1])
         sampler.load(state)
-        async with streaming(play, sampler, plan, seed=5, step=len(ledger), ahead=ahead) as stream:
+        async with open_scheduler(runner, sampler, plan, seed=5, step=len(ledger), state=resumed) as scheduler:
             for _ in range(steps):
-                batch = await stream.take()
+                batch = await scheduler.next_batch()
                 ledger.append(
-                    [[(g.task, [t.messages for t in g]) for g in some] for some in (batch.groups, batch.others)]
+                    [[(g.task, [t.messages for t in g]) for g in some] for some in (batch.groups, batch.resampled)]
                 )
-                saved.append(pickle.dumps((sampler.state(), stream.state())))
-                stream.advance()
+                saved.append(pickle.dumps((sampler.state(), scheduler.state())))
+                scheduler.advance()
             await anyio.sleep(0.002)  # the next step begins, and is lost
-        dealt[:] = [(o.number, o.task, o.options, o.rewards, o.resampled) for o in heard_of(saved[-1])]
+        drawn[:] = [(o.number, o.task, o.options, o.rewards, o.resampled) for o in heard_of(saved[-1])]
 
     for steps in [*kills, 4 - sum(kills)]:
         anyio.run(go_on, steps)
@@ -325,96 +329,103 @@ def test_killed_anywhere_no_task_is_lost_and_none_learned_from_twice(
 ) -> None:
     """A kill comes so many steps and seconds after the checkpoint from which the run went on; each step saves one."""
     worth = lost_of if some_lost else lambda task: random.random()
-    play, plan = rollout(seconds=lambda task: seconds[task % len(seconds)], worth=worth), Plan(3, 2, k, redraw=2)
-    ledger: list[Batch] = []
-    sampler, ahead = TaskSampler(None, 0), None
+    runner, plan = (
+        rollout(seconds=lambda task: seconds[task % len(seconds)], worth=worth),
+        BatchPlan(3, 2, k, max_resamples=2),
+    )
+    ledger: list[StepBatch] = []
+    sampler, saved = TaskSampler(None, 0), None
 
     async def go_on(steps: int, then_s: float) -> None:
         """Learns and saves, and is gone in the middle of the next step."""
-        nonlocal sampler, ahead
+        nonlocal sampler, saved
         again = TaskSampler(None, 0)
         again.load(sampler.state())
-        async with streaming(play, again, plan, step=len(ledger), ahead=pickle.loads(pickle.dumps(ahead))) as stream:
+        async with open_scheduler(
+            runner, again, plan, step=len(ledger), state=pickle.loads(pickle.dumps(saved))
+        ) as scheduler:
             for _ in range(steps):
-                ledger.append(await stream.take())
-                stream.advance()
-                ahead = stream.state()
+                ledger.append(await scheduler.next_batch())
+                scheduler.advance()
+                saved = scheduler.state()
                 sampler = TaskSampler(None, 0, again.cursor)
             with anyio.move_on_after(then_s):
-                await stream.take()
+                await scheduler.next_batch()
 
     for steps, then_s in [*kills, (3, 0.0)]:
         anyio.run(go_on, steps, then_s)
-    assert ahead is not None
+    assert saved is not None
     learned = [g.task for b in ledger for g in b.groups]
-    others = [g.task for g in [*(g for b in ledger for g in b.others), *ahead.others]]
-    pending = [dealt.task for _, dealt in ahead.places]
+    others = [g.task for g in [*(g for b in ledger for g in b.resampled), *saved.resampled]]
+    pending = [drawn.task for _, drawn in saved.slots]
     assert sorted([*learned, *others, *pending]) == list(range(sampler.cursor))
     assert max(age for b in ledger for age in b.staleness) <= k
     assert all(len(b.groups) == 3 for b in ledger)
     assert Slow.open == 0
 
 
-async def test_what_is_begun_anew_keeps_its_dice() -> None:
-    """A task dealt twice, before the kill and after it, is not played twice alike."""
-    play, sampler = rollout(), TaskSampler(2, 0)
-    async with streaming(play, sampler, Plan(3, 2, 1)) as stream:
-        await learned(stream, play.engine, 2)
-        before = stream.state()
-    async with streaming(play, sampler, Plan(3, 2, 1), step=2, ahead=before) as stream:
-        batch = await stream.take()
-        after = stream.state()
-        kept = [place for place in after.places if place in before.places]
-        assert len(kept) == len(before.places) - len(batch.groups)
-        assert after.admitted == before.admitted
-        stream.advance()
-        dice = [(number // 3, dealt.task, dealt.first) for number, dealt in stream.state().places]
-    assert len(set(dice)) == len(dice)
+async def test_restarted_groups_keep_their_seeds() -> None:
+    """A task drawn twice, before the kill and after it, is not played twice alike."""
+    runner, sampler = rollout(), TaskSampler(2, 0)
+    async with open_scheduler(runner, sampler, BatchPlan(3, 2, 1)) as scheduler:
+        await learned(scheduler, runner.engine, 2)
+        before = scheduler.state()
+    async with open_scheduler(runner, sampler, BatchPlan(3, 2, 1), step=2, state=before) as scheduler:
+        batch = await scheduler.next_batch()
+        after = scheduler.state()
+        kept = [place for place in after.slots if place in before.slots]
+        assert len(kept) == len(before.slots) - len(batch.groups)
+        assert after.scheduled == before.scheduled
+        scheduler.advance()
+        seeds = [(number // 3, drawn.task, drawn.first) for number, drawn in scheduler.state().slots]
+    assert len(set(seeds)) == len(seeds)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 async def test_no_group_is_begun_that_would_be_learned_from_after_the_last_step(staleness: int) -> None:
-    play, sampler = rollout(), Counted(9, seed=0)
-    async with streaming(play, sampler, Plan(2, 2, staleness, steps=3)) as stream:
-        await learned(stream, play.engine, 3)
+    runner, sampler = rollout(), Counted(9, seed=0)
+    async with open_scheduler(runner, sampler, BatchPlan(2, 2, staleness, steps=3)) as scheduler:
+        await learned(scheduler, runner.engine, 3)
         await anyio.sleep(0.02)
-    assert sampler.dealt == 6
+    assert sampler.drawn == 6
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 async def test_a_run_that_stops_begins_nothing_but_the_batch_it_waits_for(staleness: int) -> None:
     stop = anyio.Event()
-    play, sampler = rollout(worth=lambda task: 0.0), Counted(9, seed=0)
-    async with streaming(play, sampler, Plan(2, 2, staleness, dynamic=True), stopping=stop.is_set) as stream:
-        await stream.take()
+    runner, sampler = rollout(worth=lambda task: 0.0), Counted(9, seed=0)
+    async with open_scheduler(
+        runner, sampler, BatchPlan(2, 2, staleness, dynamic_sampling=True), stopping=stop.is_set
+    ) as scheduler:
+        await scheduler.next_batch()
         stop.set()
-        begun = sampler.dealt
-        await stream.drain()  # what was begun ahead is flat, and nothing takes its place
-        stream.advance()
-        assert sampler.dealt == begun
-        state = stream.state()
-    async with streaming(play, sampler, Plan(2, 2, staleness, steps=2), step=1, ahead=state) as stream:
-        await learned(stream, play.engine, 1)
-    assert stream._admitted == max(4, state.admitted)  # a run that goes on has the batch that it needs
+        begun = sampler.drawn
+        await scheduler.drain()  # what was begun ahead is flat, and nothing takes its place
+        scheduler.advance()
+        assert sampler.drawn == begun
+        state = scheduler.state()
+    async with open_scheduler(runner, sampler, BatchPlan(2, 2, staleness, steps=2), step=1, state=state) as scheduler:
+        await learned(scheduler, runner.engine, 1)
+    assert scheduler._scheduled == max(4, state.scheduled)  # a run that goes on has the batch that it needs
 
 
 async def test_draining_leaves_nothing_in_play_and_loses_nothing() -> None:
-    play, sampler = rollout(seconds=lambda task: 0.01 * (task % 3)), Counted(9, seed=0)
-    async with streaming(play, sampler, Plan(2, 2, 1, steps=4)) as stream:
-        await stream.take()
-        assert play.playing
-        await stream.drain()
-        assert not play.playing
-        stream.advance()
-        rest = await learned(stream, play.engine, 3)
-    assert sampler.dealt == 2 + sum(len(b.groups) for b in rest)
+    runner, sampler = rollout(seconds=lambda task: 0.01 * (task % 3)), Counted(9, seed=0)
+    async with open_scheduler(runner, sampler, BatchPlan(2, 2, 1, steps=4)) as scheduler:
+        await scheduler.next_batch()
+        assert runner.running
+        await scheduler.drain()
+        assert not runner.running
+        scheduler.advance()
+        rest = await learned(scheduler, runner.engine, 3)
+    assert sampler.drawn == 2 + sum(len(b.groups) for b in rest)
 
 
 class Counted(TaskSampler):
     """Counts its draws."""
 
-    dealt = 0
+    drawn = 0
 
-    def deal(self) -> Deal:
-        self.dealt += 1
-        return super().deal()
+    def draw(self) -> TaskDraw:
+        self.drawn += 1
+        return super().draw()

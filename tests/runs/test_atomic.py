@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 
 from agentrl import UserError, train
 from agentrl.cli import main
-from agentrl.folder import Lock, put, writing
-from agentrl.run import create
-from agentrl.watching import Watcher
+from agentrl.runs.atomic import FolderLock, raise_write_errors, replace_atomically
+from agentrl.runs.folder import create_run_folder
+from agentrl.training.callbacks import Callback
 
 EXACT: dict[str, Any] = {
     "steps": 3,
     "deterministic": True,
-    "rollout": {"tasks": 2, "group_size": 2},
+    "rollout": {"tasks_per_step": 2, "group_size": 2},
     "eval": {"every": 0, "final_tasks": 2},
     "learner": {"lr": 1e-3},
 }
@@ -66,7 +66,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     file.write_text("before")
 
     def write(size: int) -> None:
-        with put(file) as aside:
+        with replace_atomically(file) as aside:
             aside.write_text("x" * size)
 
     limit(100)
@@ -81,7 +81,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
 @limited()
 def test_what_the_disk_refuses_is_a_sentence(tmp_path: Path) -> None:
     limit(10)
-    with pytest.raises(UserError) as told, writing(tmp_path):
+    with pytest.raises(UserError) as told, raise_write_errors(tmp_path):
         (tmp_path / "a").write_text("x" * 11)
     assert str(told.value) == (
         f"cannot write to the run folder {str(tmp_path)!r}: File too large; what is in it is kept"
@@ -90,11 +90,11 @@ def test_what_the_disk_refuses_is_a_sentence(tmp_path: Path) -> None:
 
 @limited()
 def test_the_settings_of_a_run_are_not_lost_where_it_cannot_go_on(tmp_path: Path) -> None:
-    run = create(str(tmp_path / "r"), "shop", 'env = {name = "shop"}\n')
+    run = create_run_folder(str(tmp_path / "r"), "shop", 'env = {name = "shop"}\n')
     run.close()
     limit(5)
     with pytest.raises(UserError, match=r"cannot write the run folder '.*r': File too large; give another --run.dir"):
-        create(str(run.folder), "shop", 'env = {name = "shop"}\n', resume=True)
+        create_run_folder(str(run.folder), "shop", 'env = {name = "shop"}\n', resume=True)
     assert (run.folder / "config.toml").read_text() == 'env = {name = "shop"}\n'
 
 
@@ -103,45 +103,45 @@ def test_a_run_without_its_settings_does_not_go_on(text: str | None, tmp_path: P
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     if text is not None:
         (tmp_path / "config.toml").write_text(text, "latin-1")
-    with pytest.raises(UserError, match=r"cannot go on: its config.toml is missing or damaged; give another --run.dir"):
-        create(str(tmp_path), "shop", "steps = 1\n", resume=True)
+    with pytest.raises(UserError, match=r"cannot resume: its config.toml is missing or damaged; give another"):
+        create_run_folder(str(tmp_path), "shop", "steps = 1\n", resume=True)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_a_folder_is_for_one_process_and_for_no_child_of_one_that_is_gone(tmp_path: Path) -> None:
     """A tool's process may live longer than the run that was killed."""
     code = (
-        "import os, signal, subprocess, sys; from pathlib import Path; from agentrl.folder import Lock\n"
-        f"lock = Lock(Path({str(tmp_path)!r}))\n"
+        "import os, signal, subprocess, sys; from pathlib import Path; from agentrl.runs.atomic import FolderLock\n"
+        f"lock = FolderLock(Path({str(tmp_path)!r}))\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, close_fds=False)\n"
         "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     words = [sys.executable, "-c", code]
     run = subprocess.run(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     assert run.returncode == -9
-    lock = Lock(tmp_path)
+    lock = FolderLock(tmp_path)
     with pytest.raises(UserError, match="another process is at the run in"):
-        Lock(tmp_path)
+        FolderLock(tmp_path)
     lock.close()
-    Lock(tmp_path).close()
+    FolderLock(tmp_path).close()
 
 
-class Filling(Watcher):
+class Filling(Callback):
     """The disk is full from a phase of the second step on, until that is told."""
 
     def __init__(self, phase: str) -> None:
         self.phases, self.at, self.heard = 0, phase, list[str]()
 
-    def phase(self, name: str, episodes: int) -> None:
+    def on_phase(self, name: str, episodes: int) -> None:
         self.phases += name == self.at
         if name == self.at and self.phases == 2:
             limit(1000)
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
         if self.at == "end" and step == 3:
             limit(1000)
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.heard.append(text)
         if "trying again" in text:
             limit(resource.RLIM_INFINITY)
@@ -152,21 +152,21 @@ class Filling(Watcher):
 def test_a_run_on_a_full_disk_waits_until_there_is_room(phase: str, tmp_path: Path) -> None:
     whole, full = tmp_path / "whole", tmp_path / "full"
     train("math-tools", run={"dir": str(whole), "save_every": 1}, **EXACT)
-    watcher = Filling(phase)
-    train("math-tools", run={"dir": str(full), "save_every": 1}, watcher=watcher, **EXACT)
+    callback = Filling(phase)
+    train("math-tools", run={"dir": str(full), "save_every": 1}, callbacks=[callback], **EXACT)
     if phase == "learn":
-        assert watcher.heard == [
+        assert callback.heard == [
             "the episodes of step 2 are not written: File too large; trying again in 1 s (0 s so far). "
             f"The run waits: free some room on the disk of {str(full)!r}, or end it"
         ]
     else:
-        missed, waiting = watcher.heard
+        missed, waiting = callback.heard
         assert missed == "no checkpoint of step 3: File too large; that of step 2 is whole"
         assert waiting.startswith("the model is not written: File too large; trying again in 1 s (0 s so far). The pol")
         assert f"ln -s /ANOTHER/DISK {full}/elsewhere" in waiting
     one, other = (load_file(run / "model" / "model.safetensors") for run in (whole, full))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    files = [{str(p.relative_to(run)) for p in run.rglob("*")} - {"told.jsonl"} for run in (whole, full)]
+    files = [{str(p.relative_to(run)) for p in run.rglob("*")} - {"events.jsonl"} for run in (whole, full)]
     assert files[0] == files[1]
 
 
@@ -188,7 +188,17 @@ def test_on_a_disk_with_room_for_one_checkpoint_the_run_ends_and_tells_the_truth
     size: str, newest: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with disk(tmp_path / "small", f"size={size}") as small:
-        words = ["train", "--env", "math-tools", "--steps", "2", "--rollout.tasks", "2", "--rollout.group_size", "2"]
+        words = [
+            "train",
+            "--env",
+            "math-tools",
+            "--steps",
+            "2",
+            "--rollout.tasks_per_step",
+            "2",
+            "--rollout.group_size",
+            "2",
+        ]
         words += ["--eval.every", "0", "--eval.final_tasks", "2", "--run.save_every", "1", "--run.dir", f"{small}/r"]
         assert main(words) == 0
         said = capsys.readouterr().out
@@ -202,19 +212,19 @@ def test_on_a_disk_with_room_for_one_checkpoint_the_run_ends_and_tells_the_truth
         assert f"going on after step {newest} of" in capsys.readouterr().out
 
 
-class Ballast(Watcher):
+class Ballast(Callback):
     """Fills the disk after a step, and does the next thing each time that the run waits for room."""
 
     def __init__(self, folder: Path, *then: Callable[[], None]) -> None:
         self.file, self.then, self.heard = folder / "ballast", list(then), list[str]()
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
         if step == 2:
             with suppress(OSError), self.file.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(1 << 16))
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.heard.append(text)
         if "trying again" in text:
             self.then.pop(0)()
@@ -223,11 +233,11 @@ class Ballast(Watcher):
 def test_a_policy_without_a_checkpoint_is_written_elsewhere_once_that_is_told(tmp_path: Path) -> None:
     with disk(tmp_path / "small", "size=30m") as small:
         (tmp_path / "big").mkdir()
-        watcher = Ballast(small, lambda: (small / "r" / "elsewhere").symlink_to(tmp_path / "big"))
-        watcher.then.append(watcher.file.unlink)  # the measurement at the end waits as well
+        callback = Ballast(small, lambda: (small / "r" / "elsewhere").symlink_to(tmp_path / "big"))
+        callback.then.append(callback.file.unlink)  # the measurement at the end waits as well
         run = {"dir": str(small / "r"), "save_every": 0}
-        summary = train("math-tools", run=run, watcher=watcher, **EXACT | {"steps": 2})
-        first, model, measurement = watcher.heard
+        summary = train("math-tools", run=run, callbacks=[callback], **EXACT | {"steps": 2})
+        first, model, measurement = callback.heard
         assert first == "no checkpoint of step 2: No space left on device; there is none yet"
         assert model.startswith("the model is not written: No space left on device; trying again in 1 s")
         assert re.match("the (measurement|held-out episodes) at step 2 (is|are) not written: No space", measurement)
@@ -243,10 +253,10 @@ def test_a_signal_gives_up_a_policy_that_cannot_be_written_and_the_checkpoint_st
             os.kill(os.getpid(), signal.SIGINT)
 
     with disk(tmp_path / "small", "size=40m") as small:
-        watcher = Ballast(small, leave)
+        callback = Ballast(small, leave)
         run = {"dir": str(small / "r"), "save_every": 1}
         with pytest.raises(KeyboardInterrupt):
-            train("math-tools", run=run, watcher=watcher, **EXACT | {"steps": 2})
-        assert "no checkpoint of step 2: No space left on device; that of step 1 is whole" in watcher.heard
-        watcher.file.unlink()
+            train("math-tools", run=run, callbacks=[callback], **EXACT | {"steps": 2})
+        assert "no checkpoint of step 2: No space left on device; that of step 1 is whole" in callback.heard
+        callback.file.unlink()
         assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2})["steps"] == 2

@@ -8,21 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runs
 
-from agentrl.episode_info import MAX_INFO, expected_answer, last_answer, one_line, plain_info, question_of
+from agentrl.runs.episode_info import (
+    MAX_INFO,
+    find_expected_answer,
+    find_last_answer,
+    find_question,
+    jsonable_info,
+    shorten_to_line,
+)
+from tests.helpers import runs
 
 
 def test_what_json_holds_is_kept_as_it_is() -> None:
     info = {"family": "sum", "n": 3, "x": 0.5, "ok": True, "none": None, "list": [1, {"a": "b"}]}
-    assert plain_info(info) == info
+    assert jsonable_info(info) == info
 
 
 def test_what_json_does_not_hold_is_still_told() -> None:
     info: Any = {"array": np.arange(3), "n": np.int64(7), "x": np.float32(0.5), "nan": float("nan"), 3: "key"}
-    kept = plain_info(info)
+    kept = jsonable_info(info)
     assert kept == {"array": "<ndarray>", "n": 7, "x": 0.5, "nan": "nan", "3": "key"}
-    assert plain_info({"path": Path(), "half": "\ud800", "huge": 10**6000})["half"] == "?"
+    assert jsonable_info({"path": Path(), "half": "\ud800", "huge": 10**6000})["half"] == "?"
 
 
 @pytest.mark.parametrize(
@@ -36,11 +43,11 @@ def test_what_json_does_not_hold_is_still_told() -> None:
     ],
 )
 def test_any_info_is_bounded(info: dict[str, object]) -> None:
-    assert len(json.dumps(plain_info(info), ensure_ascii=False)) <= MAX_INFO
+    assert len(json.dumps(jsonable_info(info), ensure_ascii=False)) <= MAX_INFO
 
 
 def test_what_is_too_long_leaves_room_for_the_others() -> None:
-    kept = plain_info({"rows": [{"a": "b" * 500}] * 100_000, "expected": "42"})
+    kept = jsonable_info({"rows": [{"a": "b" * 500}] * 100_000, "expected": "42"})
     assert kept["expected"] == "42"
 
 
@@ -56,7 +63,7 @@ def test_what_is_too_long_leaves_room_for_the_others() -> None:
     ],
 )
 def test_the_right_answer_is_found_under_the_names_it_goes_by(info: dict[str, object], expected: str | None) -> None:
-    assert expected_answer(info) == expected
+    assert find_expected_answer(info) == expected
 
 
 def test_the_question_is_what_was_asked_before_the_first_turn() -> None:
@@ -68,21 +75,21 @@ def test_the_question_is_what_was_asked_before_the_first_turn() -> None:
         {"role": "user", "content": "no"},
         {"role": "assistant", "content": "4"},
     ]
-    assert question_of(few_shot, 2) == "2 + 2?"  # type: ignore[arg-type]
-    assert question_of(few_shot[:3], 0) == "2 + 2?"  # type: ignore[arg-type]
-    assert question_of([{"role": "system", "content": "be"}], 0) == ""
+    assert find_question(few_shot, 2) == "2 + 2?"  # type: ignore[arg-type]
+    assert find_question(few_shot[:3], 0) == "2 + 2?"  # type: ignore[arg-type]
+    assert find_question([{"role": "system", "content": "be"}], 0) == ""
 
 
 def test_the_answer_is_what_was_said_last_or_the_calls_it_ended_with() -> None:
-    assert last_answer(runs.solved(7)) == "The answer is 49."
-    assert last_answer(runs.stuck(7)) == "\u2192 catalogue"
-    assert last_answer(runs.lost(7)) == ""
+    assert find_last_answer(runs.solved(7)) == "The answer is 49."
+    assert find_last_answer(runs.stuck(7)) == "\u2192 catalogue"
+    assert find_last_answer(runs.lost(7)) == ""
 
 
 def test_a_line_keeps_the_beginning_or_the_end() -> None:
-    assert one_line(None) is None
-    assert one_line("a\n b\t c") == "a b c"
+    assert shorten_to_line(None) is None
+    assert shorten_to_line("a\n b\t c") == "a b c"
     long = "begin " + "x" * 100_000 + " end"
-    assert str(one_line(long)).startswith("begin ")
-    assert str(one_line(long, end=True)).endswith(" end")
-    assert len(str(one_line(long))) <= 201
+    assert str(shorten_to_line(long)).startswith("begin ")
+    assert str(shorten_to_line(long, end=True)).endswith(" end")
+    assert len(str(shorten_to_line(long))) <= 201

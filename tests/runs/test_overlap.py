@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import Env, Reply, Step, train
-from agentrl.overlap import Overlap
+from agentrl.runs.overlap import PromptOverlap
+from agentrl.training.callbacks import Callback
 from agentrl.types import Observation, Segment, Stop, Trajectory
-from agentrl.watching import Watcher
 
 
 def asked(*prompts: str) -> list[Trajectory]:
@@ -21,24 +21,24 @@ def asked(*prompts: str) -> list[Trajectory]:
 
 
 def test_prompts_in_both_splits_are_counted_once_each_and_said_when_there_are_more() -> None:
-    seen = Overlap()
-    seen.hold_out(asked("a", "b", "b", "c"))
-    assert seen.look() == []
-    seen.train(asked("c", "c", "d"))
+    seen = PromptOverlap()
+    seen.add_held_out(asked("a", "b", "b", "c"))
+    assert seen.new_warnings() == []
+    seen.add_trained(asked("c", "c", "d"))
     assert seen.counts() == {"held_out": 3, "also_trained": 1}
-    (sentence,) = seen.look()
+    (sentence,) = seen.new_warnings()
     assert "1 of 3 held-out prompts were trained on too" in sentence
     again = pickle.loads(pickle.dumps(seen))
-    assert again.look() == []
-    again.train(asked("a", "b"))
-    assert "3 of 3" in again.look()[0]
+    assert again.new_warnings() == []
+    again.add_trained(asked("a", "b"))
+    assert "3 of 3" in again.new_warnings()[0]
 
 
 def test_where_all_tasks_begin_alike_nothing_is_said() -> None:
-    seen = Overlap()
-    seen.hold_out(asked("guess", "guess"))
-    seen.train(asked("guess"))
-    assert seen.look() == []
+    seen = PromptOverlap()
+    seen.add_held_out(asked("guess", "guess"))
+    seen.add_trained(asked("guess"))
+    assert seen.new_warnings() == []
     assert seen.counts() == {"held_out": 1, "also_trained": 1}
 
 
@@ -52,23 +52,23 @@ class Quiz(Env):
         return Step([], float(len(action.content)), True, False, {})
 
 
-class Listening(Watcher):
+class Listening(Callback):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.heard.append(text)
 
 
 def test_a_run_says_in_its_summary_where_held_out_prompts_were_trained_on(tmp_path: Path) -> None:
-    watcher = Listening()
+    callback = Listening()
     summary = train(
         Quiz,
         steps=2,
-        rollout={"tasks": 3, "group_size": 2, "max_turn_tokens": 2},
+        rollout={"tasks_per_step": 3, "group_size": 2, "max_tokens": 2},
         eval={"every": 0, "final_tasks": 4},
         run={"dir": str(tmp_path / "run")},
-        watcher=watcher,
+        callbacks=[callback],
     )
     assert summary["prompts"] == {"held_out": 4, "also_trained": 4}
-    assert sum("4 of 4 held-out prompts were trained on too" in text for text in watcher.heard) == 1
+    assert sum("4 of 4 held-out prompts were trained on too" in text for text in callback.heard) == 1

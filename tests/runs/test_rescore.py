@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs import credited
 
-from agentrl import EnvSpec, ToolEnv, ToolError, Trajectory, UserError, cli, stored, tool
+from agentrl import EnvSpec, ToolEnv, ToolError, Trajectory, UserError, cli, tool
 from agentrl.cli.rescore import _groups
-from agentrl.replay import Replay, replayed
-from agentrl.rescoring import Rescored, rescored
-from agentrl.rewards import functions, per_episode
-from agentrl.rollout import Rollout
-from agentrl.run import create
+from agentrl.rewards.functions import per_episode, resolve_rewards
+from agentrl.rollout.rollout import Rollout
+from agentrl.runs import reader
+from agentrl.runs.folder import create_run_folder
+from agentrl.runs.replay import Replay, replay_episode
+from agentrl.runs.rescore import RescoredEpisode, rescore_episodes
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.types import Fault, Group, Observation, Segment, Stop, refused_answers
+from agentrl.types import Fault, Group, Observation, Segment, Stop, find_failed_answers
+from tests.helpers.runs import credited
 
 asked: list[str] = []
 
@@ -64,11 +64,11 @@ async def play(*script: str, task: int = 2) -> tuple[Trajectory, Rollout]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder with two episodes of ``Counter`` and one that the world failed."""
+    """A run folder with two episodes of ``Counter`` and one that an infrastructure error ended."""
     good, _ = anyio.run(lambda: play(call("add", n=1), call("add", n=1), "done"))
     bad, _ = anyio.run(lambda: play("no", task=3))
     lost = Trajectory(4, (Segment("prompt", (1,)),), (), Stop.FAULT, fault=Fault("gone", "it is"))
-    made = create(str(tmp_path / "r"), "x", f'[env]\nname = "{Path(__file__).as_posix()}:Counter"\n')
+    made = create_run_folder(str(tmp_path / "r"), "x", f'[env]\nname = "{Path(__file__).as_posix()}:Counter"\n')
     made.write_trajectories(3, credited([Group(2, (good, bad, lost))], [(0.5, -0.5, 0.0)]))
     made.close()
     asked.clear()
@@ -77,37 +77,28 @@ def run(tmp_path: Path) -> Path:
 
 def test_an_episode_comes_back_as_it_was(run: Path) -> None:
     good, _ = anyio.run(lambda: play(call("add", n=1), call("add", n=1), "done"))
-    back = stored.trajectory(stored.row(run, stored.place("3:0")))
+    back = reader.build_trajectory(reader.read_row(run, reader.parse_episode_id("3:0")))
     for name in ("task", "messages", "stop", "rewards", "token_ids", "loss_mask", "versions", "fault", "answer"):
         assert getattr(back, name) == getattr(good, name), name
     assert [(c.turn, c.name, c.status) for c in back.calls] == [(0, "add", "ok"), (1, "add", "ok")]
     assert (back.weights, back.reward) == ({"said": 0.5}, 1.5)
     assert back.logprobs == pytest.approx(good.logprobs)
-    assert stored.trajectory(stored.row(run, stored.place("train-3:2"))).fault == Fault("gone", "it is")
+    assert reader.build_trajectory(reader.read_row(run, reader.parse_episode_id("train-3:2"))).fault == Fault(
+        "gone", "it is"
+    )
 
 
-def test_an_episode_of_an_older_run_comes_back(run: Path) -> None:
-    """Schema 1 had neither weights nor the learner's logprobs."""
+def test_an_episode_that_another_version_wrote_is_a_sentence(run: Path) -> None:
     path = run / "trajectories" / "train-000003.parquet"
-    table = pq.read_table(path)
-    old = [
-        {k: v for k, v in row.items() if k != "weights"}
-        | {"segments": [{k: v for k, v in s.items() if k != "learner_logprobs"} for s in row["segments"]]}
-        for row in table.to_pylist()
-    ]
-    made = pa.Table.from_pylist(old).replace_schema_metadata({"agentrl_trajectories": "1"})
-    assert "weights" not in made.column_names
-    pq.write_table(made, path)
-    back = stored.trajectory(stored.row(run, stored.place("3:0")))
-    assert (back.weights, back.reward) == ({}, 2.0)
-    assert back.sampled_tokens > 0
-    from agentrl.view.explain import of_episode
+    pq.write_table(pq.read_table(path).replace_schema_metadata({"agentrl_trajectories": "5"}), path)
+    with pytest.raises(UserError, match=r"train-000003.parquet was written by another agentrl, version 5 of .*: read"):
+        reader.read_row(run, reader.parse_episode_id("3:0"))
     from agentrl.view.store import Store
 
     store = Store(run)
     store.refresh()
-    assert store.problems == {}
-    assert of_episode(store, "3:0")[2] == "reward 1.5 of counted 1, said 1"
+    (why,) = store.problems.values()
+    assert why.startswith("written by another agentrl, version 5 of trajectories; this is ")
 
 
 @pytest.mark.parametrize(
@@ -121,17 +112,17 @@ def test_an_episode_of_an_older_run_comes_back(run: Path) -> None:
 )
 def test_an_episode_that_is_not_there_is_a_sentence(run: Path, name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        stored.row(run, stored.place(name))
+        reader.read_row(run, reader.parse_episode_id(name))
 
 
-def scored(run: Path, rewards: Any = None, act: bool = False) -> list[Rescored]:
-    async def main() -> list[Rescored]:
+def scored(run: Path, rewards: Any = None, act: bool = False) -> list[RescoredEpisode]:
+    async def main() -> list[RescoredEpisode]:
         episodes = [
-            (stored.Place("train", 3, n), stored.trajectory(r))
-            for n, r in enumerate(stored.rows(run / "trajectories" / "train-000003.parquet"))
+            (reader.EpisodeId("train", 3, n), reader.build_trajectory(r))
+            for n, r in enumerate(reader.read_rows(run / "trajectories" / "train-000003.parquet"))
         ]
         async with EnvSpec(Counter).open() as spec:
-            found = [r async for r in rescored(spec, [[e] for e in episodes], rewards, act=act)]
+            found = [r async for r in rescore_episodes(spec, [[e] for e in episodes], rewards, act=act)]
         return sorted(found, key=lambda r: r.where)
 
     return anyio.run(main)
@@ -147,10 +138,10 @@ def test_episodes_are_scored_by_the_environment_as_it_is_now(run: Path, monkeypa
 
 
 def test_episodes_are_scored_by_functions(run: Path) -> None:
-    found = scored(run, functions([polite]))
+    found = scored(run, resolve_rewards([polite]))
     assert [r.rewards for r in found] == [{"polite": 2.0}, {"polite": 0.0}]
     with pytest.raises(UserError, match="reward 'wrong' returned"):
-        scored(run, functions([wrong]))
+        scored(run, resolve_rewards([wrong]))
 
 
 def test_an_episode_that_cannot_be_scored_says_why(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +173,7 @@ async def again(before: Trajectory, turns: int | None = None, live: bool = True,
     async with spec.open():
         engine = ScriptedEngine(then) if then else None
         rollout = Rollout(spec, ScriptedEngine(["never"]), ByteRenderer())
-        return await replayed(rollout, before, turns=turns, live=live, then=engine)
+        return await replay_episode(rollout, before, turns=turns, live=live, then=engine)
 
 
 def test_a_replay_is_the_same_and_calls_no_tool() -> None:
@@ -196,7 +187,7 @@ def test_a_replay_is_the_same_and_calls_no_tool() -> None:
 
 
 class Logs(Counter):
-    """Its log holds lines that begin as a refusal does."""
+    """Its log holds lines that begin as the answer to a failed call does."""
 
     @tool
     async def read(self, line: int) -> str:
@@ -213,14 +204,14 @@ def test_a_good_answer_that_begins_as_a_refusal_is_replayed_as_an_answer(script:
             engine = ScriptedEngine([*(call("read", line=line) for line in script), "done"])
             rollout = Rollout(spec, engine, ByteRenderer())
             (before,) = (await rollout.group(2, 1)).trajectories
-            made = create(str(tmp_path / "r"), "x", "")
+            made = create_run_folder(str(tmp_path / "r"), "x", "")
             made.write_trajectories(1, credited([Group(2, (before,))], [(0.0,)]))
             made.close()
-            back = stored.trajectory(stored.row(tmp_path / "r", stored.place("1:0")))
-            return before, await replayed(rollout, back)
+            back = reader.build_trajectory(reader.read_row(tmp_path / "r", reader.parse_episode_id("1:0")))
+            return before, await replay_episode(rollout, back)
 
     before, found = anyio.run(go)
-    statuses = ["ok" if line == 1 else "refused" for line in script]
+    statuses = ["ok" if line == 1 else "tool" for line in script]
     assert [c.status for c in before.calls] == [c.status for c in found.after.calls] == statuses
     assert found.after.messages == before.messages
     assert found.differs == ""
@@ -228,8 +219,8 @@ def test_a_good_answer_that_begins_as_a_refusal_is_replayed_as_an_answer(script:
 
 def test_an_older_record_without_verdicts_is_read_by_its_texts() -> None:
     before, _ = anyio.run(lambda: play(call("add", n=1), call("mul", n=1), "done"))
-    old = replace(before, messages=tuple({k: v for k, v in m.items() if k != "refused"} for m in before.messages))  # type: ignore[misc]
-    assert refused_answers(old.messages, True) == refused_answers(before.messages, True)
+    old = replace(before, messages=tuple({k: v for k, v in m.items() if k != "is_error"} for m in before.messages))  # type: ignore[misc]
+    assert find_failed_answers(old.messages, True) == find_failed_answers(before.messages, True)
     assert anyio.run(lambda: again(old)).after.messages == before.messages
 
 
@@ -275,15 +266,15 @@ def test_groups_are_compared_anew_as_they_were_trained(tmp_path: Path, split: st
     """A task dealt twice is two groups; the episodes of an evaluation are compared with none."""
     good, _ = anyio.run(lambda: play("done"))
     lost = Trajectory(2, (Segment("prompt", (1,)),), (), Stop.FAULT, fault=Fault("gone", "it is"))
-    made = create(str(tmp_path / "r"), "x", "")
+    made = create_run_folder(str(tmp_path / "r"), "x", "")
     groups = [Group(2, (good, lost, good)), Group(2, (good,) * 3), Group(3, (replace(good, task=3),))]
     credit = credited(groups, [[0.0] * len(g.trajectories) for g in groups])
     made.write_trajectories(3, credit, split)
     made.close()
 
-    async def main() -> list[Rescored]:
+    async def main() -> list[RescoredEpisode]:
         async with EnvSpec(Counter).open() as spec:
-            found = rescored(spec, _groups(stored.files(tmp_path / "r")), functions([count, own]))
+            found = rescore_episodes(spec, _groups(reader.list_files(tmp_path / "r")), resolve_rewards([count, own]))
             return sorted([r async for r in found], key=lambda r: r.where)
 
     assert [r.rewards for r in anyio.run(main)] == [{"own": 1.0, "count": float(n)} for n in together]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl import UserError, train
-from agentrl.tracking import COLUMNS, Tracking, _given, check, tracking
+from agentrl.runs.trackers import COLUMNS, Trackers, _tracker_arguments, check_trackers, open_trackers
 from agentrl.types import Stop, Trajectory
 
 
@@ -20,7 +20,7 @@ def played(reward: float) -> Trajectory:
 def test_tensorboard_gets_numbers_and_conversations(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with tracking(("tensorboard",), "p", tmp_path, {"seed": "0"}, print) as found:
+    with open_trackers(("tensorboard",), "p", tmp_path, {"seed": "0"}, print) as found:
         for step in (1, 2):
             found.log(step, {"reward": step / 4, "loss": float("nan")})
         found.episodes(2, [played(0.0), played(1.0)])
@@ -38,7 +38,7 @@ def test_a_training_is_tracked(tmp_path: Path) -> None:
     train(
         "math-tools",
         steps=2,
-        rollout={"tasks": 2, "group_size": 2},
+        rollout={"tasks_per_step": 2, "group_size": 2},
         eval={"final_tasks": 2, "every": 0},
         run={"dir": str(tmp_path / "r"), "trackers": ["tensorboard"]},
     )
@@ -54,7 +54,7 @@ def test_tensorboard_shows_no_step_twice_where_a_run_goes_on(tmp_path: Path) -> 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for begun, last in ((0, 4), (2, 5)):  # killed at 4, and gone on with after 2
-        with tracking(("tensorboard",), "p", tmp_path, {}, print, begun) as found:
+        with open_trackers(("tensorboard",), "p", tmp_path, {}, print, begun) as found:
             for step in range(begun + 1, last + 1):
                 found.log(step, {"reward": step + begun / 10})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -67,9 +67,9 @@ def test_wandb_goes_on_with_the_same_run(tmp_path: Path) -> None:
     (tmp_path / "wandb" / "run-20260101_000000-older").mkdir(parents=True)
     (tmp_path / "wandb" / "offline-run-20260102_000000-newer").mkdir()
     known = {"name": "r", "dir": str(tmp_path)}
-    assert _given("wandb", "r", tmp_path, 0) == known
-    assert _given("wandb", "r", tmp_path, 5) == known | {"id": "newer", "resume": "allow"}
-    assert _given("wandb", "r", tmp_path / "none", 5) == {"name": "r", "dir": str(tmp_path / "none")}
+    assert _tracker_arguments("wandb", "r", tmp_path, 0) == known
+    assert _tracker_arguments("wandb", "r", tmp_path, 5) == known | {"id": "newer", "resume": "allow"}
+    assert _tracker_arguments("wandb", "r", tmp_path / "none", 5) == {"name": "r", "dir": str(tmp_path / "none")}
 
 
 class Fails:
@@ -101,7 +101,7 @@ class Keeps:
 def test_a_tracker_that_fails_is_told_of_and_left() -> None:
     told: list[str] = []
     keeps = Keeps()
-    found = Tracking([Fails(), keeps], told.append)
+    found = Trackers([Fails(), keeps], told.append)
     found.log(1, {"reward": 0.5})
     found.log(2, {"reward": 0.6})
     found.finish()
@@ -111,10 +111,19 @@ def test_a_tracker_that_fails_is_told_of_and_left() -> None:
 
 def test_episodes_are_a_table_of_the_best_and_the_worst() -> None:
     keeps = Keeps()
-    Tracking([keeps], print).episodes(3, [played(i / 20) for i in range(20)])
+    Trackers([keeps], print).episodes(3, [played(i / 20) for i in range(20)])
     ((name, columns, rows, step),) = keeps.tables
     assert (name, columns, step) == ("episodes", COLUMNS, 3)
     assert [r[2] for r in rows] == [0.95, 0.9, 0.85, 0.8, 0.0, 0.05, 0.1, 0.15]
+
+
+def test_a_tracker_of_numbers_alone_is_given_no_texts() -> None:
+    class Mlflow(Fails):
+        name = "mlflow"
+
+    told: list[str] = []
+    Trackers([Mlflow()], told.append).episodes(3, [played(0.5)])
+    assert told == []
 
 
 @pytest.mark.parametrize(
@@ -126,4 +135,4 @@ def test_episodes_are_a_table_of_the_best_and_the_worst() -> None:
 )
 def test_a_wrong_tracker_is_a_sentence_before_anything_begins(names: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        check(names)
+        check_trackers(names)

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.critical_path import EPISODES, QUEUE, find_critical_path, seconds_by_owner, trace_back
-from agentrl.lanes import IDLE, Lanes, Stretch, Track
+from agentrl.runtime.critical_path import EPISODES, QUEUE, find_critical_path, sum_by_owner, trace_critical_path
+from agentrl.runtime.lanes import IDLE, Lanes, Stretch, Track
 
 NOBODY = Lanes()
 
@@ -21,7 +21,7 @@ def test_it_waits_for_the_last_to_end_and_before_that_for_whoever_made_room() ->
     first = track((0.0, "generate"), (2.0, "tool/price"), (5.0, "generate"), end=6.0)
     beside = track((0.0, "generate"), end=3.0)  # nobody waited for it
     last = track((6.0, "generate"), (8.0, "reward"), end=9.0)
-    assert trace_back([last, beside, first], 1.0, 10.0) == [
+    assert trace_critical_path([last, beside, first], 1.0, 10.0) == [
         (1.0, 2.0, "generate"),
         (2.0, 5.0, "tool/price"),
         (5.0, 6.0, "generate"),
@@ -71,4 +71,4 @@ def test_whatever_is_played_it_is_the_wall_clock_without_overlap(
     assert all(a < b for a, b, _ in pieces)
     if lasts:
         assert (pieces[0][0], pieces[-1][1]) == (begin, end)
-    assert sum(seconds_by_owner(pieces).values()) == lasts
+    assert sum(sum_by_owner(pieces).values()) == lasts

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import anyio
 import pytest
 
-from agentrl import Reply, Step, checkpoint, train
-from agentrl.env import Env
+from agentrl import Reply, Step, train
+from agentrl.environments.env import Env
 from agentrl.errors import Interrupted
-from agentrl.interruption import SIGNALS, Interruption, as_ctrl_c
-from agentrl.watching import Watcher
+from agentrl.runtime.interruption import SIGNALS, Interruption, raise_signals_as_interrupts
+from agentrl.training import checkpoint
+from agentrl.training.callbacks import Callback
 
 TINY: dict[str, Any] = {
     "steps": 4,
-    "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 16},
+    "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 16},
     "eval": {"every": 0, "final_tasks": 2},
 }
 
@@ -36,7 +41,7 @@ def _same_handlers_after() -> Iterator[None]:
     assert before == after
 
 
-class Sends(Watcher):
+class Sends(Callback):
     """Sends this process a signal at a step, and hears what is said."""
 
     def __init__(self, number: signal.Signals, at: int = 2) -> None:
@@ -44,14 +49,14 @@ class Sends(Watcher):
         self.by: list[str] = []
         self.heard: list[str] = []
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
             os.kill(os.getpid(), self.number)
 
-    def interrupted(self, by: str) -> None:
+    def on_interrupt(self, by: str) -> None:
         self.by.append(by)
 
-    def said(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.heard.append(text)
 
 
@@ -87,12 +92,12 @@ def under_asyncio_run(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def test_a_signal_saves_and_returns_the_summary(
     number: signal.Signals, word: str, called: Callable[[Any], dict[str, Any]], tmp_path: Path
 ) -> None:
-    watcher = Sends(number)
+    callback = Sends(number)
     run = {"dir": str(tmp_path / "run"), "save_every": 0}
-    summary = called(lambda: train("math-tools", watcher=watcher, run=run, **TINY))
+    summary = called(lambda: train("math-tools", callbacks=[callback], run=run, **TINY))
     assert summary["interrupted"]
     assert summary["signal"] == number.name
-    assert watcher.by == [word]
+    assert callback.by == [word]
     assert 2 <= summary["steps"] < 4
     assert summary["checkpoint"] == summary["steps"]
     assert (tmp_path / "run" / "model" / "config.json").is_file()
@@ -123,17 +128,17 @@ def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leav
     Hangs.played = 0
 
     class Twice(Sends):
-        def said(self, text: str) -> None:
-            super().said(text)
+        def on_message(self, text: str) -> None:
+            super().on_message(text)
             if text == "step 1 is saved":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    watcher = Twice(signal.SIGTERM, at=1)
+    callback = Twice(signal.SIGTERM, at=1)
 
     def work() -> dict[str, Any]:
         late = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-        watcher.step = lambda step, values: late.start()  # type: ignore[method-assign]
-        return train(Hangs, watcher=watcher, run={"dir": str(tmp_path / "run"), "save_every": 0}, **TINY)
+        callback.on_step = lambda step, values: late.start()  # type: ignore[method-assign]
+        return train(Hangs, callbacks=[callback], run={"dir": str(tmp_path / "run"), "save_every": 0}, **TINY)
 
     with pytest.raises(Interrupted) as left:
         called(work)
@@ -147,12 +152,12 @@ def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leav
 
 
 def test_before_anything_is_trained_the_first_signal_leaves(tmp_path: Path) -> None:
-    class Early(Watcher):
-        def phase(self, name: str, episodes: int) -> None:
+    class Early(Callback):
+        def on_phase(self, name: str, episodes: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train("math-tools", watcher=Early(), run={"dir": str(tmp_path / "run")}, **TINY)
+        train("math-tools", callbacks=[Early()], run={"dir": str(tmp_path / "run")}, **TINY)
     assert not (tmp_path / "run" / "model").exists()
 
 
@@ -161,13 +166,13 @@ def test_handlers_of_the_program_itself_stay_and_ignored_signals_stay_ignored(tm
     signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
 
-    class Both(Watcher):
-        def step(self, step: int, values: Mapping[str, float]) -> None:
+    class Both(Callback):
+        def on_step(self, step: int, values: Mapping[str, float]) -> None:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        summary = train("math-tools", watcher=Both(), run={"dir": str(tmp_path / "run")}, **TINY | {"steps": 1})
+        summary = train("math-tools", callbacks=[Both()], run={"dir": str(tmp_path / "run")}, **TINY | {"steps": 1})
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -177,22 +182,44 @@ def test_handlers_of_the_program_itself_stay_and_ignored_signals_stay_ignored(tm
 
 async def test_work_is_cancelled_by_the_signal_and_otherwise_returns() -> None:
     stop = Interruption()
-    assert await stop.unless(asyncio.sleep(0, "done")) == "done"
+    assert await stop.run_unless_set(asyncio.sleep(0, "done")) == "done"
     stop.begun = True
-    async with stop.heeded():
-        asyncio.get_running_loop().call_later(0.01, stop.hear, signal.SIGHUP)
-        await stop.unless(anyio.sleep_forever())
+    async with stop.cancel_on_signal():
+        asyncio.get_running_loop().call_later(0.01, stop.receive, signal.SIGHUP)
+        await stop.run_unless_set(anyio.sleep_forever())
     assert stop.signal is signal.SIGHUP
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_commands_take_them_for_ctrl_c(number: signal.Signals) -> None:
-    with as_ctrl_c() as came, pytest.raises(KeyboardInterrupt):
+    with raise_signals_as_interrupts() as came, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
     assert came == [number]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with as_ctrl_c(), pytest.raises(Interrupted):
+        with raise_signals_as_interrupts(), pytest.raises(Interrupted):
             signal.raise_signal(number)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def end(number: signal.Signals, folder: Path, begun: Callable[[], bool], *words: str) -> tuple[int, str]:
+    """Send a signal to an agentrl of its own process once it has begun; return its exit status and what it said."""
+    command = [sys.executable, "-m", "agentrl", *words]
+    with subprocess.Popen(command, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True) as process:
+        while not begun() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_terminated_keeps_its_chunks_and_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("eval", "--env", "math-tools", "--model", "nano", "--tasks", "4000", "--out", "out")
+    status, said = end(signal.SIGTERM, tmp_path, lambda: any(out.glob("trajectories/*.parquet")), *words)
+    assert status == 143, said
+    assert "to go on: agentrl eval --resume out" in said
+    assert "Traceback" not in said
+    assert 0 < len(list(out.glob("trajectories/*.parquet"))) < 250

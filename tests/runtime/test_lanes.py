@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.lanes import IDLE, KEPT, Lanes, Track, coalesce
+from agentrl.runtime.lanes import IDLE, KEPT, Lanes, Track, merge_intervals
 
 
 class Clock:
@@ -66,7 +66,7 @@ def _seconds(begin: float, end: float) -> range:
 def test_joining_neighbours_closes_the_narrowest_gaps(lengths: list[int], most: int) -> None:
     edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     intervals = [(float(a), float(b)) for a, b in zip(edges[::2], edges[1::2], strict=False)]
-    joined = coalesce(intervals, most)
+    joined = merge_intervals(intervals, most)
     assert len(joined) == min(most, len(intervals))
     assert (joined[0][0], joined[-1][1]) == (intervals[0][0], intervals[-1][1])
     gaps = sorted(b[0] - a[1] for a, b in pairwise(intervals))

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.blocking import _Queued, blocking_told
+from agentrl.runtime.loop_watchdog import _QueuedCall, watch_event_loop
 
 
 def crunch(seconds: float) -> None:
@@ -23,21 +23,21 @@ def crunch(seconds: float) -> None:
 
 async def test_the_function_is_named_once() -> None:
     said: list[str] = []
-    with blocking_told(said.append, limit_s=0.05):
+    with watch_event_loop(said.append, limit_s=0.05):
         for _ in range(2):
             crunch(0.4)
             await anyio.sleep(0.1)
         time.sleep(0.4)  # noqa: ASYNC251 - what a user does
         await anyio.sleep(0.1)
     assert len(said) == 2
-    assert "by crunch (test_blocking.py:" in said[0]
-    assert "test_the_function_is_named_once (test_blocking.py:" in said[1]
+    assert "by crunch (test_loop_watchdog.py:" in said[0]
+    assert "test_the_function_is_named_once (test_loop_watchdog.py:" in said[1]
     assert re.search(r"held up for (0\.[3-9]|\d\.\d) s by", said[0])
 
 
 async def test_who_awaits_is_not() -> None:
     said: list[str] = []
-    with blocking_told(said.append, limit_s=0.2):
+    with watch_event_loop(said.append, limit_s=0.2):
         for _ in range(10):
             crunch(0.01)
             await anyio.sleep(0.01)
@@ -47,18 +47,18 @@ async def test_who_awaits_is_not() -> None:
 async def test_only_those_of_some_files() -> None:
     said: list[str] = []
     for whose in ((__file__,), ("/nowhere/",)):
-        with blocking_told(said.append, limit_s=0.05, whose=whose):
+        with watch_event_loop(said.append, limit_s=0.05, whose=whose):
             crunch(0.3)
             await anyio.sleep(0.1)
     assert len(said) == 1
-    assert "by crunch (test_blocking.py:" in said[0]
+    assert "by crunch (test_loop_watchdog.py:" in said[0]
 
 
 async def test_neither_the_loop_that_waits_nor_what_agentrl_does_is_blamed() -> None:
     said: list[str] = []
     ours: dict[str, Any] = {"__name__": "agentrl_envs.prompts"}
     exec(compile("import time\ndef load():\n    time.sleep(0.3)\n", "prompts.py", "exec"), ours)
-    with blocking_told(said.append, limit_s=0.05):
+    with watch_event_loop(said.append, limit_s=0.05):
         asyncio.get_running_loop().call_soon(ours["load"])
         asyncio.get_running_loop().call_soon(time.sleep, 0.3)  # nobody's function is in the loop's own call
         await anyio.sleep(0.8)
@@ -67,7 +67,7 @@ async def test_neither_the_loop_that_waits_nor_what_agentrl_does_is_blamed() -> 
 
 async def test_many_short_calls_are_no_long_one() -> None:
     said: list[str] = []
-    with blocking_told(said.append, limit_s=0.2):
+    with watch_event_loop(said.append, limit_s=0.2):
         for _ in range(60):
             asyncio.get_running_loop().call_soon(crunch, 0.01)  # in one turn of the loop
         await anyio.sleep(0.05)
@@ -77,20 +77,20 @@ async def test_many_short_calls_are_no_long_one() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not tell how long a thread queued")
 async def test_a_busy_machine_is_not_blamed_on_whoever_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def starved(self: _Queued) -> float:
+    def starved(self: _QueuedCall) -> float:
         return time.perf_counter()  # all the time that passes is spent in the queue
 
-    monkeypatch.setattr(_Queued, "seconds", starved)
+    monkeypatch.setattr(_QueuedCall, "seconds", starved)
     said: list[str] = []
-    with blocking_told(said.append, limit_s=0.05):
+    with watch_event_loop(said.append, limit_s=0.05):
         crunch(0.3)
         await anyio.sleep(0.1)
     assert not said
 
 
 def test_how_long_a_thread_queued_is_read_from_the_system() -> None:
-    queued = _Queued(threading.get_native_id())
+    queued = _QueuedCall(threading.get_native_id())
     before = queued.seconds()
     crunch(0.05)
     assert 0 <= before <= queued.seconds()
-    assert _Queued(0).seconds() == 0.0
+    assert _QueuedCall(0).seconds() == 0.0

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from agentrl.allocator import garbage_sought_seldom
+from agentrl.runtime.memory import collect_garbage_seldom
 
 SCRIPT = """
 import resource, sys
-from agentrl.allocator import keep_freed_memory
+from agentrl.runtime.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():
@@ -33,7 +33,7 @@ def test_large_temporaries_are_made_of_the_same_pages() -> None:
 
 def test_garbage_is_sought_seldom_and_then_as_before() -> None:
     before = gc.get_threshold()
-    with garbage_sought_seldom():
+    with collect_garbage_seldom():
         assert gc.get_threshold()[0] > before[0]
         assert gc.get_freeze_count() > 1000
     assert gc.get_threshold() == before

@@ -12,14 +12,14 @@ from typing import Any
 
 import anyio
 import pytest
-from processes import wait_for_end
 
-from agentrl import ContractError, UserError, WorldFault
-from agentrl.processes import WorkerEnded, call_in_process
+from agentrl import ContractError, InfraError, UserError
+from agentrl.runtime.processes import WorkerDied, call_in_process
+from tests.helpers.processes import wait_for_end
 
 SCRIPT = """
 import anyio, os
-from agentrl.processes import call_in_process
+from agentrl.runtime.processes import call_in_process
 
 open("ran.txt", "a").write("once ")
 print(anyio.run(call_in_process, os.getpid) != os.getpid())
@@ -29,9 +29,9 @@ from agentrl import train
 
 open("ran.txt", "a").write("once ")
 rows = [{"prompt": f"{i}", "solution": "$\\\\frac{1}{2}$"} for i in range(20)]
-small = {"tasks": 1, "group_size": 2, "max_turn_tokens": 8}
+small = {"tasks_per_step": 1, "group_size": 2, "max_tokens": 8}
 try:
-    train("prompts", env_settings={"data": rows, "rewards": ["math"]}, steps=1, rollout=small,
+    train("prompts", env_args={"data": rows, "rewards": ["math"]}, steps=1, rollout=small,
           eval={"every": 0, "final_tasks": 1}, run={"dir": "run"})
 except BaseException as error:
     print(type(error).__name__, error)
@@ -71,8 +71,8 @@ async def test_a_call_returns_and_raises_as_it_would_here() -> None:
         await call_in_process(divmod, 1, 0)
     with pytest.raises(UserError, match="told in a sentence"):
         await call_in_process(fail, UserError("told in a sentence"))
-    with pytest.raises(WorldFault, match="down") as fault:
-        await call_in_process(fail, WorldFault("server_down", "down"))
+    with pytest.raises(InfraError, match="down") as fault:
+        await call_in_process(fail, InfraError("server_down", "down"))
     assert fault.value.kind == "server_down"
     with pytest.raises(RuntimeError, match="Picky: two, words"):
         await call_in_process(fail_pickily)
@@ -111,7 +111,7 @@ async def test_a_cancelled_call_kills_its_worker() -> None:
 async def test_limits_of_time_of_processor_time_and_of_memory() -> None:
     with pytest.raises(TimeoutError):
         await call_in_process(time.sleep, 600, timeout_s=0.2)
-    with pytest.raises(WorkerEnded, match=rf"exit status -{int(signal.SIGXCPU)}"):
+    with pytest.raises(WorkerDied, match=rf"exit status -{int(signal.SIGXCPU)}"):
         await call_in_process(spin, cpu_s=1.0)
     await call_in_process(time.sleep, 1.2, cpu_s=1.0)  # waiting takes no processor time
     with pytest.raises(MemoryError):
@@ -125,7 +125,7 @@ def spin() -> None:
 
 
 async def test_a_worker_that_dies_is_told_and_replaced() -> None:
-    with pytest.raises(WorkerEnded, match="exit status 3 before it answered"):
+    with pytest.raises(WorkerDied, match="exit status 3 before it answered"):
         await call_in_process(os._exit, 3)
     assert await call_in_process(len, "abc") == 3
 
@@ -163,7 +163,7 @@ async def test_what_cannot_be_pickled_or_imported_is_refused_in_a_sentence(monke
 def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import anyio, os, time\nfrom agentrl.processes import call_in_process\n"
+        "import anyio, os, time\nfrom agentrl.runtime.processes import call_in_process\n"
         "async def main():\n    print(await call_in_process(os.getpid), flush=True)\n"
         "    await call_in_process(time.sleep, 600)\nanyio.run(main)\n"
     )

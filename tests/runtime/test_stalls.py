@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from agentrl import EnvSpec, ToolEnv, Trajectory, tool
-from agentrl.aside import together
-from agentrl.engine import LONGEST_PASS_S, Meter
-from agentrl.rollout import Rollout
+from agentrl.rollout.engine_protocol import LONGEST_PASS_S, Meter
+from agentrl.rollout.rollout import Rollout
+from agentrl.runtime.stalls import Wait, describe_waits, find_longest_wait, watch_stalls
+from agentrl.runtime.threads import open_task_group
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
-from agentrl.waits import Wait, oldest, stalls_told, told
 
 
 @tool
@@ -37,10 +37,10 @@ class Searching(ToolEnv):
 
 def test_the_words() -> None:
     waits = [Wait("tool 'search'", 94.2), Wait("the engine", 1.6), Wait("tool 'search'", 3.0)]
-    assert told(waits) == "2 episodes wait on tool 'search' (oldest 94 s), 1 on the engine (2 s)"
-    assert told(waits[1:2]) == "1 episode waits on the engine (2 s)"
-    assert told([]) == "no episode is being played"
-    assert oldest(waits) == 94.2
+    assert describe_waits(waits) == "2 episodes wait on tool 'search' (oldest 94 s), 1 on the engine (2 s)"
+    assert describe_waits(waits[1:2]) == "1 episode waits on the engine (2 s)"
+    assert describe_waits([]) == "no episode is running"
+    assert find_longest_wait(waits) == 94.2
 
 
 async def test_a_stall_names_the_tool_and_the_engine() -> None:
@@ -51,9 +51,12 @@ async def test_a_stall_names_the_tool_and_the_engine() -> None:
         said.append(text)
         heard.set()
 
-    for script, latency, what in (([call("search", query="a")], 0.0, "tool 'search'"), (["a"], 60.0, "the engine")):
+    for script, latency, what in (
+        ([call("search", query="a")], 0.0, "tool 'search'"),
+        (["a"], 60.0, "the engine"),
+    ):
         play = Rollout(EnvSpec(Searching), ScriptedEngine(script, latency_s=latency), ByteRenderer())
-        async with together() as tasks, stalls_told(play, 0.05, hear):
+        async with open_task_group() as tasks, watch_stalls(play, 0.05, hear):
             tasks.start_soon(play.group, 0, 3)
             with anyio.fail_after(5):
                 await heard.wait()
@@ -78,12 +81,14 @@ class Clockwork:
         return self.waiting
 
 
-async def told_of(playing: Clockwork, monkeypatch: pytest.MonkeyPatch, stall_s: float | None, sampling: bool) -> int:
+async def told_of(
+    playing: Clockwork, monkeypatch: pytest.MonkeyPatch, stall_timeout_s: float | None, sampling: bool
+) -> int:
     """Count what is said within twenty looks."""
     said: list[str] = []
-    monkeypatch.setattr("agentrl.waits.LOOK_S", 0.005)
-    monkeypatch.setattr("agentrl.waits.PATIENCE_S", 0.05)
-    async with stalls_told(playing, stall_s, said.append):
+    monkeypatch.setattr("agentrl.runtime.stalls.LOOK_S", 0.005)
+    monkeypatch.setattr("agentrl.runtime.stalls.PATIENCE_S", 0.05)
+    async with watch_stalls(playing, stall_timeout_s, said.append):
         for _ in range(40):
             await anyio.sleep(0.005)
             playing.tokens += sampling
@@ -117,7 +122,7 @@ async def test_a_pass_that_takes_long_is_a_sign_of_life() -> None:
 async def test_what_goes_on_is_no_stall() -> None:
     said: list[str] = []
     play = Rollout(EnvSpec(Searching), ScriptedEngine(["a"], latency_s=0.02), ByteRenderer())
-    async with stalls_told(play, 0.2, said.append):
+    async with watch_stalls(play, 0.2, said.append):
         for seed in range(20):
             await play.episode(0, seed=seed)
     assert not said

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from agentrl import aside
+from agentrl.runtime import threads
 
 
 async def where(word: str) -> tuple[str, threading.Thread]:
@@ -14,12 +14,12 @@ async def where(word: str) -> tuple[str, threading.Thread]:
 
 
 def test_a_loop_is_run_here_where_none_is() -> None:
-    assert aside.run(where, "a") == ("a", threading.current_thread())
+    assert threads.run_sync(where, "a") == ("a", threading.current_thread())
 
 
 def test_in_a_notebook_it_runs_in_a_thread_of_its_own() -> None:
     async def cell() -> tuple[str, threading.Thread]:
-        return aside.run(where, "b")
+        return threads.run_sync(where, "b")
 
     word, thread = asyncio.run(cell())
     assert word == "b"
@@ -28,14 +28,14 @@ def test_in_a_notebook_it_runs_in_a_thread_of_its_own() -> None:
 
 def test_what_it_raises_is_raised() -> None:
     async def cell() -> None:
-        aside.run(asyncio.wait_for, asyncio.sleep(5), 0.01)
+        threads.run_sync(asyncio.wait_for, asyncio.sleep(5), 0.01)
 
     with pytest.raises(TimeoutError):
         asyncio.run(cell())
 
 
 async def test_so_many_threads_at_once_and_a_hung_one_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "THREADS", 3)
+    monkeypatch.setattr(threads, "THREADS", 3)
     now, most, over = 0, 0, threading.Event()
     lock = threading.Lock()
 
@@ -48,13 +48,13 @@ async def test_so_many_threads_at_once_and_a_hung_one_keeps_its_place(monkeypatc
         with lock:
             now -= 1
 
-    await asyncio.gather(*(aside.in_thread(work) for _ in range(12)))
+    await asyncio.gather(*(threads.run_in_thread(work) for _ in range(12)))
     assert most == 3
     hung = threading.Event()
     for _ in range(3):
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(aside.in_thread(hung.wait), 0.01)
+            await asyncio.wait_for(threads.run_in_thread(hung.wait), 0.01)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(aside.in_thread(work), 0.05)
+        await asyncio.wait_for(threads.run_in_thread(work), 0.05)
     hung.set()
-    await asyncio.wait_for(aside.in_thread(work), 5)
+    await asyncio.wait_for(threads.run_in_thread(work), 5)

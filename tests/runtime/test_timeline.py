@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import EnvSpec, ToolEnv, Trajectory, WorldFault, tool
+from agentrl import EnvSpec, InfraError, ToolEnv, Trajectory, tool
 from agentrl.credit import OUTCOMES, assign_credit
-from agentrl.critical_path import EPISODES
-from agentrl.lanes import IDLE
-from agentrl.learner.advantage import grpo
-from agentrl.rollout import Rollout
-from agentrl.stream import Plan, streaming
-from agentrl.tasks import TaskSampler
+from agentrl.environments.task_sampler import TaskSampler
+from agentrl.learner.advantages.group import grpo
+from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.scheduler import BatchPlan, open_scheduler
+from agentrl.runtime.critical_path import EPISODES
+from agentrl.runtime.lanes import IDLE
+from agentrl.runtime.timeline import DRAWN, MeasuredStretch, Timeline, thin_pieces
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.timeline import DRAWN, Measured, Timeline, drawn_pieces
 from agentrl.types import Observation
 
 
@@ -70,16 +70,22 @@ class World(ToolEnv):
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
         await self._pause(2)
         if self.rng.random() < 0.1:
-            raise WorldFault("broken", "it broke")
+            raise InfraError("broken", "it broke")
         return {"r": float(self.rng.random() < 0.5)}
 
 
 def said(rng: random.Random) -> Callable[[str, int], str]:
-    turns = ["", call("near"), call("far"), call("near") + call("far"), call("nowhere")]
+    turns = [
+        "",
+        call("near"),
+        call("far"),
+        call("near") + call("far"),
+        call("nowhere"),
+    ]
     return lambda session, turn: rng.choice(turns)
 
 
-def assert_true(measured: Measured) -> None:
+def assert_true(measured: MeasuredStretch) -> None:
     """Lanes within the wall clock; those and idle cover it; what was waited for sums to it."""
     values, picture = measured.values, measured.picture
     assert sum(v for name, v in values.items() if name.startswith("wait/")) == measured.wall
@@ -95,32 +101,32 @@ def assert_true(measured: Measured) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 3), st.integers(0, 2), st.booleans())
 def test_over_any_schedule_time_is_whole_and_every_episode_is_accounted_for(
-    seed: int, tasks: int, size: int, staleness: int, dynamic: bool
+    seed: int, tasks: int, size: int, staleness: int, dynamic_sampling: bool
 ) -> None:
     async def run() -> None:
         rng = random.Random(seed)
         time = Timeline(0.0, ticking(rng), lambda: 0.0, lambda: 0.0)
         play = Rollout(EnvSpec(World, rng=rng), ScriptedEngine(said(rng)), ByteRenderer(), lanes=time.lanes)
-        plan = Plan(tasks, size, staleness, dynamic=dynamic, steps=3)
+        plan = BatchPlan(tasks, size, staleness, dynamic_sampling=dynamic_sampling, steps=3)
         outcomes: Counter[str] = Counter()
         World.begun = 0
-        async with streaming(play, TaskSampler(9, seed=seed % 99), plan, seed=1) as stream:
+        async with open_scheduler(play, TaskSampler(9, seed=seed % 99), plan, seed=1) as stream:
             for step in range(1, 4):
                 time.at(EPISODES)
-                taken = await stream.take()
+                taken = await stream.next_batch()
                 time.at("learn")
                 for _ in range(rng.randint(0, 20)):
                     await anyio.lowlevel.checkpoint()  # others play meanwhile
-                credit = assign_credit(taken.groups, grpo, reduce=lambda n: [1.0] * len(n), resampled=taken.others)
+                credit = assign_credit(taken.groups, grpo, reduce=lambda n: [1.0] * len(n), resampled=taken.resampled)
                 outcomes.update(e.outcome.partition(":")[0] for own in credit.entries for e in own)
                 if step == 2:
                     time.at(EPISODES)
                     await stream.drain()
-                    assert not play.playing  # nothing is in flight where an evaluation begins
+                    assert not play.running  # nothing is in flight where an evaluation begins
                 stream.advance()
                 assert_true(time.cut())
                 in_flight = World.begun - sum(outcomes.values())
-                assert 0 <= in_flight <= (staleness + 1 + dynamic) * tasks * size
+                assert 0 <= in_flight <= (staleness + 1 + dynamic_sampling) * tasks * size
         assert set(outcomes) <= set(OUTCOMES)
         assert World.begun == sum(outcomes.values())  # the scheduler knows the last step: none is in flight
 
@@ -129,7 +135,7 @@ def test_over_any_schedule_time_is_whole_and_every_episode_is_accounted_for(
 
 def test_a_picture_has_few_pieces_and_no_gaps() -> None:
     pieces = [(float(i), i + 1.0, "ab"[i % 2]) for i in range(5 * DRAWN)]
-    drawn = drawn_pieces(pieces, 0.0)
+    drawn = thin_pieces(pieces, 0.0)
     assert len(drawn) <= DRAWN
     assert (drawn[0][0], drawn[-1][1]) == (0.0, 5.0 * DRAWN)
     assert all(a[1] == b[0] for a, b in pairwise(drawn))

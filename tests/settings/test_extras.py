@@ -35,7 +35,9 @@ def test_what_a_run_needs_is_asked_for_before_the_first_step(
 ) -> None:
     data, run = tmp_path / "rows.jsonl", tmp_path / "run"
     data.write_text("".join(json.dumps({"prompt": f"{n}?", "solution": "1"}) + "\n" for n in range(20)))
-    monkeypatch.setattr("agentrl.registry.find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(
+        "agentrl.settings.registry.find_spec", lambda name: None if name == missing else find_spec(name)
+    )
     code = cli.main(["train", *words.format(data=data).split(), "--run.dir", str(run)])
     assert code == 2
     assert f"pip install 'agentrl-gym[{extra}]'" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, UserError
-from agentrl.layers import build, dump_toml, read_overrides, read_toml
+from agentrl.settings.loader import build_config, dump_toml, read_overrides, read_toml
 from agentrl.types import Stop
 
 
@@ -23,30 +23,33 @@ def file(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_name_is_all_it_takes() -> None:
-    config = build(("x", {"env": "shop"}))
+    config = build_config(("x", {"env": "shop"}))
     assert config.env == {"name": "shop"}
     assert (config.model, config.learner.lr, config.rollout.group_size) == ("nano", 1e-6, 8)
 
 
 def test_later_layers_win_setting_by_setting(tmp_path: Path) -> None:
-    toml = 'env = "shop"\nsteps = 5\n[learner]\nlr = 1e-3\nloss = "grpo"\n[engine]\ncapacity = 4\n'
-    config = build(
+    toml = 'env = "shop"\nsteps = 5\n[learner]\nlr = 1e-3\nloss = "grpo"\n[engine]\nmax_num_seqs = 4\n'
+    config = build_config(
         ("recommended", {"learner": {"lr": 1.0, "warmup_steps": 2}}),
         read_toml(file(tmp_path, toml)),
         read_overrides(["--learner.lr", "2e-6", "--steps=7", "--engine", "transformers"]),
     )
     assert (config.learner.lr, config.learner.warmup_steps, config.learner.loss) == (2e-6, 2, "grpo")
-    assert (config.steps, config.engine.capacity) == (7, 4)
+    assert (config.steps, config.engine.max_num_seqs) == (7, 4)
 
 
 def test_another_environment_drops_the_first_ones_settings(tmp_path: Path) -> None:
     first = read_toml(file(tmp_path, '[env]\nlevel = 2\nname = "math-tools"\n'))
-    assert build(first).env == {"name": "math-tools", "level": 2}
-    assert build(first, read_overrides(["--env", "shop"])).env == {"name": "shop"}
-    assert build(first, read_overrides(["--env.jitter", "1", "--env", "shop"])).env == {"name": "shop", "jitter": 1}
-    assert build(first, read_overrides(["--env", "math-tools"])).env == {"name": "math-tools", "level": 2}
+    assert build_config(first).env == {"name": "math-tools", "level": 2}
+    assert build_config(first, read_overrides(["--env", "shop"])).env == {"name": "shop"}
+    assert build_config(first, read_overrides(["--env.jitter", "1", "--env", "shop"])).env == {
+        "name": "shop",
+        "jitter": 1,
+    }
+    assert build_config(first, read_overrides(["--env", "math-tools"])).env == {"name": "math-tools", "level": 2}
     nameless = ("file", {"env": {"level": 3}})
-    assert build(nameless, read_overrides(["--env", "math-tools"])).env == {"name": "math-tools", "level": 3}
+    assert build_config(nameless, read_overrides(["--env", "math-tools"])).env == {"name": "math-tools", "level": 3}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
         ("learner.learning_rate = 1", "learner.learning_rate: unknown setting; did you mean 'learner.lr'?"),
         ("num_generations = 8", "num_generations: unknown setting; did you mean 'rollout.group_size'?"),
         ("learner.warmup_step = 1", "learner.warmup_step: unknown setting; did you mean 'learner.warmup_steps'?"),
+        ("rollout.tasks = 1", "rollout.tasks: unknown setting; did you mean 'rollout.tasks_per_step'?"),
         ("rollout.lr = 1", "rollout.lr: unknown setting; did you mean 'learner.lr'?"),
         ("stepz = 1", "stepz: unknown setting; did you mean 'steps'?"),
         ("zzzzzzz = 1", "zzzzzzz: unknown setting; agentrl train --help tells of them all"),
@@ -105,9 +109,9 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
             "learner.loss = 'ppo'",
             "learner.loss: input should be 'dapo', 'grpo', 'bnpo', ",
         ),
-        ("learner.mask_stops = ['tired']", "learner.mask_stops.0: input should be 'terminated', "),
+        ("learner.mask_stop_reasons = ['tired']", "learner.mask_stop_reasons.0: input should be 'terminated', "),
         ("rollout.temperature = 0", "rollout.temperature: input should be greater than 0, not 0"),
-        ("rollout.min_group = 9", "rollout: min_group 9 is over group_size 8: every group is dropped"),
+        ("rollout.min_group_size = 9", "rollout: min_group_size 9 is over group_size 8: every group is dropped"),
         ("rollout.turn_timeout_s = 601", "rollout: turn_timeout_s is over episode_timeout_s; deadlines nest"),
         ("env = 3", "env: env needs a name, not 3"),
         ("env.level = 3", "env: env needs a name"),
@@ -117,7 +121,7 @@ def test_every_mistake_is_one_sentence_with_its_source(tmp_path: Path, toml: str
     path = file(tmp_path, toml)
     base = [] if toml.startswith("env") else [("base", {"env": "shop"})]
     with pytest.raises(ConfigError) as raised:
-        build(*base, read_toml(path))
+        build_config(*base, read_toml(path))
     assert re.match(sentence.replace("?", r"\?"), str(raised.value)), str(raised.value)
     assert str(raised.value).endswith(f"[{path}]")
     assert "\n" not in str(raised.value)
@@ -126,16 +130,16 @@ def test_every_mistake_is_one_sentence_with_its_source(tmp_path: Path, toml: str
 def test_the_source_is_the_layer_that_said_it(tmp_path: Path) -> None:
     path = file(tmp_path, "env = 'shop'\nsteps = 3\n")
     with pytest.raises(ConfigError, match=r"steps: .* not -1 \[command line\]"):
-        build(read_toml(path), read_overrides(["--steps", "-1"]))
+        build_config(read_toml(path), read_overrides(["--steps", "-1"]))
     with pytest.raises(ConfigError, match=r"env.a.b: 'a' was given a value of its own \[command line\]"):
-        build(("file", {"env": {"name": "x", "a": 1}}), read_overrides(["--env.a.b", "2"]))
+        build_config(("file", {"env": {"name": "x", "a": 1}}), read_overrides(["--env.a.b", "2"]))
     with pytest.raises(ConfigError, match=r"env.name: 'env' was given a value of its own \[command line\]"):
-        build(("file", {"env": 3}), read_overrides(["--env", "shop"]))
+        build_config(("file", {"env": 3}), read_overrides(["--env", "shop"]))
 
 
 def test_without_an_environment_it_says_where_the_names_are() -> None:
     with pytest.raises(UserError, match=r"no environment; say --env NAME \(agentrl list shows the names\)"):
-        build(("x", {"steps": 3}))
+        build_config(("x", {"steps": 3}))
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -169,27 +173,27 @@ VALUES = st.one_of(
 def test_a_config_survives_its_file(
     own: dict[str, Any], lr: float, steps: int, stops: list[Stop], folder: str | None
 ) -> None:
-    learner = {"lr": lr, "mask_stops": [s.value for s in stops]}
+    learner = {"lr": lr, "mask_stop_reasons": [s.value for s in stops]}
     settings = {"env": {"name": "shop", **own}, "learner": learner, "steps": steps, "run": {"dir": folder}}
-    config = build(("x", settings))
-    assert config.learner.mask_stops == tuple(stops)
-    assert build(("file", tomllib.loads(dump_toml(config)))) == config
+    config = build_config(("x", settings))
+    assert config.learner.mask_stop_reasons == tuple(stops)
+    assert build_config(("file", tomllib.loads(dump_toml(config)))) == config
 
 
 def test_tables_of_an_environment_are_saved_too() -> None:
     own = {"make": {"is_slippery": False}, "config": {"datasets": [{"name": "sum", "config": {"terms": 3}}]}}
-    config = build(("test", {"env": {"name": "gym:FrozenLake-v1", **own}}))
-    assert build(("file", tomllib.loads(dump_toml(config)))) == config
+    config = build_config(("test", {"env": {"name": "gym:FrozenLake-v1", **own}}))
+    assert build_config(("file", tomllib.loads(dump_toml(config)))) == config
 
 
 def test_rows_and_functions_are_no_settings_and_are_named_in_a_comment() -> None:
     given = {"data": [{"prompt": "one"}, {"prompt": "two"}], "rewards": [len], "prompt_column": "prompt"}
-    written = dump_toml(build(("test", {"env": {"name": "prompts", **given}})))
+    written = dump_toml(build_config(("test", {"env": {"name": "prompts", **given}})))
     assert "not written here: env.data, env.rewards" in written
     assert tomllib.loads(written)["env"] == {"name": "prompts", "prompt_column": "prompt"}
 
 
 @pytest.mark.parametrize("learner", [{"loss": "cispo"}, {"loss": "vespo"}, {"advantage": "gigpo", "gamma": 0.9}, {}])
 def test_a_saved_config_has_every_setting_and_is_taken_again(learner: dict[str, Any]) -> None:
-    config = build(("test", {"env": "math-tools", "learner": learner}))
-    assert build(("file", tomllib.loads(dump_toml(config)))) == config
+    config = build_config(("test", {"env": "math-tools", "learner": learner}))
+    assert build_config(("file", tomllib.loads(dump_toml(config)))) == config

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from agentrl import ContractError
-from agentrl.signature import arguments_model, checked, problems
+from agentrl.settings.signature import build_arguments_model, convert_arguments, list_problems
 
 
 def fit(
@@ -24,8 +24,8 @@ def fit(
 
 
 def test_arguments_come_back_converted_and_with_defaults() -> None:
-    model = arguments_model(fit, "tool 'fit'")
-    assert checked(model, {"city": "Rome", "count": "4", "schema": True, "_hidden": 1}) == {
+    model = build_arguments_model(fit, "tool 'fit'")
+    assert convert_arguments(model, {"city": "Rome", "count": "4", "schema": True, "_hidden": 1}) == {
         "city": "Rome",
         "count": 4,
         "kind": "a",
@@ -47,8 +47,8 @@ def test_arguments_come_back_converted_and_with_defaults() -> None:
 )
 def test_what_is_wrong_is_said_with_the_arguments_own_name(arguments: dict[str, Any], where: str, what: str) -> None:
     with pytest.raises(pydantic.ValidationError) as raised:
-        checked(arguments_model(fit, "tool 'fit'"), arguments)
-    (found,) = problems(raised.value)
+        convert_arguments(build_arguments_model(fit, "tool 'fit'"), arguments)
+    (found,) = list_problems(raised.value)
     assert found[0] == where
     assert what in found[1]
     assert found[1][0].islower()
@@ -56,15 +56,15 @@ def test_what_is_wrong_is_said_with_the_arguments_own_name(arguments: dict[str, 
 
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(pydantic.ValidationError) as raised:
-        checked(arguments_model(fit, "tool 'fit'"), {"count": "x", "kind": 1})
-    assert [where for where, _ in problems(raised.value)] == ["city", "count", "kind"]
+        convert_arguments(build_arguments_model(fit, "tool 'fit'"), {"count": "x", "kind": 1})
+    assert [where for where, _ in list_problems(raised.value)] == ["city", "count", "kind"]
 
 
 def test_descriptions_come_from_the_docstring_if_asked() -> None:
-    properties = arguments_model(fit, "", described=True).model_json_schema()["properties"]
+    properties = build_arguments_model(fit, "", described=True).model_json_schema()["properties"]
     assert properties["city"]["description"] == "the city's name."
     assert "description" not in properties["count"]
-    assert "description" not in arguments_model(fit, "").model_json_schema()["properties"]["city"]
+    assert "description" not in build_arguments_model(fit, "").model_json_schema()["properties"]["city"]
 
 
 def untyped(city) -> None: ...  # type: ignore[no-untyped-def]
@@ -86,4 +86,4 @@ def unknown(city: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F
 )
 def test_what_cannot_be_checked_is_refused_in_a_sentence(function: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(ContractError, match=sentence):
-        arguments_model(function, "tool 'f'")
+        build_arguments_model(function, "tool 'f'")

@@ -1,4 +1,4 @@
-"""A tool that fails again and again is left alone for a while; a computing one runs in a process of its own."""
+"""A tool that fails again and again is not called for a while; a computing one runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl import ContractError, EnvSpec, ToolEnv, ToolError, Trajectory, UserError, WorldFault, tool
-from agentrl.breaker import Breaker
-from agentrl.rollout import Rollout, check_deadlines
+from agentrl import ContractError, EnvSpec, InfraError, ToolEnv, ToolError, Trajectory, UserError, tool
+from agentrl.rollout.rollout import Rollout, check_deadlines
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
+from agentrl.tools.circuit_breaker import CircuitBreaker
 from agentrl.types import Observation
 
 
-async def used(breaker: Breaker, outcome: Exception | None = None) -> None:
-    async with breaker.closed():
+async def use(breaker: CircuitBreaker, outcome: Exception | None = None) -> None:
+    async with breaker.guard():
         if outcome is not None:
             raise outcome
 
 
-async def test_open_after_so_many_faults_in_a_row_and_one_tries_after_a_rest() -> None:
-    breaker = Breaker("search", 3, 0.05)
+async def test_open_after_so_many_failures_in_a_row_and_one_call_tries_after_the_cooldown() -> None:
+    breaker = CircuitBreaker("search", 3, 0.05)
     for error in (ValueError(), ToolError("no"), ValueError(), ValueError(), ValueError()):  # a no is an answer
         with pytest.raises(type(error)):
-            await used(breaker, error)
-    with pytest.raises(WorldFault, match="'search' failed 3 times in a row, and is left alone"):
-        await used(breaker)
+            await use(breaker, error)
+    with pytest.raises(InfraError, match=r"'search' failed 3 times in a row; not called again for 0\.05 s"):
+        await use(breaker)
     await anyio.sleep(0.06)
     with pytest.raises(ValueError, match="again"):
-        await used(breaker, ValueError("again"))
-    with pytest.raises(WorldFault, match="4 times"):
-        await used(breaker)
+        await use(breaker, ValueError("again"))
+    with pytest.raises(InfraError, match="4 times"):
+        await use(breaker)
     await anyio.sleep(0.06)
-    async with breaker.closed():
-        with pytest.raises(WorldFault):  # one is trying
-            await used(breaker)
-    await used(breaker)
-    assert breaker.failed == 0
+    async with breaker.guard():
+        with pytest.raises(InfraError):  # one is trying
+            await use(breaker)
+    await use(breaker)
+    assert breaker.failures == 0
 
 
 calls = 0
 
 
-@tool(breaker=4, rest_s=60)
+@tool(max_consecutive_failures=4, cooldown_s=60)
 async def dead(query: str) -> str:
     """Never answers."""
     global calls
@@ -97,15 +97,15 @@ async def test_what_computes_runs_in_a_process_that_ends_with_its_deadline() -> 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tick)
-        with anyio.fail_after(20), pytest.raises(WorldFault, match=r"took over 0\.5 s"):
+        with anyio.fail_after(20), pytest.raises(InfraError, match=r"took over 0\.5 s"):
             await forever()
         tasks.cancel_scope.cancel()
     assert ticks > 10
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ContractError, match="breaker is 1 or more, or None; not 0"):
-        tool(breaker=0)(lambda: None)
+    with pytest.raises(ContractError, match="max_consecutive_failures is 1 or more, or None; not 0"):
+        tool(max_consecutive_failures=0)(lambda: None)
 
     async def waits() -> None: ...
 

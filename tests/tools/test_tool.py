@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from anyio import lowlevel
 
-from agentrl import ContractError, Tool, ToolError, UserError, WorldFault, tool
+from agentrl import ContractError, InfraError, Tool, ToolError, UserError, tool
 
 
 class Point(pydantic.BaseModel):
@@ -151,12 +151,12 @@ async def test_what_the_world_does_wrong_is_tried_again() -> None:
     [
         (OSError("no route"), "tool_error", "tool 'call' raised OSError: no route .*raise agentrl.ToolError for what"),
         (TimeoutError("read"), "tool_error", "tool 'call' raised TimeoutError: read"),
-        (WorldFault("sandbox_gone", "it died"), "sandbox_gone", "it died"),
+        (InfraError("sandbox_gone", "it died"), "sandbox_gone", "it died"),
     ],
 )
 async def test_past_its_retries_it_is_the_worlds_fault(error: Exception, kind: str, message: str) -> None:
     flaky = Flaky(9, error)
-    with pytest.raises(WorldFault, match=message) as raised:
+    with pytest.raises(InfraError, match=message) as raised:
         await tool(retries=1)(flaky.call)()
     assert raised.value.kind == kind
     assert flaky.calls == 2
@@ -178,7 +178,7 @@ async def test_a_try_that_takes_too_long_is_given_up_and_repeated() -> None:
         begun.append(anyio.current_time())
         await anyio.sleep(60)
 
-    with pytest.raises(WorldFault, match=r"tool 'slow' took over 0.05 s") as raised:
+    with pytest.raises(InfraError, match=r"tool 'slow' took over 0.05 s") as raised:
         await slow()
     assert raised.value.kind == "tool_timeout"
     assert len(begun) == 2
@@ -193,7 +193,7 @@ async def test_a_blocked_thread_is_left_behind() -> None:
 
     started = time.perf_counter()
     try:
-        with pytest.raises(WorldFault, match="took over"):
+        with pytest.raises(InfraError, match="took over"):
             await stuck()
         assert time.perf_counter() - started < 5
         assert all(t.daemon for t in threading.enumerate() if t.name == "agentrl function")  # the process may end
@@ -214,7 +214,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind() -> None:
                 ignored += 1
         return "too late"
 
-    with anyio.fail_after(10), pytest.raises(WorldFault, match="took over"):
+    with anyio.fail_after(10), pytest.raises(InfraError, match="took over"):
         await stubborn()
     assert ignored == 1
     release.set()
@@ -242,7 +242,7 @@ async def test_a_tool_that_cancels_itself_is_a_fault_and_not_an_empty_result() -
     async def odd() -> str:
         raise anyio.get_cancelled_exc_class()
 
-    with pytest.raises(WorldFault, match="it cancelled itself"):
+    with pytest.raises(InfraError, match="it cancelled itself"):
         await odd()
 
 
@@ -262,16 +262,16 @@ def test_a_function_that_makes_no_schema_is_refused(function: Callable[..., Any]
         tool(function)
 
 
-@pytest.mark.parametrize("settings", [{"timeout_s": 0}, {"timeout_s": -1}, {"retries": -1}, {"limit": 0}])
+@pytest.mark.parametrize("settings", [{"timeout_s": 0}, {"timeout_s": -1}, {"retries": -1}, {"max_concurrency": 0}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ContractError, match=r"timeout_s must be over 0, retries 0 or more, limit 1 or more"):
+    with pytest.raises(ContractError, match=r"timeout_s must be over 0, retries 0 or more, max_concurrency 1 or more"):
         tool(**settings)(Flaky(0, OSError()).call)
 
 
 def test_a_tool_may_have_another_name_than_its_function() -> None:
-    found = tool(name="where", timeout_s=2, limit=3)(Flaky(0, OSError()).call)
+    found = tool(name="where", timeout_s=2, max_concurrency=3)(Flaky(0, OSError()).call)
     assert isinstance(found, Tool)
-    assert (found.name, found.timeout_s, found.limit) == ("where", 2, 3)
+    assert (found.name, found.timeout_s, found.max_concurrency) == ("where", 2, 3)
 
 
 async def test_a_tool_may_bring_its_own_check() -> None:

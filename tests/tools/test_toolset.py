@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from agentrl import ContractError, Env, EnvSpec, ToolEnv, Toolset, UserError, tool
-from agentrl.env import Kit
-from agentrl.rollout import Rollout
+from agentrl.environments.tool_binding import ToolBinding
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
 
@@ -77,7 +77,7 @@ def test_a_run_opens_it_once_and_each_episode_has_its_own() -> None:
 
 def test_a_run_may_add_tools_and_set_them() -> None:
     here = f"{__name__}:Notes"
-    spec = EnvSpec("math-tools").equipped([here], {__name__: {"pages": 4}})
+    spec = EnvSpec("math-tools").with_tools([here], {"test_toolset": {"pages": 4}})
     said = anyio.run(play, spec, call("note", text="a") + call("calculator", expression="1+1"), "done")
     assert said == ["plain: a", "2"] * 2
 
@@ -98,31 +98,31 @@ def test_patterns_of_the_same_settings_share_what_is_open() -> None:
         (["calculator"], {"calculator": {"speed": 1}}, "tool 'calculator' has no settings; speed was given"),
         (
             [f"{__name__}:Notes"],
-            {__name__: {"page": 1}},
+            {"test_toolset": {"page": 1}},
             "has no setting 'tool.test_toolset.page'; did you mean 'pages'",
         ),
-        ([f"{__name__}:Notes"], {__name__: {"pages": "x"}}, r"tool.test_toolset.pages of tool .*, not 'x'"),
+        ([f"{__name__}:Notes"], {"test_toolset": {"pages": "x"}}, r"tool.test_toolset.pages of tool .*, not 'x'"),
         ([f"{__name__}:play"], {}, "which is no tool; decorate it with @agentrl.tool"),
     ],
 )
 def test_a_wrong_name_or_setting_is_a_sentence(tools: list[str], settings: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        EnvSpec(Writes).equipped(tools, settings)
+        EnvSpec(Writes).with_tools(tools, settings)
 
 
 def test_settings_of_a_tool_that_is_not_there_are_refused() -> None:
     with pytest.raises(
         ContractError, match=r"tool.calculater: MathTools has no tool of that name; did you mean 'calculator'"
     ):
-        anyio.run(play, EnvSpec("math-tools").equipped([], {"calculater": {"a": 1}}), "done")
+        anyio.run(play, EnvSpec("math-tools").with_tools([], {"calculater": {"a": 1}}), "done")
 
 
 def test_only_a_tool_env_takes_tools() -> None:
     with pytest.raises(ContractError, match="takes no tools"):
-        EnvSpec(Env).equipped(["calculator"])
+        EnvSpec(Env).with_tools(["calculator"])
 
 
 def test_a_toolset_that_was_not_opened_says_how() -> None:
     with pytest.raises(ContractError, match=r"uses the toolset Notes, which is not open: make the environment by"):
         _ = Writes().tool_list
-    assert Kit().shared == {}
+    assert ToolBinding()._shared == {}

@@ -19,30 +19,31 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl import Env, Reply, Step, UserError, checkpoint, train
+from agentrl import Env, Reply, Step, UserError, train
 from agentrl.cli import main
-from agentrl.curriculum import Outcome
-from agentrl.disk import Needs
-from agentrl.run import Run, create
-from agentrl.session import Session
-from agentrl.watching import Watcher
+from agentrl.environments.curriculum import Outcome
+from agentrl.resources import TrainingResources
+from agentrl.runs.disk import DiskNeeds
+from agentrl.runs.folder import RunFolder, create_run_folder
+from agentrl.training import checkpoint
+from agentrl.training.callbacks import Callback
 
 EXACT: dict[str, Any] = {
     "steps": 4,
     "deterministic": True,
-    "rollout": {"tasks": 2, "group_size": 3},
+    "rollout": {"tasks_per_step": 2, "group_size": 3},
     "eval": {"every": 2, "tasks": 2, "final_tasks": 2},
     "learner": {"lr": 1e-3, "beta": 0.01},
 }
 
 
-class Killed(Watcher):
+class Killed(Callback):
     """Ends the run in the middle of a step."""
 
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
             raise ProcessLookupError("killed")
 
@@ -76,7 +77,7 @@ def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path
     for at in (3, 4):  # after the checkpoint of step 2, and once more from there
         run = {"dir": str(broken), "save_every": 2, "resume": True}
         with pytest.raises(ProcessLookupError):
-            train("math-tools", run=run, watcher=Killed(at), **settings)
+            train("math-tools", run=run, callbacks=[Killed(at)], **settings)
     summary = train("math-tools", run={"dir": str(broken), "save_every": 2, "resume": True}, **settings)
     one, other = weights(whole), weights(broken)
     assert one.keys() == other.keys()
@@ -94,18 +95,18 @@ def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path
 
 
 def test_ahead_of_the_learner_no_task_is_lost_or_learned_from_twice(tmp_path: Path) -> None:
-    ahead = {"tasks": 3, "group_size": 2, "max_staleness": 2}
+    ahead = {"tasks_per_step": 3, "group_size": 2, "max_staleness": 2}
     settings = EXACT | {"rollout": ahead, "steps": 6, "deterministic": False}
     run = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
     for at in (2, 4, 5):
         with pytest.raises(ProcessLookupError):
-            train("math-tools", run=run, watcher=Killed(at), **settings)
+            train("math-tools", run=run, callbacks=[Killed(at)], **settings)
     train("math-tools", run=run, **settings)
     tasks = [
         row["task"]
         for step in range(1, 7)
         for row in pq.read_table(tmp_path / "run" / "trajectories" / f"train-{step:06d}.parquet").to_pylist()
-        if row["member"] == 0
+        if row["sample"] == 0
     ]
     assert len(tasks) == len(set(tasks)) == 18
     assert max(tasks) < 3 * (6 + 2 + 1)
@@ -136,18 +137,18 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
     said: list[str] = []
 
-    class Listening(Watcher):
-        def said(self, text: str) -> None:
+    class Listening(Callback):
+        def on_message(self, text: str) -> None:
             said.append(text)
 
-    train("math-tools", run={"dir": str(tmp_path / "run")}, watcher=Listening(), **EXACT | {"steps": 1})
+    train("math-tools", run={"dir": str(tmp_path / "run")}, callbacks=[Listening()], **EXACT | {"steps": 1})
     assert said == ["no checkpoint of step 1: No space left on device; there is none yet"] * 2  # again at the end
 
 
 def test_other_settings_and_another_process_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "run")
     train("math-tools", run={"dir": folder}, **EXACT | {"steps": 1})
-    with pytest.raises(UserError, match=r"other settings: learner\.lr 0.001 -> 0.5; to begin anew from its model"):
+    with pytest.raises(UserError, match=r"other settings: learner\.lr 0.001 -> 0.5; to start a new run from its model"):
         train("math-tools", run={"dir": folder, "resume": True}, **EXACT | {"learner": {"lr": 0.5, "beta": 0.01}})
     with pytest.raises(UserError, match=r"holds a run already; .* agentrl train --resume"):
         train("math-tools", run={"dir": folder}, **EXACT)
@@ -174,8 +175,8 @@ def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
     train("math-tools", run={"dir": str(whole), "save_every": 1}, **settings)
     run = {"dir": str(broken), "save_every": 1, "resume": True}
     with pytest.raises(ProcessLookupError):
-        train("math-tools", run=run, watcher=Killed(2), **settings)
-    for name in ("metrics.jsonl", "told.jsonl"):
+        train("math-tools", run=run, callbacks=[Killed(2)], **settings)
+    for name in ("metrics.jsonl", "events.jsonl"):
         with (broken / name).open("a") as file:
             file.write('{"step": 2, "rew')
     (broken / "trajectories" / ".train-000002.parquet.part").write_bytes(b"PAR1")
@@ -184,33 +185,63 @@ def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
         (broken / folder / "state.pt").write_bytes(b"half")
     train("math-tools", run=run, **settings)
     assert [timeless(row) for row in lines(whole)] == [timeless(row) for row in lines(broken)]
-    names = {str(p.relative_to(whole)) for p in whole.rglob("*")} | {"told.jsonl"}
+    names = {str(p.relative_to(whole)) for p in whole.rglob("*")} | {"events.jsonl"}
     assert {str(p.relative_to(broken)) for p in broken.rglob("*")} == names
-    assert all(json.loads(line) for line in (broken / "told.jsonl").read_text().splitlines())
+    assert all(json.loads(line) for line in (broken / "events.jsonl").read_text().splitlines())
 
 
 def test_metrics_that_a_power_cut_has_shortened_end_with_a_line(tmp_path: Path) -> None:
-    run = create(str(tmp_path), "shop", "")
+    run = create_run_folder(str(tmp_path), "shop", "")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
-    (tmp_path / "told.jsonl").write_bytes(b'{"step": 1, "text": "a"}\n\0\0\0\n{"step": 3, "text": "b"}\n')
-    assert run.steps() == 2
+    (tmp_path / "events.jsonl").write_bytes(b'{"step": 1, "text": "a"}\n\0\0\0\n{"step": 3, "text": "b"}\n')
+    assert run.last_step() == 2
     run.rewind(2, 1000)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
-    assert (tmp_path / "told.jsonl").read_text() == '{"step": 1, "text": "a"}\n'
+    assert (tmp_path / "events.jsonl").read_text() == '{"step": 1, "text": "a"}\n'
 
 
 def test_what_an_evaluation_beside_wrote_after_the_checkpoint_of_its_step_is_taken_back(tmp_path: Path) -> None:
-    run = create(str(tmp_path), "shop", "")
-    run.tell(2, "said before")
-    run.draw(2, "step", {"begin": 0.0})
-    marks = run.marks_beside()
-    run.tell(2, "said by the evaluation")
-    run.draw(2, "evaluation", {"begin": 1.0})
-    run.rewind(2, run.mark(), marks)
-    assert [json.loads(line)["text"] for line in (tmp_path / "told.jsonl").read_text().splitlines()] == ["said before"]
+    run = create_run_folder(str(tmp_path), "shop", "")
+    run.log_message(2, "said before")
+    run.log_timeline(2, "step", {"begin": 0.0})
+    marks = run.log_sizes()
+    run.log_message(2, "said by the evaluation")
+    run.log_timeline(2, "evaluation", {"begin": 1.0})
+    run.rewind(2, run.metrics_size(), marks)
+    assert [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
+        "said before"
+    ]
     assert [json.loads(line)["kind"] for line in (tmp_path / "timeline.jsonl").read_text().splitlines()] == ["step"]
-    run.rewind(2, run.mark(), {})  # neither was there yet
-    assert not (tmp_path / "told.jsonl").read_bytes() + (tmp_path / "timeline.jsonl").read_bytes()
+    run.rewind(2, run.metrics_size(), {})  # neither was there yet
+    assert not (tmp_path / "events.jsonl").read_bytes() + (tmp_path / "timeline.jsonl").read_bytes()
+
+
+def test_a_finished_run_that_goes_on_keeps_its_last_evaluation_and_ends_as_one_that_was_never_finished(
+    tmp_path: Path,
+) -> None:
+    """Its row of metrics was taken back, and nothing measured that step again."""
+    settings = EXACT | {"learner": {**EXACT["learner"], "lr_scheduler": "constant"}}
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    train("math-tools", run={"dir": str(whole), "save_every": 2}, **settings)
+    run = {"dir": str(longer), "save_every": 2, "resume": True}
+    train("math-tools", run=run, **settings | {"steps": 2})
+    first = lines(longer)
+    assert [row["step"] for row in first] == [0, 1, 2, 2]
+    train("math-tools", run=run, **settings | {"steps": 2})  # nothing to add: the last evaluation is made again
+    assert [timeless(row) for row in lines(longer)] == [timeless(row) for row in first]
+    first = lines(longer)
+    with pytest.raises(ProcessLookupError):
+        train("math-tools", run=run, callbacks=[Killed(3)], **settings)
+    assert not (longer / "summary.json").exists()  # it has not ended any more
+    train("math-tools", run=run, **settings)
+    assert lines(longer)[: len(first)] == first
+    assert [timeless(row) for row in lines(longer)] == [timeless(row) for row in lines(whole)]
+    elapsed = [row["clock/elapsed"] for row in lines(longer)]
+    assert elapsed == sorted(elapsed)
+    drawn = [json.loads(line) for line in (longer / "timeline.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in drawn if line["kind"] == "evaluation"] == [0, 2, 4]
+    with pytest.raises(UserError, match=r"is at step 4 already: --steps 3 is before that; give 4 or more"):
+        train("math-tools", run=run, **settings | {"steps": 3})
 
 
 def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(tmp_path: Path) -> None:
@@ -218,7 +249,7 @@ def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(tmp_path: Path) -> No
     train("math-tools", run=run, **EXACT | {"steps": 2})
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.*") if p.is_file()}
-    with pytest.raises(UserError, match=r"has 2 steps and no checkpoint to go on from; what is there is kept"):
+    with pytest.raises(UserError, match=r"has 2 steps and no checkpoint to resume from; nothing is deleted"):
         train("math-tools", run=run, **EXACT | {"steps": 2})
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.*") if p.is_file()}
 
@@ -226,14 +257,14 @@ def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(tmp_path: Path) -> No
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
 
-    class Listening(Watcher):
-        def said(self, text: str) -> None:
+    class Listening(Callback):
+        def on_message(self, text: str) -> None:
             heard.append(text)
 
     run = {"dir": str(tmp_path / "run"), "resume": True}
     with pytest.raises(ProcessLookupError):
-        train("math-tools", run=run, watcher=Killed(1), **EXACT | {"steps": 2})
-    train("math-tools", run=run, watcher=Listening(), **EXACT | {"steps": 2})
+        train("math-tools", run=run, callbacks=[Killed(1)], **EXACT | {"steps": 2})
+    train("math-tools", run=run, callbacks=[Listening()], **EXACT | {"steps": 2})
     assert heard == [f"no checkpoint in {tmp_path / 'run'} yet: beginning anew"]
     assert [row["step"] for row in lines(tmp_path / "run")] == [0, 1, 2, 2]
 
@@ -265,7 +296,7 @@ def test_what_a_killed_process_did_not_come_to_remove_is_removed(tmp_path: Path)
         checkpoint.save(tmp_path, step, {"step": step})
     shutil.copytree(tmp_path / "step-000003", tmp_path / "step-000001")
     (tmp_path / ".step-000004.part").mkdir()
-    checkpoint.tidy(tmp_path, 3)
+    checkpoint.prune(tmp_path, 3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000003"]
 
 
@@ -296,10 +327,10 @@ def test_a_curriculum_goes_on_with_the_options_that_it_gave(tmp_path: Path) -> N
         seen.append([dict(o.options) for o in history])
         return {"level": len(history)}
 
-    settings = EXACT | {"deterministic": False, "rollout": {"tasks": 2, "group_size": 2}, "steps": 4}
+    settings = EXACT | {"deterministic": False, "rollout": {"tasks_per_step": 2, "group_size": 2}, "steps": 4}
     run = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
     with pytest.raises(ProcessLookupError):
-        train("math-tools", curriculum=curriculum, run=run, watcher=Killed(3), **settings)
+        train("math-tools", curriculum=curriculum, run=run, callbacks=[Killed(3)], **settings)
     train("math-tools", curriculum=curriculum, run=run, **settings)
     assert seen[-1] == [{"level": n} for n in (0, 0, 2, 2, 4, 4)]
 
@@ -315,13 +346,13 @@ def test_a_curriculum_goes_on_with_the_options_that_it_gave(tmp_path: Path) -> N
     ],
 )
 def test_the_room_that_is_asked_for_is_what_is_written(more: dict[str, Any], tmp_path: Path) -> None:
-    asked: list[Needs] = []
+    asked: list[DiskNeeds] = []
 
-    class Looking(Watcher):
-        def started(self, session: Session, run: Run) -> None:
-            asked.append(checkpoint.needs(session.policy.model, session.config))
+    class Looking(Callback):
+        def on_start(self, session: TrainingResources, run: RunFolder) -> None:
+            asked.append(checkpoint.estimate_disk_needs(session.policy.model, session.config))
 
-    train("math-tools", run={"dir": str(tmp_path)}, watcher=Looking(), **EXACT | {"steps": 1, "learner": {}} | more)
+    train("math-tools", run={"dir": str(tmp_path)}, callbacks=[Looking()], **EXACT | {"steps": 1, "learner": {}} | more)
     state = (tmp_path / "checkpoints" / "step-000001" / "state.pt").stat().st_size
     model = sum(f.stat().st_size for f in (tmp_path / "model").glob("*.safetensors"))
     assert abs(asked[0].checkpoint - state) < 0.1 * state + 2**17
@@ -332,7 +363,7 @@ def test_the_room_that_is_asked_for_is_what_is_written(more: dict[str, Any], tmp
 @pytest.mark.parametrize("staleness", ["0", "2"])
 def test_killed_again_and_again_it_ends_as_if_never(staleness: str) -> None:
     """SIGKILL at random moments, also while a checkpoint is written; the script says what it compares."""
-    script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "kills.py"
     words = [sys.executable, str(script), "--kills", "5", "--staleness", staleness]
     done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -342,7 +373,7 @@ def test_killed_again_and_again_it_ends_as_if_never(staleness: str) -> None:
 @pytest.mark.parametrize("ending", ["SIGTERM", "kernel", "EPIPE", "ENOSPC waits", "ENOSPC later"])
 def test_ended_in_another_way_it_goes_on_as_if_never(ending: str) -> None:
     """By the command that its last lines name; the script says what it compares."""
-    script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "kills.py"
     words = [sys.executable, str(script), "--endings", ending]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

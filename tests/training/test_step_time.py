@@ -15,8 +15,8 @@ from agentrl_envs.math_tools import MathTools
 
 from agentrl import train
 from agentrl.errors import ConfigError
+from agentrl.training.callbacks import Callback
 from agentrl.types import Observation
-from agentrl.watching import Watcher
 
 LOG: list[tuple[str, str]] = []
 
@@ -33,32 +33,32 @@ class Logged(MathTools):
         LOG.append(("end", self.split))
 
 
-class Bars(Watcher):
+class Bars(Callback):
     """Counts the episodes of each phase against what was announced."""
 
     def __init__(self) -> None:
         self.phases: list[list[Any]] = []
 
-    def phase(self, name: str, episodes: int) -> None:
+    def on_phase(self, name: str, episodes: int) -> None:
         self.phases.append([name, episodes, 0])
 
-    def episode(self, trajectory: Any) -> None:
+    def on_episode(self, trajectory: Any) -> None:
         self.phases[-1][2] += 1
 
 
 Rows = list[dict[str, Any]]
 
 
-def run(folder: Path, watcher: Watcher | None = None, **more: Any) -> tuple[Rows, Rows, dict[str, Any], Bars]:
+def run(folder: Path, callback: Callback | None = None, **more: Any) -> tuple[Rows, Rows, dict[str, Any], Bars]:
     LOG.clear()
     settings: dict[str, Any] = {
         "steps": 3,
-        "rollout": {"tasks": 2, "group_size": 2, "max_turn_tokens": 32, **more.pop("rollout", {})},
+        "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 32, **more.pop("rollout", {})},
         "eval": {"every": 1, "tasks": 2, "final_tasks": 2, **more.pop("eval", {})},
         "run": {"dir": str(folder), "save_every": 1},
     }
     bars = Bars()
-    summary = train(Logged, watcher=watcher or bars, **{**settings, **more})
+    summary = train(Logged, callbacks=[callback or bars], **{**settings, **more})
     rows, pictures = (
         [json.loads(line) for line in (folder / name).read_text().splitlines()]
         for name in ("metrics.jsonl", "timeline.jsonl")
@@ -76,7 +76,7 @@ def test_an_evaluation_has_the_run_to_itself_and_its_time_is_in_no_step(stalenes
         assert split == "train" or playing == 0
     steps, evaluations = ([r for r in rows if name in r] for name in ("step_time", "eval/runtime"))
     assert (len(steps), len(evaluations)) == (3, 4)
-    assert all(done <= announced for name, announced, done in bars.phases if name == "measure")
+    assert all(done <= announced for name, announced, done in bars.phases if name == "evaluate")
     for row in steps:
         waited = sum(v for k, v in row.items() if k.startswith("wait/"))
         assert waited == pytest.approx(row["step_time"], abs=1e-6)
@@ -122,8 +122,8 @@ def test_overlapping_evaluations_and_determinism_do_not_go_together(tmp_path: Pa
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_after_an_interrupt_nothing_is_begun_that_is_not_learned_from(staleness: int, tmp_path: Path) -> None:
-    class Interrupted(Watcher):
-        def episode(self, trajectory: Any) -> None:
+    class Interrupted(Callback):
+        def on_episode(self, trajectory: Any) -> None:
             if LOG.count(("begin", "train")) and not self.sent:
                 self.sent = True
                 os.kill(os.getpid(), signal.SIGINT)
@@ -139,8 +139,8 @@ def test_after_an_interrupt_nothing_is_begun_that_is_not_learned_from(staleness:
 
 
 def test_an_evaluation_beside_that_a_kill_cuts_is_made_when_the_run_goes_on(tmp_path: Path) -> None:
-    class Killed(Watcher):
-        def step(self, step: int, values: Mapping[str, float]) -> None:
+    class Killed(Callback):
+        def on_step(self, step: int, values: Mapping[str, float]) -> None:
             if step == 2:
                 raise ProcessLookupError("killed")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from io import StringIO
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,24 @@ import agentrl_envs
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
-from agentrl import UserError, evaluate, train
-from agentrl.layers import build
-from agentrl.policy import load
-from agentrl.trainer import _lr_share
-from agentrl.watching import Watcher
+from agentrl import Env, Reply, Step, ToolEnv, Trajectory, UserError, evaluate, train
+from agentrl.cli.summary import print_summary
+from agentrl.evaluation.measurement import Evaluation
+from agentrl.models.policy import load_policy
+from agentrl.settings.loader import build_config
+from agentrl.training.callbacks import Callback
+from agentrl.training.schedules import scale_lr
+from agentrl.training.summary import _find_telling
+from agentrl.types import Observation
+from agentrl.view.report import render_report
+from agentrl.view.store import Store
 
 DATA = Path(agentrl_envs.__file__).parent / "data"
 SMALL: dict[str, Any] = {
     "steps": 2,
-    "rollout": {"tasks": 4, "group_size": 4},
+    "rollout": {"tasks_per_step": 4, "group_size": 4},
     "eval": {"final_tasks": 8, "every": 1, "tasks": 4},
 }
 
@@ -39,7 +47,7 @@ def rows(summary: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def test_every_trained_token_is_one_the_engine_sampled(summary: dict[str, Any]) -> None:
-    tokenizer = load("nano").tokenizer
+    tokenizer = load_policy("nano").tokenizer
     for row in rows(summary, "train-000001"):
         authors = [s["author"] for s in row["segments"]]
         assert authors[0] == "prompt"
@@ -56,8 +64,8 @@ def test_every_trained_token_is_one_the_engine_sampled(summary: dict[str, Any]) 
 
 
 def test_a_correction_that_drops_long_rows_is_warned_of(tmp_path: Path) -> None:
-    rollout = SMALL["rollout"] | {"max_turn_tokens": 400}
-    settings = SMALL | {"steps": 1, "rollout": rollout, "learner": {"correction": "sequence_mask"}}
+    rollout = SMALL["rollout"] | {"max_tokens": 400}
+    settings = SMALL | {"steps": 1, "rollout": rollout, "learner": {"importance_sampling_mode": "sequence_mask"}}
     with pytest.warns(UserWarning, match="sequence_mask leaves out whole rows.*geometric_mask goes by the mean"):
         train("math-tools", run={"dir": str(tmp_path / "run")}, **settings)
 
@@ -79,7 +87,7 @@ def test_the_engine_and_the_learner_agree_on_logprobs(summary: dict[str, Any]) -
 
 def test_the_learners_logprobs_are_kept_of_what_it_trained(summary: dict[str, Any]) -> None:
     """On-policy they are the engine's, and those of the model's own forward pass."""
-    model, trained = load("nano").model, 0
+    model, trained = load_policy("nano").model, 0
     for row in rows(summary, "train-000001"):
         own = [s for s in row["segments"] if s["author"] == "model"]
         assert all(s["learner_logprobs"] is None for s in row["segments"] if s["author"] != "model")
@@ -136,7 +144,7 @@ def test_a_dataset_is_the_same_path_with_one_turn(tmp_path: Path) -> None:
         return [1.0 / (1 + len(text)) for text in completions]
 
     settings = {"data": str(DATA / "symbols.jsonl"), "rewards": ["accuracy", brief], "reward_weights": [1.0, 0.1]}
-    summary = train("prompts", env_settings=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    summary = train("prompts", env_args=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
     config = Path(summary["run_dir"], "config.toml").read_text()
     assert "# given in Python, so not written here: env.rewards" in config
     assert "symbols.jsonl" in config
@@ -153,7 +161,7 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
         "from agentrl import tool\n"
         "from agentrl_envs.math_tools import MathTools\n"
         "from agentrl_tools.calculator import calculator as real\n\n\n"
-        "@tool(timeout_s=0.4, breaker=None)\n"
+        "@tool(timeout_s=0.4, max_consecutive_failures=None)\n"
         "async def calculator(expression: str) -> str:\n"
         '    """Compute."""\n'
         "    if len(expression) % 2:\n"
@@ -162,7 +170,7 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
         "class Mine(MathTools):\n"
         "    tools = (calculator,)\n"
     )
-    more = SMALL | {"rollout": {"tasks": 8, "group_size": 8}, "eval": {"final_tasks": 32, "every": 0}}
+    more = SMALL | {"rollout": {"tasks_per_step": 8, "group_size": 8}, "eval": {"final_tasks": 32, "every": 0}}
     summary = train(f"{tmp_path / 'mine.py'}:Mine", run={"dir": str(tmp_path / "run")}, **more)
     assert summary["faults"]["tool_timeout"] > 0
     faulted = [r for r in rows(summary, "train-000001") if r["fault"]]
@@ -188,17 +196,17 @@ def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path
     )
     small: dict[str, Any] = {
         "steps": 1,
-        "rollout": {"tasks": 2, "group_size": 2, "stall_s": 0.3},
+        "rollout": {"tasks_per_step": 2, "group_size": 2, "stall_timeout_s": 0.3},
         "eval": {"final_tasks": 4, "every": 0},
     }
     heard: list[str] = []
 
-    class Listening(Watcher):
-        def said(self, text: str) -> None:
+    class Listening(Callback):
+        def on_message(self, text: str) -> None:
             heard.append(text)
 
-    train(f"{tmp_path / 'slow.py'}:Slow", run={"dir": str(tmp_path / "run")}, watcher=Listening(), **small)
-    told = [json.loads(line) for line in (tmp_path / "run" / "told.jsonl").read_text().splitlines()]
+    train(f"{tmp_path / 'slow.py'}:Slow", run={"dir": str(tmp_path / "run")}, callbacks=[Listening()], **small)
+    told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     stall = re.compile(r"nothing has gone on for 0\.3 s: \d+ episodes? waits? on ")
     assert any(stall.match(t["text"]) for t in told if t["step"] == 1)
     blocked = next(t for t in told if "the event loop was held up for" in t["text"] and "Slow.score" in t["text"])
@@ -207,7 +215,7 @@ def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path
 
 
 def test_episodes_longer_than_the_context_stop_with_a_reason(tmp_path: Path) -> None:
-    more = SMALL | {"engine": {"max_context": 60}}
+    more = SMALL | {"engine": {"max_model_len": 60}}
     summary = train("math-tools", run={"dir": str(tmp_path / "run")}, **more)
     stops = {r["stop"] for r in rows(summary, "train-000001")}
     assert "max_tokens" in stops
@@ -221,7 +229,7 @@ def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"Reverse the digits of {n}.", "solution": str(n)[::-1]}) for n in range(123, 143)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     settings = {"data": str(tmp_path / "rows.jsonl")}
-    summary = train("prompts", env_settings=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    summary = train("prompts", env_args=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
     assert summary["after"]["sampled"]["episodes"] == 2
 
 
@@ -239,8 +247,109 @@ def test_unknown_settings_are_refused() -> None:
     ],
 )
 def test_the_rate_warms_up_and_follows_its_schedule(schedule: str, wanted: list[float]) -> None:
-    settings = {"warmup_steps": 2, "schedule": schedule}
-    config = build(("test", {"env": "math-tools", "steps": 12, "learner": settings}))
-    shares = [_lr_share(step, config) for step in range(1, 13)]
+    settings = {"warmup_steps": 2, "lr_scheduler": schedule}
+    config = build_config(("test", {"env": "math-tools", "steps": 12, "learner": settings}))
+    shares = [scale_lr(step, config) for step in range(1, 13)]
     assert [shares[i] for i in (0, 1, 2, 3, 9)] == pytest.approx(wanted, abs=1e-3)
     assert min(shares) >= 0.1 or schedule == "constant"
+
+
+class Closed(Env):
+    """No episode of it can be played to its end, of one split or of both."""
+
+    def __init__(self, splits: str = "train,test") -> None:
+        super().__init__()
+        self.splits = splits.split(",")
+
+    async def reset(self, *, seed: int, options: Any = None) -> tuple[str, dict[str, Any]]:
+        if options["split"] in self.splits:
+            raise ConnectionError("the database refused the connection")
+        return f"Say {seed}.", {}
+
+    async def step(self, reply: Reply) -> Step:
+        return Step("", 0.0, True, False, {})
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        return {"said": 0.0}
+
+
+@pytest.mark.parametrize(("splits", "file"), [("train,test", "test-000000"), ("train", "train-000001")])
+def test_episodes_of_which_none_could_be_scored_are_kept_to_be_looked_at(
+    splits: str, file: str, tmp_path: Path
+) -> None:
+    settings = SMALL | {"steps": 1, "eval": {"final_tasks": 2, "every": 0}, "run": {"dir": str(tmp_path / "run")}}
+    with pytest.raises(UserError, match="could be scored"):
+        train(Closed, env_args={"splits": splits}, **settings)
+    kept = pq.read_table(tmp_path / "run" / "trajectories" / f"{file}.parquet").to_pylist()
+    assert kept
+    assert {row["fault"] for row in kept} == {"env_reset"}
+
+
+class Turning(ToolEnv):
+    """Of the held-out tasks the even ones can be scored before the training, the odd ones after it."""
+
+    trained = False
+
+    async def reset(self, *, seed: int, options: Any = None) -> tuple[Observation, dict[str, Any]]:
+        self.held_out = (options or {}).get("split") == "test"
+        type(self).trained |= not self.held_out
+        self.scored = not self.held_out or seed % 2 == type(self).trained
+        return self.ask("Say a word."), {}
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+        return {"r": float(sum(trajectory.token_ids) % 2) if self.scored else None}
+
+
+def test_where_no_task_was_scored_both_times_there_is_no_change_to_tell(tmp_path: Path) -> None:
+    """summary.json used to hold NaN, which is no JSON, and the terminal printed it."""
+    Turning.trained = False
+    small: dict[str, Any] = {
+        "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 4},
+        "eval": {"every": 0, "final_tasks": 6},
+    }
+    summary = train(Turning, steps=1, run={"dir": str(tmp_path / "run")}, **small)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    written = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
+    assert written["difference"] == summary["difference"] == {"sampled": None, "greedy": None}
+    assert (written["before"]["sampled"]["tasks"], written["before"]["sampled"]["unscored"]) == (3, 3)
+    said = StringIO()
+    print_summary(Console(file=said, width=200), written)
+    assert "change sampled and greedy: no task was scored both before and after" in said.getvalue()
+    store = Store(tmp_path / "run")
+    store.refresh()
+    assert re.search(r"\bnan\b", render_report(store)) is None
+
+
+def test_the_task_that_is_shown_was_tried_both_times_and_its_rows_are_those_of_each_evaluation(tmp_path: Path) -> None:
+    """A run that goes on may have fewer tasks at its end, and other trials."""
+    run, more = {"dir": str(tmp_path / "run"), "resume": True}, {"rollout": SMALL["rollout"]}
+    train("math-tools", steps=1, run=run, eval={"every": 0, "final_tasks": 8}, **more)
+    summary = train("math-tools", steps=2, run=run, eval={"every": 0, "final_tasks": 5, "trials": 2}, **more)
+    for when in ("before", "after"):
+        name, _, row = summary[f"episode_{when}"].partition(":")
+        split, _, step = name.partition("-")
+        shown = rows(summary, f"{split}-{int(step):06d}")[int(row)]
+        assert (shown["sample"], json.loads(shown["messages"])) == (0, summary[f"conversation_{when}"])
+    assert summary["conversation_before"][1] == summary["conversation_after"][1]
+
+
+def test_a_task_that_got_worse_is_shown_before_one_that_was_not_tried_again() -> None:
+    def found(rewards: dict[int, float]) -> Evaluation:
+        return Evaluation(None, None, {}, {}, rewards, dict.fromkeys(rewards, ()))
+
+    assert _find_telling(found({0: 1.0, 1: 0.0}), found({0: 0.5})) == 0
+
+
+def test_the_age_of_tokens_that_are_masked_is_in_no_staleness(tmp_path: Path) -> None:
+    """All episodes run out of tokens and are left out: nothing was learned from, old or new."""
+    short = {"tasks_per_step": 2, "group_size": 2, "max_tokens": 3}
+    more: dict[str, Any] = {"rollout": short, "eval": {"every": 0, "final_tasks": 1}}
+    run = {"dir": str(tmp_path / "run")}
+    train("math-tools", steps=1, run=run, learner={"mask_stop_reasons": ["max_tokens"]}, **more)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (step,) = (line for line in lines if "step_time" in line)
+    assert step["episodes/masked"] == step["episodes"] == 4
+    assert not [name for name in step if name.startswith("staleness/")]

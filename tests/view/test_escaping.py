@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from agentrl.view.text import cut, visible
+from agentrl.view.escaping import escape_controls, truncate
 
 EVERY = [chr(code) for code in range(0x110000)]
 STEERS = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -28,25 +28,25 @@ STEERS = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     ],
 )
 def test_what_could_steer_or_hide_is_spelled_out(text: str, shown: str | None) -> None:
-    assert visible(text) == (text if shown is None else shown)
+    assert escape_controls(text) == (text if shown is None else shown)
 
 
 def test_in_one_line_line_ends_and_tabs_are_signs() -> None:
-    assert visible("a\n\tb\r", newlines=False) == "a\u23ce\u21e5b[CR]"
+    assert escape_controls("a\n\tb\r", newlines=False) == "a\u23ce\u21e5b[CR]"
 
 
 def test_no_code_point_that_steers_or_hides_comes_through() -> None:
     """All of Unicode, as the interpreter knows it."""
     for character in EVERY:
         if unicodedata.category(character) in STEERS and character not in "\t\n":
-            assert visible(f"a{character}b").isascii(), hex(ord(character))
+            assert escape_controls(f"a{character}b").isascii(), hex(ord(character))
 
 
 def test_what_can_be_printed_stays_as_it_is() -> None:
-    kept = [c for c in EVERY if c.isprintable() and visible(c) == c]
+    kept = [c for c in EVERY if c.isprintable() and escape_controls(c) == c]
     printable = sum(c.isprintable() for c in EVERY)
     assert printable - len(kept) < 300  # the blank letters, and variation selectors
-    assert visible("".join(kept)) == "".join(kept)
+    assert escape_controls("".join(kept)) == "".join(kept)
 
 
 def test_texts_of_any_characters_are_shown_whole_in_one_line_and_once() -> None:
@@ -54,12 +54,12 @@ def test_texts_of_any_characters_are_shown_whole_in_one_line_and_once() -> None:
     odd = ["\x1b", "\u202e", "\n", "\t", "\ufe0f", "\ufe0e", "\u0301", "\ud83d", "[", "\u2028", "\r", "\x85"]
     for _ in range(500):
         text = "".join(random.choice([*odd, "a", "\u4f60"]) for _ in range(random.randrange(12)))
-        shown = visible(text, newlines=False)
+        shown = escape_controls(text, newlines=False)
         assert len(shown.splitlines()) <= 1
         assert not any(unicodedata.category(c) in STEERS for c in shown)
-        assert visible(shown, newlines=False) == shown
+        assert escape_controls(shown, newlines=False) == shown
         assert len(shown) >= len(text)
 
 
 def test_a_long_text_is_cut_and_says_by_how_much() -> None:
-    assert cut("abcdef", 3) == "abc [... 3 more characters]"
+    assert truncate("abcdef", 3) == "abc [... 3 more characters]"

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-import runs
 
 from agentrl import UserError
-from agentrl.credit import assign_credit, hold_out
-from agentrl.learner.advantage import grpo
-from agentrl.stored import place
+from agentrl.credit import assign_credit, record_held_out
+from agentrl.learner.advantages.group import grpo
+from agentrl.runs.reader import parse_episode_id
 from agentrl.types import CallRecord, Group, Message, Stop, Trajectory
-from agentrl.view import calls, episode
-from agentrl.view.explain import of_episode, of_token, why_not_trained
+from agentrl.view import call_matching, episode
+from agentrl.view.explain import explain_episode, explain_exclusion, explain_token
 from agentrl.view.store import Store
-from agentrl.view.tokens import Texts
+from agentrl.view.tokens import TokenTexts
+from tests.helpers import runs
 
 
 def opened(folder: Path, config: str = "") -> Store:
@@ -35,8 +34,8 @@ def run_of(folder: Path, *members: Trajectory, config: str = "") -> Store:
 
 def test_an_advantage_is_derived_from_the_group(tmp_path: Path) -> None:
     store = run_of(tmp_path, runs.solved(7), runs.wrong(7), runs.wrong(7), runs.wrong(7))
-    said = of_episode(store, "train-1:0")
-    assert said[0] == "train-1:0 of run: step 1, task 7, member 0 of 4"
+    said = explain_episode(store, "train-1:0")
+    assert said[0] == "train-1:0 of run: step 1, task 7, sample 0 of 4"
     assert said[2] == "reward 1 of correct 1"
     assert said[3] == (
         "advantage +1.5 = (1 - 0.25) / (0.5 + 0.0001) (grpo); "
@@ -44,7 +43,7 @@ def test_an_advantage_is_derived_from_the_group(tmp_path: Path) -> None:
     )
     assert said[4].startswith("trained: ")
     assert said[-1] == "turn 1: price ok, 0.010 s"
-    assert of_episode(store, "1:0") == said
+    assert explain_episode(store, "1:0") == said
 
 
 @pytest.mark.parametrize(
@@ -61,35 +60,30 @@ def test_each_advantage_has_its_formula(tmp_path: Path, name: str, stored: float
     (tmp_path / "run/config.toml").write_text(f'[learner]\nadvantage = "{name}"\n')
     members = (runs.solved(7), runs.wrong(7), runs.wrong(7), runs.wrong(7))
     run.write_trajectories(1, runs.credited([Group(7, members)], [(stored, 0.0, 0.0, 0.0)]))
-    assert of_episode(opened(tmp_path / "run"), "1:0")[3].startswith(told)
+    assert explain_episode(opened(tmp_path / "run"), "1:0")[3].startswith(told)
 
 
 UNTRAINED: list[tuple[Sequence[Trajectory], str]] = [
     ((runs.wrong(7), runs.wrong(7)), "all 2 scored episodes of the group earned 0, so none was better"),
-    ((runs.lost(7), runs.wrong(7), runs.solved(7)), "the world failed (tool_timeout)"),
+    ((runs.lost(7), runs.wrong(7), runs.solved(7)), "an infrastructure error ended it (tool_timeout)"),
     ((runs.solved(7), runs.lost(7)), "only 1 of the group's 2 episodes could be scored, too few"),
-    ((runs.stuck(7), runs.solved(7)), "learner.mask_stops leaves out episodes that stop at max_turns"),
+    ((runs.stuck(7), runs.solved(7)), "learner.mask_stop_reasons leaves out episodes that stop at max_turns"),
     ((replace(runs.solved(7), rewards={"correct": None}), runs.solved(7), runs.wrong(7)), "no reward applied"),
 ]
 
 
-@pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize(("members", "why"), UNTRAINED)
-def test_why_an_episode_was_not_trained(tmp_path: Path, members: Sequence[Trajectory], why: str, stored: bool) -> None:
-    folder = runs.of(tmp_path / "run", members, mask_stops=frozenset({Stop.MAX_TURNS}))
-    if not stored:
-        age(folder)
-    store = opened(folder, 'mask_stops = ["max_turns"]\n')
-    assert f"not trained: {why}" in "\n".join(of_episode(store, "1:0"))
-    trained = [not why_not_trained(store, episode.read(store, place(f"1:{n}")), []) for n in range(len(members))]
-    assert sum(trained) == (2 if "world failed" in why or "no reward" in why else 1 if "mask_stops" in why else 0)
-
-
-def age(folder: Path) -> None:
-    """Make a run's file one of schema version 2, which said neither what was trained nor with what weight."""
-    (path,) = (folder / "trajectories").glob("*.parquet")
-    table = pq.read_table(path).drop_columns(["credit", "weight"])
-    pq.write_table(table.replace_schema_metadata({"agentrl_trajectories": "2"}), path)
+def test_why_an_episode_was_not_trained(tmp_path: Path, members: Sequence[Trajectory], why: str) -> None:
+    folder = runs.of(tmp_path / "run", members, mask_stop_reasons=frozenset({Stop.MAX_TURNS}))
+    store = opened(folder, 'mask_stop_reasons = ["max_turns"]\n')
+    assert f"not trained: {why}" in "\n".join(explain_episode(store, "1:0"))
+    trained = [
+        not explain_exclusion(store, episode.read_episode(store, parse_episode_id(f"1:{n}")), [])
+        for n in range(len(members))
+    ]
+    assert sum(trained) == (
+        2 if "infrastructure" in why or "no reward" in why else 1 if "mask_stop_reasons" in why else 0
+    )
 
 
 def test_a_resampled_group_is_told_apart(tmp_path: Path) -> None:
@@ -99,7 +93,7 @@ def test_a_resampled_group_is_told_apart(tmp_path: Path) -> None:
         1, assign_credit([good], grpo, reduce=lambda lengths: [1.0] * len(lengths), resampled=[flat])
     )
     store = opened(tmp_path / "run")
-    said = of_episode(store, "1:2")
+    said = explain_episode(store, "1:2")
     assert "not trained: its group taught nothing" in "\n".join(said)
     assert said[3] == "advantage none"
     assert said[4].endswith("another was rolled out for it")
@@ -107,13 +101,13 @@ def test_a_resampled_group_is_told_apart(tmp_path: Path) -> None:
 
 def test_a_term_that_acts_on_every_episode_is_told(tmp_path: Path) -> None:
     store = run_of(tmp_path, runs.wrong(7), runs.wrong(7), config="beta = 0.1\n")
-    assert of_episode(store, "1:0")[4].endswith("; learner.beta acted on it as on every scored episode")
+    assert explain_episode(store, "1:0")[4].endswith("; learner.beta acted on it as on every scored episode")
 
 
 def test_held_out_episodes_are_never_trained(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
-    run.write_trajectories(0, hold_out([Group(7, (runs.solved(7), runs.wrong(7)))]), "test")
-    assert "not trained: it measures held-out tasks" in of_episode(opened(tmp_path / "run"), "test-0:1")
+    run.write_trajectories(0, record_held_out([Group(7, (runs.solved(7), runs.wrong(7)))]), "test")
+    assert "not trained: it measures held-out tasks" in explain_episode(opened(tmp_path / "run"), "test-0:1")
 
 
 def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> None:
@@ -121,10 +115,10 @@ def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> Non
     for step in (1, 2, 3):
         runs.write(run, step, [Group(7, (runs.solved(7, version=1), runs.wrong(7)))])
     store = opened(tmp_path / "run")
-    row = episode.read(store, place("3:0"))
-    prompt, _call, world, answer = episode.segments(row)
-    texts = Texts(store)
-    said = of_token(store, texts, "3:0", answer["start"] + 1)
+    row = episode.read_episode(store, parse_episode_id("3:0"))
+    prompt, _call, result, answer = episode.describe_segments(row)
+    texts = TokenTexts(store)
+    said = explain_token(store, texts, "3:0", answer["start"] + 1)
     assert said[0].startswith(f"token {answer['start'] + 1} of ")
     assert (
         said[1]
@@ -133,8 +127,8 @@ def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> Non
     assert said[2] == "logprob -0.1: it was sampled with a probability of 0.905"
     assert said[3] == "ratio 0.9704: the learner gave it a logprob of -0.13 before the update"
     assert said[4] == "trained with advantage +0.707: made more likely"
-    for part, who in ((prompt, "the prompt"), (world, "the world")):
-        masked = of_token(store, texts, "3:0", part["start"])
+    for part, who in ((prompt, "the prompt"), (result, "the environment")):
+        masked = explain_token(store, texts, "3:0", part["start"])
         assert masked[1].startswith(f"written by {who}")
         assert masked[2] == "masked: it is read and never learned from"
 
@@ -142,7 +136,7 @@ def test_a_token_is_told_from_its_author_to_its_advantage(tmp_path: Path) -> Non
 def test_a_part_is_told_with_its_weight(tmp_path: Path) -> None:
     own = replace(runs.wrong(7), rewards={"correct": 1.0, "short": 0.5, "style": None}, weights={"short": 0.2})
     store = run_of(tmp_path, own, runs.wrong(7))
-    assert of_episode(store, "1:0")[2] == "reward 1.1 of correct 1, short 0.5 x 0.2, style none"
+    assert explain_episode(store, "1:0")[2] == "reward 1.1 of correct 1, short 0.5 x 0.2, style none"
 
 
 @pytest.mark.parametrize(
@@ -158,18 +152,19 @@ def test_a_part_is_told_with_its_weight(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path, name: str, token: int, sentence: str) -> None:
     store = run_of(tmp_path, runs.solved(7))
     with pytest.raises(UserError) as told:
-        of_token(store, Texts(store), name, token)
+        explain_token(store, TokenTexts(store), name, token)
     assert sentence in str(told.value)
 
 
 def test_records_find_their_calls_though_they_stand_in_another_order() -> None:
-    asked: list[tuple[str, str, object]] = [("a", "price", {}), ("b", "", {}), ("c", "price", {}), ("d", "lost", {})]
+    names = {"a": "price", "b": "", "c": "price", "d": "lost"}
+    calls = [call_matching.MessageCall(call_id, name, {}) for call_id, name in names.items()]
     records = [
-        {"name": "", "status": "refused", "seconds": 0},
-        {"name": "price", "status": "refused", "seconds": 1},
+        {"name": "", "status": "parse", "seconds": 0},
+        {"name": "price", "status": "tool", "seconds": 1},
         {"name": "price", "status": "ok", "seconds": 2},
     ]
-    assert calls.matched(asked, ["b", "c"], records) == [records[2], records[0], records[1], None]
+    assert call_matching.match_records(calls, ["b", "c"], records) == [records[2], records[0], records[1], None]
 
 
 def test_messages_say_what_became_of_their_calls(tmp_path: Path) -> None:
@@ -179,18 +174,18 @@ def test_messages_say_what_became_of_their_calls(tmp_path: Path) -> None:
         {"role": "assistant", "content": "", "tool_calls": [runs.call("price", 1, item="hat")]},
         {"role": "tool", "content": "error: closed", "tool_call_id": "c1", "name": "price"},
     ]
-    made = runs.played(7, said, 0.0, calls=[CallRecord(0, "price", "refused", 0.5)], stop=Stop.MAX_TURNS)  # type: ignore[arg-type]
+    made = runs.played(7, said, 0.0, calls=[CallRecord(0, "price", "tool", 0.5)], stop=Stop.MAX_TURNS)  # type: ignore[arg-type]
     whole = Trajectory(**{**{f: getattr(made, f) for f in made.__slots__}, "segments": made.segments[1:]})
     store = run_of(tmp_path, whole)
-    told = episode.told(episode.read(store, place("1:0")))
+    told = episode.describe_messages(episode.read_episode(store, parse_episode_id("1:0")))
     assert [m.get("turn") for m in told] == [None, None, 0, None]
     assert told[2]["calls"][0] == {
         "name": "price",
         "arguments": {"text": '{"item": "hat"}', "length": 15},
-        "status": "refused",
+        "status": "tool",
         "seconds": 0.5,
     }
-    assert (told[3]["status"], told[3]["seconds"]) == ("refused", 0.5)
+    assert (told[3]["status"], told[3]["seconds"]) == ("tool", 0.5)
 
 
 def test_turns_of_the_same_words_have_each_their_own_answers(tmp_path: Path) -> None:
@@ -200,48 +195,44 @@ def test_turns_of_the_same_words_have_each_their_own_answers(tmp_path: Path) -> 
         said.append({"role": "assistant", "content": "", "tool_calls": [runs.call("price", item="hat")]})  # type: ignore[list-item]
         said.append({"role": "tool", "content": answer, "tool_call_id": "c0", "name": "price"})
     said.append({"role": "tool", "content": "of another day", "tool_call_id": "c9", "name": "price"})
-    records = [CallRecord(0, "price", "refused", 0.5), CallRecord(1, "price", "ok", 0.25)]
-    same = [CallRecord(1, "price", "ok", 0.125), CallRecord(1, "price", "refused", 0.75)]
+    records = [CallRecord(0, "price", "tool", 0.5), CallRecord(1, "price", "ok", 0.25)]
+    same = [CallRecord(1, "price", "ok", 0.125), CallRecord(1, "price", "tool", 0.75)]
     store = run_of(
         tmp_path, runs.played(7, said, 0.0, calls=records), runs.played(7, said, 0.0, calls=records[:1] + same)
     )
-    told = episode.told(episode.read(store, place("1:0")))
-    assert [told[n].get("status") or told[n]["calls"][0]["status"] for n in (1, 2, 3, 4)] == ["refused"] * 2 + [
-        "ok"
-    ] * 2
+    told = episode.describe_messages(episode.read_episode(store, parse_episode_id("1:0")))
+    assert [told[n].get("status") or told[n]["calls"][0]["status"] for n in (1, 2, 3, 4)] == ["tool"] * 2 + ["ok"] * 2
     assert [told[n]["seconds"] for n in (2, 4)] == [0.5, 0.25]
     assert "status" not in told[5]
-    told = episode.told(episode.read(store, place("1:1")))
+    told = episode.describe_messages(episode.read_episode(store, parse_episode_id("1:1")))
     assert (told[3]["calls"][0]["status"], told[3]["calls"][0]["seconds"]) == (
         "ok",
         0.125,
-    )  # its own answer is no refusal
+    )  # its own answer is no error
 
 
 def test_tokens_are_shown_as_they_are_read_together(tmp_path: Path) -> None:
     store = run_of(tmp_path, runs.solved(7))
     text = "añ 日本 <|im_end|>\nx \U0001f600."
     ids = runs.tokenizer().encode(text, add_special_tokens=False).ids
-    assert "".join(Texts(store).of(ids)) == text
-    assert "" in Texts(store).of(ids)  # a character of several tokens is with the last of them
-    assert "".join(Texts(store).of([*ids, 165])).startswith(text)  # a character that never ends
+    assert "".join(TokenTexts(store).decode(ids)) == text
+    assert "" in TokenTexts(store).decode(ids)  # a character of several tokens is with the last of them
+    assert "".join(TokenTexts(store).decode([*ids, 165])).startswith(text)  # a character that never ends
 
 
 def test_without_a_tokenizer_tokens_are_their_ids(tmp_path: Path) -> None:
     store = run_of(tmp_path, runs.solved(7))
     (store.folder / "config.toml").write_text('model = "nobody/nothing-of-the-kind"\n')
-    texts = Texts(store)
-    assert texts.of([3, 4]) == ["\u20393\u203a", "\u20394\u203a"]
+    texts = TokenTexts(store)
+    assert texts.decode([3, 4]) == ["\u20393\u203a", "\u20394\u203a"]
     assert texts.why.startswith("no tokenizer.json beside the run's model")
     (store.folder / "model").mkdir()
     (store.folder / "model/tokenizer.json").write_text("{")
-    assert Texts(store).of([3]) == ["\u20393\u203a"]
+    assert TokenTexts(store).decode([3]) == ["\u20393\u203a"]
 
 
 def test_a_terminal_is_not_written_to_by_a_model(tmp_path: Path) -> None:
-    bad = runs.played(
-        7, [{"role": "user", "content": "x"}], 1.0, calls=[CallRecord(0, "\x1b[2J\u202e", "refused", 0.1)]
-    )
-    said = "\n".join(of_episode(run_of(tmp_path, bad), "1:0"))
-    assert "[ESC][2J[U+202E] refused" in said
+    bad = runs.played(7, [{"role": "user", "content": "x"}], 1.0, calls=[CallRecord(0, "\x1b[2J\u202e", "tool", 0.1)])
+    said = "\n".join(explain_episode(run_of(tmp_path, bad), "1:0"))
+    assert "[ESC][2J[U+202E] tool, 0.100 s" in said
     assert "\x1b" not in said

@@ -7,19 +7,19 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.learner.advantage import ADVANTAGES, EPS
-from agentrl.learner.correction import CORRECTIONS
-from agentrl.learner.loss import LOSSES, Tokens, on_policy_rows
-from agentrl.learner.objective import Objective, objective
-from agentrl.learner.ratio import LEVELS
+from agentrl.learner.advantages.group import ADVANTAGES, EPS
+from agentrl.learner.losses.correction import CORRECTIONS
+from agentrl.learner.losses.losses import LOSSES, Tokens, off_policy_mask
+from agentrl.learner.losses.objective import Objective, compute_token_losses
+from agentrl.learner.losses.ratio import LEVELS
 from agentrl.view import explain
-from agentrl.view.gradient import GradientSettings, bound, is_off_policy, ratios, slopes
+from agentrl.view.gradient import GradientSettings, bound_ratio, correction_ratios, is_off_policy, logprob_gradients
 from agentrl.view.store import Store
+from tests.helpers import runs
 
 NATS = st.floats(-3, 3).map(lambda x: round(x, 2) + 0.001)  # no ratio stands exactly at a bound
 ROW = st.lists(st.tuples(NATS, st.floats(-2, 2).map(lambda x: round(x, 2))), min_size=1, max_size=12)
@@ -41,15 +41,17 @@ def tokens(rows: list[list[tuple[float, float]]]) -> Tokens:
 def test_corrected_ratios(name: str, rows: list[list[tuple[float, float]]], bounds: Any) -> None:
     t = tokens(rows)
     wanted = CORRECTIONS[name](t.old, t.sampled, t.rows, t.count, bounds).tolist()
-    rule = GradientSettings(correction=name, correction_min=bounds[0], correction_max=bounds[1])
-    found = [bound(rule, r) for row in rows for r in ratios(name, [d for d, _ in row])]
+    rule = GradientSettings(
+        importance_sampling_mode=name, importance_sampling_min=bounds[0], importance_sampling_max=bounds[1]
+    )
+    found = [bound_ratio(rule, r) for row in rows for r in correction_ratios(name, [d for d, _ in row])]
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
 
 @given(rows=st.lists(ROW, min_size=1, max_size=3), threshold=st.floats(-1, 1).map(lambda x: round(x, 2)))
 def test_rows_that_the_policy_has_left(rows: list[list[tuple[float, float]]], threshold: float) -> None:
     rule = GradientSettings(off_policy_threshold=threshold)
-    wanted = on_policy_rows(tokens(rows), threshold).tolist()
+    wanted = off_policy_mask(tokens(rows), threshold).tolist()
     found = [not is_off_policy(rule, [d for d, _ in row], a) for row in rows for _, a in row]
     assert found == [bool(w) for w in wanted]
 
@@ -71,16 +73,16 @@ def test_the_slope_of_the_loss(
         "loss": loss,
         "importance_level": level,
         "epsilon_high": 5.0 if loss == "cispo" else 0.28,
-        "correction": correction,
-        "correction_min": bounds[0],
-        "correction_max": bounds[1],
+        "importance_sampling_mode": correction,
+        "importance_sampling_min": bounds[0],
+        "importance_sampling_max": bounds[1],
         "off_policy_threshold": threshold,
     }
     t = tokens([row])
-    each, _ = objective(Objective(**shared), t)
+    each, _ = compute_token_losses(Objective(**shared), t)
     torch.autograd.backward(each.sum())
     assert t.logp.grad is not None
-    found = slopes(GradientSettings(**shared), [d for d, _ in row], [a for _, a in row])
+    found = logprob_gradients(GradientSettings(**shared), [d for d, _ in row], [a for _, a in row])
     assert found == pytest.approx(t.logp.grad.tolist(), rel=1e-6, abs=1e-6)
 
 
@@ -101,9 +103,9 @@ def test_the_formulas_of_advantages(name: str, rewards: list[float]) -> None:
 def test_every_advantage_has_words_or_a_formula() -> None:
     from typing import get_args
 
-    from agentrl.config import AdvantageName
+    from agentrl.settings.schema import AdvantageName
 
-    assert set(get_args(AdvantageName)) == explain.FORMULAS.keys() | explain.IN_WORDS.keys()
+    assert set(get_args(AdvantageName)) == explain.FORMULAS.keys() | explain._DESCRIPTIONS.keys()
     assert explain.EPS == EPS
 
 

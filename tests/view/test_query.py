@@ -5,45 +5,45 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-import runs
 
 from agentrl import UserError
-from agentrl.credit import hold_out
+from agentrl.credit import record_held_out
 from agentrl.types import Group
 from agentrl.view.index import SCHEMA
-from agentrl.view.query import Term, matching, parse
-from agentrl.view.search import Search, page
+from agentrl.view.query import QueryTerm, match_episodes, parse_query
+from agentrl.view.search import EpisodeSearch, list_episodes
 from agentrl.view.store import Store
+from tests.helpers import runs
 
 
 @pytest.fixture(scope="module")
-def search(tmp_path_factory: pytest.TempPathFactory) -> Search:
+def search(tmp_path_factory: pytest.TempPathFactory) -> EpisodeSearch:
     folder = tmp_path_factory.mktemp("query") / "run"
     run = runs.start(folder)
     for step in (1, 2):
         members = (runs.solved(7, step - 1), runs.wrong(7), runs.stuck(7), runs.lost(7))
         runs.write(run, step, [Group(7, members)])
-    run.write_trajectories(2, hold_out([Group(8, (runs.solved(8), runs.wrong(8)))]), "test")
+    run.write_trajectories(2, record_held_out([Group(8, (runs.solved(8), runs.wrong(8)))]), "test")
     store = Store(folder)
     store.refresh()
-    return Search(store)
+    return EpisodeSearch(store)
 
 
-def ids(search: Search, query: str, sort: str = "") -> list[str]:
+def ids(search: EpisodeSearch, query: str, sort: str = "") -> list[str]:
     now, rows = search.rows(query, sort)
-    return [row["id"] for row in page(now.table, rows)]
+    return [row["id"] for row in list_episodes(now.table, rows)]
 
 
 def test_terms_are_read() -> None:
-    assert parse('failed calls>=3 -tool=search "no such" price') == [
-        Term("failed", "=", ""),
-        Term("calls", ">=", "3"),
-        Term("tool", "=", "search", True),
-        Term("text", "=", "no such"),
-        Term("text", "=", "price"),
+    assert parse_query('failed calls>=3 -tool=search "no such" price') == [
+        QueryTerm("failed", "=", ""),
+        QueryTerm("calls", ">=", "3"),
+        QueryTerm("tool", "=", "search", True),
+        QueryTerm("text", "=", "no such"),
+        QueryTerm("text", "=", "price"),
     ]
-    assert parse('tool:"get price"') == [Term("tool", "=", "get price")]
-    assert parse("   ") == []
+    assert parse_query('tool:"get price"') == [QueryTerm("tool", "=", "get price")]
+    assert parse_query("   ") == []
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_terms_are_read() -> None:
         ("-faulted split=train", 6),
         ("failed calls>3 tool=catalogue", 2),
         ("failed calls>4", 0),
-        ("refusals", 2),
-        ("refused_by=catalogue", 2),
+        ("tool_errors", 2),
+        ("failed_tool=catalogue", 2),
         ("status=tool_timeout", 2),
         ("fault=tool_timeout", 2),
         ("stop=max_turns", 2),
@@ -82,7 +82,7 @@ def test_terms_are_read() -> None:
         ('"items are given by number" step<2', 1),
     ],
 )
-def test_episodes_are_found(search: Search, query: str, found: int) -> None:
+def test_episodes_are_found(search: EpisodeSearch, query: str, found: int) -> None:
     assert len(ids(search, query)) == found
 
 
@@ -96,13 +96,13 @@ def test_episodes_are_found(search: Search, query: str, found: int) -> None:
         ("stop=max_turn", "no episode here has stop=max_turn; did you mean 'max_turns'?"),
     ],
 )
-def test_what_cannot_be_searched_for_is_said(search: Search, query: str, sentence: str) -> None:
+def test_what_cannot_be_searched_for_is_said(search: EpisodeSearch, query: str, sentence: str) -> None:
     with pytest.raises(UserError) as told:
         search.rows(query)
     assert str(told.value) == sentence
 
 
-def test_the_newest_step_comes_first_and_any_number_can_order(search: Search) -> None:
+def test_the_newest_step_comes_first_and_any_number_can_order(search: EpisodeSearch) -> None:
     assert ids(search, "")[:3] == ["train-2:0", "train-2:1", "train-2:2"]
     assert ids(search, "")[-1] == "train-1:3"
     assert ids(search, "split=train", "-seconds")[:2] == ["train-1:3", "train-2:3"]
@@ -118,9 +118,9 @@ def test_failure_is_the_lower_half_of_what_there_was() -> None:
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
     def failed(rewards: list[float | None]) -> list[bool]:
-        return [bool(f) for f in matching(table(rewards), parse("failed"))[0]]
+        return [bool(f) for f in match_episodes(table(rewards), parse_query("failed"))[0]]
 
     assert failed([0.0, 1.0, 0.4, 0.6, None]) == [True, False, True, False, True]
     assert failed([0.0, 0.0]) == [True, True]
     assert failed([-10.0, -1.0]) == [True, False]
-    assert np.array_equal(matching(table([]), parse("failed"))[0], [])
+    assert np.array_equal(match_episodes(table([]), parse_query("failed"))[0], [])

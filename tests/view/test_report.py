@@ -8,16 +8,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import runs
 
 from agentrl import UserError
 from agentrl.cli import main
-from agentrl.credit import hold_out
-from agentrl.run import Run
+from agentrl.credit import record_held_out
+from agentrl.evaluation.scope import EvaluationScope
+from agentrl.runs.folder import RunFolder
 from agentrl.types import CallRecord, Fault, Group, Message
-from agentrl.view.plots import Line, plot
-from agentrl.view.report import report
+from agentrl.view.report import render_report
 from agentrl.view.store import Store
+from agentrl.view.svg_chart import Curve, draw_curves
+from tests.helpers import runs
+from tests.helpers.evaluations import evaluated
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m\u202eevil"
 
@@ -41,7 +43,7 @@ class Tags(HTMLParser):
 def made(folder: Path) -> Tags:
     store = Store(folder)
     store.refresh()
-    return Tags(report(store))
+    return Tags(render_report(store))
 
 
 def test_a_report_answers_why_reward_stopped(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_a_report_tells_settings_and_what_changed_on_held_out_tasks(tmp_path: Pa
     folder = runs.broken(tmp_path / "run", steps=6)
     for step, played in ((0, runs.wrong), (6, runs.solved)):
         groups = [Group(t, (played(t), runs.solved(t))) for t in range(50, 60)]
-        Run(folder).write_trajectories(step, hold_out(groups), "test")
+        RunFolder(folder).write_trajectories(step, record_held_out(groups), "test")
     page = made(folder)
     assert "Held-out tasks, step 0 and step 6" in page.text
     assert "0 broke, 10 fixed" in page.text
@@ -74,7 +76,7 @@ def test_a_report_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:
         {"role": "assistant", "content": EVIL, "tool_calls": [runs.call(EVIL, item=EVIL)]},
         {"role": "tool", "content": f"error: {EVIL}", "tool_call_id": "c0", "name": EVIL},
     ]
-    bad = runs.played(7, said, 0.5, calls=[CallRecord(0, EVIL, "refused", 0.1)])  # type: ignore[arg-type]
+    bad = runs.played(7, said, 0.5, calls=[CallRecord(0, EVIL, "tool", 0.1)])  # type: ignore[arg-type]
     lost = runs.played(7, said, 0.5, fault=Fault("tool_timeout", EVIL))  # type: ignore[arg-type]
     folder = tmp_path / "<script>run"
     page = made(runs.of(folder, [bad, runs.solved(7), lost]))
@@ -90,7 +92,7 @@ def test_long_texts_are_cut(tmp_path: Path) -> None:
     long = replace(runs.wrong(7), messages=tuple(said))
     store = Store(runs.of(tmp_path / "run", [long, runs.solved(7)]))
     store.refresh()
-    page = report(store)
+    page = render_report(store)
     assert len(page) < 100_000
     assert "9,996,000 more characters" in page
     assert "21 more messages" in page
@@ -116,17 +118,44 @@ def test_a_run_without_a_step_has_no_report(tmp_path: Path) -> None:
     store = Store(tmp_path / "run")
     store.refresh()
     with pytest.raises(UserError, match="has no step yet: there is nothing to report"):
-        report(store)
+        render_report(store)
 
 
 def test_plots_of_few_many_and_equal_values() -> None:
-    assert plot("none", [Line("a", [], [])]) == ""
-    one = plot("one", [Line("a", [3], [0.5])])
+    assert draw_curves("none", [Curve("a", [], [])]) == ""
+    one = draw_curves("one", [Curve("a", [3], [0.5])])
     assert one.count("<circle") == 1
-    many = plot("many", [Line("a", range(100_000), [float(i % 997) for i in range(100_000)])])
+    many = draw_curves("many", [Curve("a", range(100_000), [float(i % 997) for i in range(100_000)])])
     assert len(many) < 20_000
-    for found in (one, many, plot("flat", [Line("<b>", [1, 2], [0.0, 0.0])])):
+    for found in (one, many, draw_curves("flat", [Curve("<b>", [1, 2], [0.0, 0.0])])):
         numbers = [float(n) for n in re.findall(r'"(-?[\d.]+)"', found)]
         assert all(-1 <= n <= 500 for n in numbers)
         assert "nan" not in found
         assert "<b>" not in found.replace("<figcaption><b>", "")
+
+
+def test_what_of_a_damaged_run_is_not_in_its_report_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs.broken(tmp_path / "run")
+    last = sorted((folder / "trajectories").glob("*.parquet"))[-1]
+    last.write_bytes(last.read_bytes()[:200])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("{damaged\n")
+    (folder / "config.toml").write_text("a = = 3")
+    assert main(["report", str(folder)]) == 0
+    said = capsys.readouterr().err
+    page = Tags((folder / "report.html").read_text("utf-8"))
+    for sentence in (f"{last.name} cannot be read: ", "1 line of metrics.jsonl", "config.toml is missing"):
+        assert sentence in said
+        assert sentence in page.text
+
+
+async def test_a_damaged_scope_of_an_evaluation_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await evaluated(tmp_path / "a", EvaluationScope(tasks=5))
+    (tmp_path / "a" / "evaluation.toml").write_text("x")
+    assert main(["report", str(tmp_path / "a")]) == 0
+    assert "evaluation.toml cannot be read: " in capsys.readouterr().err
+
+
+def test_a_report_to_a_device_without_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(runs.broken(tmp_path / "run")), "--out", "/dev/zero"]) == 2
+    assert "'/dev/zero' exists and is no report of ours; give another --out" in capsys.readouterr().err

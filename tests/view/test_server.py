@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,13 +15,13 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-import runs
-from sites import Site
 
 from agentrl import UserError
 from agentrl.cli import main
 from agentrl.cli.view import PORT, listen
 from agentrl.view import server
+from tests.helpers import runs
+from tests.helpers.sites import Site
 
 STATIC = Path(server.STATIC)
 
@@ -67,7 +68,7 @@ def test_groups_have_all_their_members(site: Site) -> None:
 def test_an_episode_its_tokens_and_why(site: Site) -> None:
     told = site.json("episode?run=1&id=train-1:0")
     assert (told["reward"], told["stop"], len(told["group"]), told["not_trained"]) == (1.0, "terminated", 3, "")
-    assert told["advantage_told"].startswith("advantage +0.707")
+    assert told["advantage_explained"].startswith("advantage +0.707")
     tokens = site.json("tokens?run=1&id=train-1:0")
     assert len(tokens["texts"]) == len(tokens["ids"]) == len(tokens["logprobs"]) == tokens["total"]
     assert "What do 7 hats cost?" in "".join(tokens["texts"])
@@ -76,17 +77,17 @@ def test_an_episode_its_tokens_and_why(site: Site) -> None:
     assert "written by the model" in site.json(f"explain?run=1&id=1:0&token={tokens['total'] - 1}")[1]
 
 
-def test_findings_and_trouble(site: Site) -> None:
-    assert any("catalogue refused a call" in f["text"] for f in site.json("findings?run=0"))
-    trouble = site.json("trouble?run=1")
-    assert trouble["faults"] == [
+def test_findings_and_failures(site: Site) -> None:
+    assert any("a call of tool catalogue failed" in f["text"] for f in site.json("findings?run=0"))
+    failures = site.json("failures?run=1")
+    assert failures["faults"] == [
         {"kind": "tool_timeout", "episodes": 1, "first": 1, "last": 1, "message": "price took more than 30 s"}
     ]
-    assert [(t["tool"], t["calls"], t["refused"], t["faults"]) for t in trouble["tools"]] == [
+    assert [(t["tool"], t["calls"], t["errors"], t["faults"]) for t in failures["tools"]] == [
         ("price", 2, 0, 1),
-        (None, 4, 4, 0),  # never but refused: no tool
+        (None, 4, 4, 0),  # every call failed: no tool
     ]
-    assert (trouble["waits"][0]["id"], trouble["waits"][0]["waited"]) == ("train-1:2", 30.0)
+    assert (failures["waits"][0]["id"], failures["waits"][0]["waited"]) == ("train-1:2", 30.0)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_a_free_port_is_found_and_a_taken_one_is_said(capsys: pytest.CaptureFixt
 def test_mistakes_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, sentence in (
         (["view", str(tmp_path / "no")], "no run folder"),
-        (["view", "--port", "1"], "it takes: RUN..."),
+        (["view", "--port", "1"], "agentrl view takes: RUN..."),
         (["view", str(tmp_path), "--prot", "1"], "prot: unknown setting; did you mean 'port'?"),
         (["view", str(tmp_path), "--port", "99999"], "--port: "),
         (["explain", str(tmp_path)], "agentrl explain takes: RUN EPISODE [TOKEN]"),
@@ -195,11 +196,18 @@ def test_explain_prints_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_looking_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder = runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)])
     code = (
-        "import sys; from pathlib import Path; from agentrl.view.server import app;"
+        "import sys; from pathlib import Path; from agentrl.view.server import build_app;"
         "from agentrl.view.store import Store;"
-        "from agentrl.view import explain, report; from agentrl.view.tokens import Texts;"
-        f"s = Store(Path({str(folder)!r})); s.refresh(); app([s]);"
-        "report.report(s); explain.of_token(s, Texts(s), '1:0', 0);"
+        "from agentrl.view import explain, report; from agentrl.view.tokens import TokenTexts;"
+        f"s = Store(Path({str(folder)!r})); s.refresh(); build_app([s]);"
+        "report.render_report(s); explain.explain_token(s, TokenTexts(s), '1:0', 0);"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}, timeout=60)
+
+
+def test_a_page_that_is_terminated_ends_as_with_ctrl_c(tmp_path: Path) -> None:
+    site = Site(runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)]))
+    site.process.send_signal(signal.SIGTERM)
+    _, said = site.process.communicate(timeout=60)
+    assert (site.process.returncode, said) == (0, "")

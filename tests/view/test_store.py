@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import runs
 
-from agentrl import UserError, stored
+from agentrl import UserError
+from agentrl.runs import reader
 from agentrl.types import Group
-from agentrl.view import episode, kept, store
-from agentrl.view.search import Search, groups, page
+from agentrl.view import episode, index_cache, store
+from agentrl.view.search import EpisodeSearch, list_episodes, list_groups
 from agentrl.view.store import Store, open_runs
+from tests.helpers import runs
 
 
 def opened(folder: Path) -> Store:
@@ -29,9 +30,9 @@ def opened(folder: Path) -> Store:
 def test_the_index_says_what_an_episode_was(tmp_path: Path) -> None:
     found = opened(runs.of(tmp_path / "run", [runs.solved(7), runs.stuck(7), runs.lost(7)])).now.table.to_pylist()
     solved, stuck, lost = found
-    assert (solved["step"], solved["split"], solved["row"], solved["task"], solved["member"]) == (1, "train", 0, 7, 0)
-    assert (solved["reward"], solved["n_calls"], solved["n_refused"], solved["turns"]) == (1.0, 1, 0, 2)
-    assert (stuck["stop"], stuck["n_calls"], stuck["n_refused"]) == ("max_turns", 4, 4)
+    assert (solved["step"], solved["split"], solved["row"], solved["task"], solved["sample"]) == (1, "train", 0, 7, 0)
+    assert (solved["reward"], solved["n_calls"], solved["n_errors"], solved["turns"]) == (1.0, 1, 0, 2)
+    assert (stuck["stop"], stuck["n_calls"], stuck["n_errors"]) == ("max_turns", 4, 4)
     assert (lost["reward"], lost["fault"], lost["slowest"], lost["seconds"]) == (None, "tool_timeout", 30.0, 30.75)
     assert [row["opens"] for row in found] == [True, False, False]
 
@@ -40,7 +41,7 @@ def test_groups_are_told_apart_where_a_task_comes_twice(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     runs.write(run, 1, [Group(7, (runs.solved(7), runs.wrong(7))), Group(7, (runs.wrong(7),) * 3)])
     table = opened(tmp_path / "run").now.table
-    count, found = groups(table, np.arange(5), 0, 9)
+    count, found = list_groups(table, np.arange(5), 0, 9)
     assert count == 2
     assert [[m["reward"] for m in g["members"]] for g in found] == [[1.0, 0.0], [0.0, 0.0, 0.0]]
 
@@ -48,11 +49,11 @@ def test_groups_are_told_apart_where_a_task_comes_twice(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     found = opened(tmp_path / "run")
-    assert (found.now.table.num_rows, found.curves.lines) == (0, [])
+    assert (found.now.table.num_rows, found.metrics.lines) == (0, [])
     runs.write(run, 1, [Group(7, (runs.solved(7), runs.wrong(7)))])
     found.refresh()
     before = found.now.version
-    assert (found.now.table.num_rows, len(found.curves.lines), found.live) == (2, 1, True)
+    assert (found.now.table.num_rows, len(found.metrics.lines), found.live) == (2, 1, True)
     found.refresh()
     assert found.now.version == before  # nothing new, nothing done
     run.write_summary({"steps": 1})
@@ -77,17 +78,17 @@ def test_a_run_lives_while_it_writes_and_for_three_of_its_steps(tmp_path: Path) 
 def test_a_run_that_was_taken_back_is_taken_back(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     runs.write(run, 1, [Group(7, (runs.solved(7),))])
-    mark = run.mark()
+    mark = run.metrics_size()
     runs.write(run, 2, [Group(8, (runs.solved(8),))])
     found = opened(tmp_path / "run")
     run.rewind(1, mark)
     found.refresh()
-    assert (found.now.table["step"].to_pylist(), found.curves.series("reward")) == ([1], ([1], [1.0]))
+    assert (found.now.table["step"].to_pylist(), found.metrics.series("reward")) == ([1], ([1], [1.0]))
     runs.write(run, 2, [Group(9, (runs.wrong(9),))])
     runs.write(run, 3, [Group(9, (runs.wrong(9),))])
     found.refresh()
     assert found.now.table["task"].to_pylist() == [7, 9, 9]
-    assert found.curves.series("reward") == ([1, 2, 3], [1.0, 0.0, 0.0])
+    assert found.metrics.series("reward") == ([1, 2, 3], [1.0, 0.0, 0.0])
 
 
 def test_lines_that_were_taken_back_and_written_anew_between_two_looks_are_noticed(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_lines_that_were_taken_back_and_written_anew_between_two_looks_are_notic
     for step in (1, 2, 3):
         run.log({"step": step, "reward": 0.75})
     found.refresh()
-    assert (found.curves.series("reward"), found.curves.generation) == (([1, 2, 3], [0.75] * 3), 1)
+    assert (found.metrics.series("reward"), found.metrics.generation) == (([1, 2, 3], [0.75] * 3), 1)
 
 
 def test_a_line_that_is_half_written_waits(tmp_path: Path) -> None:
@@ -108,12 +109,12 @@ def test_a_line_that_is_half_written_waits(tmp_path: Path) -> None:
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('not json\n{"step": 2, "rew')
     found = opened(tmp_path / "run")
-    assert (found.curves.series("reward"), found.curves.series("loss")) == (([1], [0.5]), ([], []))
-    assert found.curves.unreadable == 1
+    assert (found.metrics.series("reward"), found.metrics.series("loss")) == (([1], [0.5]), ([], []))
+    assert found.metrics.unreadable == 1
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('ard": 0.75}\n')
     found.refresh()
-    assert found.curves.series("reward") == ([1, 2], [0.5, 0.75])
+    assert found.metrics.series("reward") == ([1, 2], [0.5, 0.75])
 
 
 def test_a_damaged_file_is_told_and_hides_no_other(tmp_path: Path) -> None:
@@ -140,16 +141,18 @@ def test_a_folder_of_schema_2_is_listed_searched_and_read_back(tmp_path: Path) -
     path = folder / "trajectories/train-000001.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["info", "question", "answer", "expected"]), path)
     found = opened(folder)
-    now, rows = Search(found).rows("question=hats")
+    now, rows = EpisodeSearch(found).rows("question=hats")
     assert len(rows) == 0
-    assert [r["question"] for r in page(now.table, Search(found).rows("")[1])] == [None, None]
-    assert stored.trajectory(episode.read(found, stored.place("1:0"))).info == {}
+    assert [r["question"] for r in list_episodes(now.table, EpisodeSearch(found).rows("")[1])] == [None, None]
+    assert reader.build_trajectory(episode.read_episode(found, reader.parse_episode_id("1:0"))).info == {}
 
 
 def test_the_index_tells_what_was_asked_answered_and_expected(tmp_path: Path) -> None:
     row, _ = opened(runs.of(tmp_path / "run", [runs.solved(7), runs.wrong(7)])).now.table.to_pylist()
     assert (row["question"], row["answer"], row["expected"]) == ("What do 7 hats cost?", "The answer is 49.", "49")
-    assert stored.trajectory(stored.row(tmp_path / "run", stored.place("1:0"))).info == {"expected": "49"}
+    assert reader.build_trajectory(reader.read_row(tmp_path / "run", reader.parse_episode_id("1:0"))).info == {
+        "expected": "49"
+    }
 
 
 def test_an_index_that_was_kept_is_read_where_the_files_are_as_they_were(tmp_path: Path) -> None:
@@ -157,8 +160,8 @@ def test_an_index_that_was_kept_is_read_where_the_files_are_as_they_were(tmp_pat
     for step in (1, 2):
         runs.write(run, step, [Group(7, (runs.solved(7), runs.wrong(7)))])
     first = opened(tmp_path / "run")
-    kept.write_kept(tmp_path / "run", first._files)
-    again = kept.read_kept(tmp_path / "run", dict(first._marks()))
+    index_cache.write_cached_index(tmp_path / "run", first._files)
+    again = index_cache.read_cached_index(tmp_path / "run", dict(first._stamp_files()))
     assert pa.concat_tables([again[n][1] for n in sorted(again)]).equals(first.now.table)
     runs.write(run, 2, [Group(9, (runs.solved(9),))])
     os.utime(tmp_path / "run/trajectories/train-000002.parquet", ns=(1, 1))
@@ -169,11 +172,11 @@ def test_an_index_that_was_kept_is_read_where_the_files_are_as_they_were(tmp_pat
 def test_an_index_that_cannot_be_read_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
     folder = runs.of(tmp_path / "run", [runs.solved(7)])
     if damage is not None:
-        (folder / kept.FILE).write_bytes(damage)
+        (folder / index_cache.FILE).write_bytes(damage)
     else:
-        (folder / kept.FILE).mkdir()
+        (folder / index_cache.FILE).mkdir()
         first = opened(folder)
-        kept.write_kept(folder, first._files)  # cannot, and says nothing
+        index_cache.write_cached_index(folder, first._files)  # cannot, and says nothing
         assert not list(folder.glob(".view*"))
     assert opened(folder).now.table.num_rows == 1
 
@@ -196,7 +199,7 @@ def test_long_runs_are_read_newest_first(tmp_path: Path, monkeypatch: pytest.Mon
     for step in range(1, 8):
         runs.write(run, step, [Group(step, (runs.solved(step),))])
     seen: list[tuple[float, list[int]]] = []
-    show = Store._show
+    show = Store._publish
 
     def told(self: Store, progress: float) -> None:
         show(self, progress)
@@ -204,7 +207,7 @@ def test_long_runs_are_read_newest_first(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(store, "BATCH", 2)
     monkeypatch.setattr(store, "SHOW_S", 0.0)
-    monkeypatch.setattr(Store, "_show", told)
+    monkeypatch.setattr(Store, "_publish", told)
     opened(tmp_path / "run")
     assert seen[1:] == [(0.29, [6, 7]), (0.57, [4, 5, 6, 7]), (0.86, [2, 3, 4, 5, 6, 7]), (1.0, [1, 2, 3, 4, 5, 6, 7])]
     assert json.dumps(seen)  # plain numbers

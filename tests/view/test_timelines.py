@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runs import start
 from starlette.testclient import TestClient
 
-from agentrl.critical_path import EPISODES
-from agentrl.lanes import Track
-from agentrl.run import Run
-from agentrl.timeline import Timeline
-from agentrl.view.lanes_svg import draw_lanes
-from agentrl.view.report import report
-from agentrl.view.server import app
+from agentrl.runs.folder import RunFolder
+from agentrl.runtime.critical_path import EPISODES
+from agentrl.runtime.lanes import Track
+from agentrl.runtime.timeline import Timeline
+from agentrl.view.report import render_report
+from agentrl.view.server import build_app
 from agentrl.view.store import Store
+from agentrl.view.svg_chart import draw_lanes
 from agentrl.view.timelines import Timelines
+from tests.helpers.runs import start
 
 
 def picture(tool: str = "price") -> dict[str, Any]:
@@ -47,9 +47,9 @@ def picture(tool: str = "price") -> dict[str, Any]:
 
 
 def test_a_steps_picture_is_read_with_its_lanes_in_order(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.draw(1, "step", picture())
-    run.draw(1, "evaluation", picture())
+    run = RunFolder(tmp_path)
+    run.log_timeline(1, "step", picture())
+    run.log_timeline(1, "evaluation", picture())
     found = Timelines(tmp_path / "timeline.jsonl")
     found.refresh()
     assert found.steps() == [1]
@@ -66,25 +66,25 @@ def test_a_steps_picture_is_read_with_its_lanes_in_order(tmp_path: Path) -> None
 
 
 def test_a_run_that_goes_on_adds_and_one_that_is_resumed_takes_back(tmp_path: Path) -> None:
-    run, found = Run(tmp_path), Timelines(tmp_path / "timeline.jsonl")
+    run, found = RunFolder(tmp_path), Timelines(tmp_path / "timeline.jsonl")
     found.refresh()
     assert found.steps() == []
     for step in (1, 2, 3):
-        run.draw(step, "step", picture())
+        run.log_timeline(step, "step", picture())
         found.refresh()
         assert found.steps() == list(range(1, step + 1))
     (tmp_path / "metrics.jsonl").write_text("")
     run.rewind(1, 0)
     found.refresh()
     assert found.steps() == [1]
-    run.draw(2, "step", picture("search"))
+    run.log_timeline(2, "step", picture("search"))
     found.refresh()
     assert [name for name, _, _ in found.pictures(2)[0]["lanes"]][2] == "tool/search"
 
 
 def test_what_is_half_written_or_no_picture_hides_no_other(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.draw(1, "step", picture())
+    run = RunFolder(tmp_path)
+    run.log_timeline(1, "step", picture())
     with (tmp_path / "timeline.jsonl").open("a") as file:
         file.write('{"step": 2, "kind": "step", "begin": 1, "lanes": []}\nnonsense\n{"step": 3, "kind": "st')
     found = Timelines(tmp_path / "timeline.jsonl")
@@ -96,10 +96,10 @@ def test_what_is_half_written_or_no_picture_hides_no_other(tmp_path: Path) -> No
 
 def test_the_page_and_the_report_show_it(tmp_path: Path) -> None:
     run = start(tmp_path / "run", steps=2)
-    with TestClient(app([Store(run.folder)]), base_url="http://127.0.0.1") as client:
+    with TestClient(build_app([Store(run.folder)]), base_url="http://127.0.0.1") as client:
         assert client.get("/api/timeline").json() == {"step": 0, "steps": [], "pictures": []}
         for step in (1, 2):
-            run.draw(step, "step", picture())
+            run.log_timeline(step, "step", picture())
         got = client.get("/api/timeline").json()
         assert (got["step"], got["steps"], len(got["pictures"])) == (2, [1, 2], 1)
         assert client.get("/api/timeline?step=1").json()["step"] == 1
@@ -114,7 +114,7 @@ def test_names_of_tools_are_text(tmp_path: Path) -> None:
 
 
 def _read(folder: Path, tool: str) -> dict[str, Any]:
-    Run(folder).draw(1, "step", picture(tool))
+    RunFolder(folder).log_timeline(1, "step", picture(tool))
     found = Timelines(folder / "timeline.jsonl")
     found.refresh()
     return found.pictures(1)[0]
@@ -124,9 +124,9 @@ def test_the_report_has_a_usual_step_and_the_slowest(tmp_path: Path) -> None:
     run = start(tmp_path / "run", steps=3)
     for step in (1, 2, 3):
         run.log({"step": step, "step_time": float(step), "reward": 0.5})
-        run.draw(step, "step", picture())
+        run.log_timeline(step, "step", picture())
     store = Store(run.folder)
     store.refresh()
-    page = report(store)
+    page = render_report(store)
     assert "a usual step, 2" in page
     assert "the slowest step, 3" in page

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from browsing import Page, chromium, text, until
-from sites import Site
 
 from agentrl.types import CallRecord, Fault, Group, Segment, Trajectory
+from tests.helpers import runs
+from tests.helpers.browsing import Page, Pages, text, until
+from tests.helpers.sites import Site
 
 pytestmark = pytest.mark.browser
 BIG = 10_000_000
@@ -34,13 +34,13 @@ def hostile(folder: Path) -> Path:
             "content": "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 " + "e" + "\u0301" * 400,
         },
     ]
-    bad = runs.played(7, said, 0.0, calls=[CallRecord(0, EVIL, "refused", 0.1)])
+    bad = runs.played(7, said, 0.0, calls=[CallRecord(0, EVIL, "tool", 0.1)])
     lost = runs.played(7, said, 0.0, fault=Fault("tool_timeout", EVIL))
     long: Any = [
         {"role": "user", "content": "a"},
         {"role": "tool", "content": "x\x1b y\u202e" * (BIG // 5), "name": "t"},
     ]
-    tokens = (Segment("prompt", (5,)), Segment("world", (6,) * 200_000), Segment("model", (7,), (-1.0,), (0,)))
+    tokens = (Segment("prompt", (5,)), Segment("env", (6,) * 200_000), Segment("model", (7,), (-1.0,), (0,)))
     short = runs.played(7, [{"role": "user", "content": "a"}], 1.0)
     large = Trajectory(7, tokens, tuple(long), short.stop, {"correct": 1.0})
     run = runs.start(folder)
@@ -57,17 +57,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as made:
-        yield made
-
-
 @pytest.fixture
-def page(browser: Any, site: Site) -> Iterator[Page]:
-    made = Page(browser, site)
-    yield made
-    made.close()
+def page(pages: Pages, site: Site) -> Page:
+    return pages(site)
 
 
 def test_parts_of_a_reward_are_shown_with_their_weights(browser: Any, tmp_path: Path) -> None:
@@ -86,11 +78,11 @@ def test_why_did_reward_stop_at_0_6_is_answered_by_what_a_newcomer_sees_first(pa
     p.wait_for_selector(".findings li")
     said = text(p, ".findings")
     assert "reward is 0.60, and has been flat" in said
-    assert "tool catalogue refused a call: 40% of the episodes" in said
+    assert "a call of tool catalogue failed: 40% of the episodes" in said
     assert "the catalogue knows no item" in said
     assert p.locator(".findings li").nth(1).bounding_box()["y"] < 768  # without scrolling
     page.shot("overview")
-    p.locator(".findings li", has_text="catalogue refused").get_by_role("link").click()
+    p.locator(".findings li", has_text="catalogue failed").get_by_role("link").click()
     p.wait_for_selector(".row[data-id]")
     p.keyboard.press("j")
     p.keyboard.press("Enter")
@@ -183,7 +175,7 @@ def test_tokens_are_coloured_and_each_says_why(page: Page) -> None:
     p.keyboard.press("Enter")
     p.wait_for_selector(".tokens .tok.by-model")
     assert p.locator(".tok.by-prompt").count() > 5
-    assert p.locator(".tok.by-world").count() >= 1
+    assert p.locator(".tok.by-env").count() >= 1
     for color, classes in (("logprob", "h"), ("ratio", "p"), ("advantage", "p"), ("staleness", "h")):
         p.locator(".colors").get_by_role("button", name=color).click()
         p.wait_for_selector(f".tokens .tok[class*=' {classes}']")
@@ -195,10 +187,10 @@ def test_tokens_are_coloured_and_each_says_why(page: Page) -> None:
     p.locator(".tokens .tok.p4").first.hover()
     assert "ratio 2.718" in p.locator(".tokens .tok.p4").first.get_attribute("title")
     p.locator(".tokens .tok.p4").first.click()
-    until(p, "document.querySelector('.told').textContent.includes('ratio 2.718')")
+    until(p, "document.querySelector('.explanation').textContent.includes('ratio 2.718')")
     p.locator(".tokens .tok").last.click()
-    until(p, "document.querySelector('.told').textContent.includes('written by the model')")
-    assert "trained with advantage +" in text(p, ".told")
+    until(p, "document.querySelector('.explanation').textContent.includes('written by the model')")
+    assert "trained with advantage +" in text(p, ".explanation")
     p.keyboard.press("ArrowLeft")
     until(p, "document.querySelectorAll('.tok.chosen').length === 1")
     assert "token=" in p.url
@@ -216,18 +208,18 @@ def test_an_episode_that_was_not_trained_has_no_ratios(page: Page) -> None:
 
 
 def test_faults_tools_and_waits(page: Page) -> None:
-    p = page.open("/#/trouble?run=2")
+    p = page.open("/#/failures?run=2")
     p.wait_for_selector("table")
-    said = text(p, ".trouble")
+    said = text(p, ".failures")
     assert "tool_timeout" in said
     assert "100 ms" in said
-    page.shot("trouble")
+    page.shot("failures")
     p.get_by_role("link", name="tool_timeout", exact=True).first.click()
     p.wait_for_selector(".row[data-id]")
     assert text(p, "#counted").startswith("10 episodes")
 
 
-@pytest.mark.parametrize("address", ["/#/?run=2", "/#/trouble?run=2", "/#/groups?run=2&id=train-10:0"])
+@pytest.mark.parametrize("address", ["/#/?run=2", "/#/failures?run=2", "/#/groups?run=2&id=train-10:0"])
 def test_what_others_wrote_is_inert_wherever_it_stands(page: Page, address: str) -> None:
     p = page.open(address)
     until(p, "document.querySelector('main').textContent.includes('U+202E')")
@@ -280,7 +272,7 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(browser: Any, tmp_path: Path) ->
     runs.write(run, 2, [Group(8, (runs.solved(8), runs.solved(8)))])
     until(p, "(document.querySelector('.run')?.textContent || '').includes('step 2 / 3')")
     until(p, "document.querySelector('[data-panel=reward] svg').textContent.includes('2')")
-    run.tell(2, "nothing has gone on for 60 s: 7 episodes wait on tool 'search' \u202e (oldest 94 s)")
+    run.log_message(2, "nothing has gone on for 60 s: 7 episodes wait on tool 'search' \u202e (oldest 94 s)")
     until(p, "document.querySelector('.findings').textContent.includes('the run itself said (step 2)')")
     assert "7 episodes wait on tool 'search' U+202E (oldest 94 s)".replace("U", "[U").replace("E (", "E] (") in text(
         p, ".findings"
@@ -305,12 +297,12 @@ def test_it_can_be_read_by_day_and_by_night(browser: Any, site: Site, scheme: st
     page = Page(browser, site, color_scheme=scheme)
     p = page.open("/#/episodes?run=0&id=train-30:0&mode=tokens")
     p.wait_for_selector(".tokens .tok.by-model")
-    for selector in ("body", ".row .id", ".dim", ".tok.by-model", ".tok.by-prompt", ".tok.by-world", "nav a", ".bad"):
+    for selector in ("body", ".row .id", ".dim", ".tok.by-model", ".tok.by-prompt", ".tok.by-env", "nav a", ".bad"):
         assert p.evaluate(CONTRAST, selector) >= 4.5, selector
     for name, address in (
         ("overview", "/"),
         ("episode", "/#/episodes?run=0&id=train-30:2"),
-        ("trouble", "/#/trouble?run=2"),
+        ("failures", "/#/failures?run=2"),
     ):
         page.open(address)
         p.wait_for_timeout(300)

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from browsing import Page, chromium, text, until
-from sites import Site
 
-from agentrl.credit import hold_out
-from agentrl.offered_tools import OfferedTools
+from agentrl.credit import record_held_out
+from agentrl.environments.task_sampler import HELD_OUT
+from agentrl.evaluation.scope import EvaluationScope, write_scope
+from agentrl.tools.offered_tools import OfferedTools
 from agentrl.types import CallRecord, Group
-from agentrl.view.text import visible
+from agentrl.view.escaping import escape_controls
+from tests.helpers import runs
+from tests.helpers.browsing import Page, Pages, text, until
+from tests.helpers.sites import Site
 
 pytestmark = pytest.mark.browser
 PHONE = {"width": 390, "height": 844}
@@ -27,7 +29,7 @@ SCREENS = {
     "episode": "/#/episodes?id=train-10:0",
     "tokens": "/#/episodes?id=train-10:2&mode=tokens&color=ratio",
     "groups": "/#/groups?q=split%3Dtrain",
-    "trouble": "/#/trouble",
+    "failures": "/#/failures",
     "heldout": "/#/heldout",
     "settings": "/#/settings",
     "all settings": "/#/settings?only=all",
@@ -52,7 +54,7 @@ def unread(task: int) -> Any:
         {"role": "tool", "content": f"error: {WHY}", "tool_call_id": "c0"},
         {"role": "assistant", "content": "I do not know."},
     ]
-    made = runs.played(task, said, 0.0, calls=[CallRecord(0, "", "refused", 0.0)], info=runs.right(task))
+    made = runs.played(task, said, 0.0, calls=[CallRecord(0, "", "parse", 0.0)], info=runs.right(task))
     turn = replace(runs.segment("model", RAW), author="model")
     return replace(made, segments=(made.segments[0], turn, *made.segments[2:]))
 
@@ -64,7 +66,7 @@ def written(folder: Path) -> Path:
     for step, played in ((0, runs.wrong), (10, runs.solved)):
         groups = [Group(task, (played(task), played(task))) for task in range(20, 24)]
         groups.append(Group(24, (runs.solved(24), runs.solved(24))))
-        run.write_trajectories(step, hold_out(groups), "test")
+        run.write_trajectories(step, record_held_out(groups), "test")
     offered = OfferedTools()
     offered.add([PRICE])
     run.write_tools(offered)
@@ -82,24 +84,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as made:
-        yield made
+@pytest.fixture
+def desk(pages: Pages, site: Site) -> Page:
+    return pages(site)
 
 
 @pytest.fixture
-def desk(browser: Any, site: Site) -> Iterator[Page]:
-    made = Page(browser, site)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def phone(browser: Any, site: Site) -> Iterator[Page]:
-    made = Page(browser, site, viewport=PHONE, has_touch=True)
-    yield made
-    made.close()
+def phone(pages: Pages, site: Site) -> Page:
+    return pages(site, viewport=PHONE, has_touch=True)
 
 
 OUTSIDE = """() => {
@@ -167,7 +159,7 @@ def test_every_dialog_says_what_it_is_there_for(where: str, request: pytest.Fixt
     p.get_by_role("button", name="close").click()
     p.locator("summary", has_text="fields").click()
     fields = text(p, ".fields .card")
-    for said in ("step task member reward", "question answer expected", "split stop fault", "failed solved faulted"):
+    for said in ("step task sample reward", "question answer expected", "split stop fault", "failed solved faulted"):
         assert said in fields
     inside(page, ".fields .card")
     page.shot(f"{where}-fields")
@@ -263,7 +255,7 @@ def test_the_page_spells_out_the_same_characters_as_the_terminal(desk: Page) -> 
     single += list("\u115f\u1160\u3164\uffa0\u4e00\uac00")
     pairs = ["\u2764\ufe0f", "\ufe0f\ufe0e", "1\ufe0f\u20e3", "a\ufe0f\ufe0f", "\ufe0e"]
     shown = p.evaluate(SHOWN, [json.dumps(f"a{c}b") for c in single] + [json.dumps(t) for t in pairs])
-    expected = [visible(f"a{c}b") for c in single] + [visible(t) for t in pairs]
+    expected = [escape_controls(f"a{c}b") for c in single] + [escape_controls(t) for t in pairs]
     assert [(s, e) for s, e in zip(shown, expected, strict=True) if s != e] == []
     halves = p.evaluate(SHOWN, [json.dumps("a\ud800b"), json.dumps("\udfff")])
     assert halves == ["a[U+D800]b", "[U+DFFF]"]
@@ -279,3 +271,32 @@ SHOWN = """async texts => {
   };
   return texts.map(text => [...visible(JSON.parse(text)).childNodes].map(told).join(""));
 }"""
+
+
+def test_two_evaluations_are_told_how_they_are_compared(pages: Pages, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder, trials in ((a, 1), (b, 2)):
+        run = runs.start(folder)
+        write_scope(folder, EvaluationScope(tasks=2, sampled=trials, greedy=False))
+        tasks = [Group(t, (runs.solved(t), runs.wrong(t))[:trials]) for t in (HELD_OUT, HELD_OUT + 1)]
+        run.write_trajectories(0, record_held_out(tasks), "test")
+    site = Site(a, b)
+    try:
+        page = pages(site, viewport=PHONE)
+        p = page.open("/#/heldout")
+        assert f"agentrl compare {a} {b}" in text(p, ".heldout")
+        p = page.open("/#/settings")
+        p.wait_for_selector("[data-setting='tasks']")
+        named = p.locator("[data-setting]").evaluate_all("rows => rows.map(r => r.dataset.setting)")
+        assert {"tasks", "split", "env.name"} <= set(named)
+        assert not [name for name in named if name.startswith("learner.")]
+        p = page.open("/#/episodes?run=1&id=test-0:3")
+        p.wait_for_selector(".facts")
+        assert "chunk 0 \u00b7 task 1 of split test \u00b7 trial 2 of 2" in text(p, ".pane")
+        p = page.open("/#/?run=1")
+        p.wait_for_selector(".findings li")
+        assert "2 of 2 tasks are here" in text(p, ".findings")
+        assert not p.locator("input[type=range]").is_visible()
+        p.goto("about:blank")  # it asks no more
+    finally:
+        site.close()

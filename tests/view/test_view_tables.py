@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import runs
-from evaluations import evaluated
 
-from agentrl.comparison import compare
-from agentrl.credit import hold_out
-from agentrl.offered_tools import LONGEST, MOST, OfferedTools
+from agentrl.credit import record_held_out
+from agentrl.evaluation.comparison import compare
+from agentrl.tools.offered_tools import LONGEST, MOST, OfferedTools
 from agentrl.types import Group
+from agentrl.view.call_matching import split_calls
 from agentrl.view.held_out import pair_held_out
-from agentrl.view.look import Look
-from agentrl.view.raw_calls import split_calls
+from agentrl.view.run_cache import RunCache
 from agentrl.view.settings_table import compare_settings
 from agentrl.view.store import Store
+from tests.helpers import runs
+from tests.helpers.evaluations import evaluated
 
 
 def opened(folder: Path) -> Store:
@@ -27,7 +27,7 @@ def opened(folder: Path) -> Store:
     return store
 
 
-def test_settings_are_told_apart_from_defaults_and_between_runs(tmp_path: Path) -> None:
+def test_settings_are_told_afork_tools_defaults_and_between_runs(tmp_path: Path) -> None:
     stores = []
     for name, lr in (("a", 0.001), ("b", 0.005)):
         runs.start(tmp_path / name)
@@ -35,9 +35,17 @@ def test_settings_are_told_apart_from_defaults_and_between_runs(tmp_path: Path) 
         config.write_text(config.read_text().replace("lr = 0.001", f"lr = {lr}") + f'[run]\ndir = "{name}"\n')
         stores.append(Store(tmp_path / name))
     by_name = {row.name: row for row in compare_settings(stores)}
-    assert by_name["learner.lr"] == ("learner.lr", "1e-06", ["0.001", "0.005"], True, True)
-    assert by_name["learner.advantage"] == ("learner.advantage", "grpo", ["grpo", "grpo"], False, False)
-    assert by_name["env.name"][2:] == (["shop", "shop"], False, False)
+    assert by_name["learner.lr"] == ("learner.lr", "1e-06", ["0.001", "0.005"], [True, True], True, True, True)
+    assert by_name["learner.advantage"] == (
+        "learner.advantage",
+        "grpo",
+        ["grpo", "grpo"],
+        [True, True],
+        False,
+        False,
+        False,
+    )
+    assert by_name["env.name"][2:] == (["shop", "shop"], [True, True], False, False, True)
     assert not by_name["run.dir"].differs
     assert next(iter(by_name)) == "env.name"
 
@@ -64,8 +72,8 @@ def test_held_out_tasks_are_paired_first_with_last(tmp_path: Path) -> None:
     for at, step in enumerate((0, 5)):
         groups = [Group(t, ((runs.wrong, runs.solved)[o[at]](t), runs.solved(t))) for t, o in outcomes.items()]
         groups += [Group(30 + step, (runs.solved(30 + step), runs.solved(30 + step)))]  # of one of the two alone
-        run.write_trajectories(step, hold_out(groups), "test")
-    run.write_trajectories(3, hold_out([Group(20, (runs.wrong(20),))]), "test")
+        run.write_trajectories(step, record_held_out(groups), "test")
+    run.write_trajectories(3, record_held_out([Group(20, (runs.wrong(20),))]), "test")
     pairs = pair_held_out(opened(tmp_path / "run").now.table)
     assert pairs is not None
     assert (pairs["before"], pairs["after"]) == (0, 5)
@@ -90,7 +98,7 @@ def test_the_page_pairs_as_the_command_does(tmp_path: Path) -> None:
         for task in range(20, 40):
             member = (runs.wrong, runs.solved)[(task >> at) & 1](task)
             groups.append(Group(task, (member, runs.solved(task))))
-        run.write_trajectories(step, hold_out(groups), "test")
+        run.write_trajectories(step, record_held_out(groups), "test")
         run.log({"step": step, "eval/reward": 0.5, "eval/greedy_reward": 1.0})
     told = compare(str(tmp_path / "run"))
     pairs = pair_held_out(opened(tmp_path / "run").now.table)
@@ -106,20 +114,40 @@ def test_a_task_is_right_by_most_of_its_trials_for_the_page_and_the_command(tmp_
     for step, solved in ((0, 1), (5, 2)):
         sampled = [(runs.solved if n < solved else runs.wrong)(20) for n in range(3)]
         members = [*(replace(t, temperature=1.0) for t in sampled), replace(runs.wrong(20), temperature=0.0)]
-        run.write_trajectories(step, hold_out([Group(20, tuple(members))]), "test")
+        run.write_trajectories(step, record_held_out([Group(20, tuple(members))]), "test")
         run.log({"step": step, "eval/reward": 0.5, "eval/greedy_reward": 0.0})
     told = compare(str(tmp_path / "run"))
-    pairs = pair_held_out(opened(tmp_path / "run").now.table, trials=3)
+    pairs = pair_held_out(opened(tmp_path / "run").now.table)
     assert pairs is not None
     assert [p.task for p in told.pairs["fixed"]] == [20]
     (pair,) = pairs["tasks"]
     assert (pair["verdict"], pair["before"]["id"], pair["after"]["id"]) == ("fixed", "test-0:1", "test-5:0")
 
 
+def test_evaluations_with_another_number_of_trials_are_paired_by_their_sampled_ones(tmp_path: Path) -> None:
+    """A run that goes on may have other trials; the greedy episode of before was then taken for a sampled one."""
+    run = runs.start(tmp_path / "run")
+    for step, trials in ((0, 1), (5, 3)):
+        groups = []
+        for task in range(20, 24):
+            sampled = [replace(runs.wrong(task), temperature=1.0)] * trials
+            groups.append(Group(task, (*sampled, replace(runs.solved(task), temperature=0.0))))
+        run.write_trajectories(step, record_held_out(groups), "test")
+        run.log({"step": step, "eval/reward": 0.0, "eval/greedy_reward": 1.0})
+    with (tmp_path / "run" / "config.toml").open("a") as config:
+        config.write("[eval]\ntrials = 3\n")
+    pairs, told = RunCache(opened(tmp_path / "run")).held_out(), compare(str(tmp_path / "run"))
+    assert pairs is not None
+    assert pairs["counts"]["still wrong"] == 4
+    assert {p["before"]["reward"] for p in pairs["tasks"]} == {0.0}
+    assert {p["before"]["greedy"] for p in pairs["tasks"]} == {p["after"]["greedy"] for p in pairs["tasks"]} == {1.0}
+    assert pairs["difference"]["mean"] == told.difference.mean == 0.0
+
+
 def test_an_episode_that_was_lost_is_in_no_verdict(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     for step, played in ((0, runs.lost), (5, runs.solved)):
-        run.write_trajectories(step, hold_out([Group(7, (played(7), runs.solved(7)))]), "test")
+        run.write_trajectories(step, record_held_out([Group(7, (played(7), runs.solved(7)))]), "test")
     pairs = pair_held_out(opened(tmp_path / "run").now.table)
     assert pairs is not None
     assert [p["verdict"] for p in pairs["tasks"]] == ["not scored"]
@@ -128,7 +156,7 @@ def test_an_episode_that_was_lost_is_in_no_verdict(tmp_path: Path) -> None:
 
 def test_one_evaluation_is_no_pair(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
-    run.write_trajectories(0, hold_out([Group(7, (runs.wrong(7), runs.solved(7)))]), "test")
+    run.write_trajectories(0, record_held_out([Group(7, (runs.wrong(7), runs.solved(7)))]), "test")
     assert pair_held_out(opened(tmp_path / "run").now.table) is None
     assert pair_held_out(Store(tmp_path).now.table) is None
 
@@ -164,13 +192,21 @@ def test_a_turns_calls_are_told_apart() -> None:
 
 async def test_an_evaluation_is_called_one_and_tells_its_means(tmp_path: Path) -> None:
     found, _ = await evaluated(tmp_path / "a")
-    look = Look(Store(tmp_path / "a"))
+    look = RunCache(Store(tmp_path / "a"))
     look.store.refresh()
-    assert look.summary()["evaluates"] == "evaluation of 40 tasks"
-    sampled, greedy = (f["text"] for f in look.findings())
+    assert look.summary()["evaluates"] == "evaluation of 40 tasks, 3 trials each"
+    sampled, greedy = (f.text for f in look.findings() if f.text.startswith("reward, "))
     assert found.sampled is not None
     assert sampled.startswith(f"reward, sampled: {found.sampled.reward:.3f} (95 % interval ")
     assert sampled.endswith(" over 40 tasks, 120 episodes")
     assert greedy.endswith(" over 40 tasks, 40 episodes")
     training = runs.broken(tmp_path / "b")
-    assert Look(Store(training)).summary()["evaluates"] == ""
+    assert RunCache(Store(training)).summary()["evaluates"] == ""
+
+
+def test_calls_that_branches_share_are_counted_once(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    trunk = runs.solved(20)
+    members = (trunk, replace(trunk, shared_turns=1), replace(trunk, shared_turns=2))  # its call is in turn 0
+    run.write_trajectories(1, record_held_out([Group(20, members)]))
+    assert RunCache(opened(tmp_path / "run")).failures()["tools"][0]["calls"] == 1

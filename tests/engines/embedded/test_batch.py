@@ -4,10 +4,10 @@ from threading import Event
 
 import anyio
 import pytest
-from tiny import error, greedy, qwen3, together
 
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.types import SamplingParams
+from tests.helpers.tiny import error, greedy, qwen3, together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,12 +76,12 @@ async def test_eviction_only_costs_another_prefill() -> None:
     assert error(model, second, done, params) < 1e-4
 
 
-async def test_the_end_of_a_session_frees_what_was_kept() -> None:
+async def test_the_end_of_a_session_frees_its_cache() -> None:
     engine = TransformersEngine(qwen3())
     await engine.generate([1, 2, 3], greedy(5), session="a")
-    assert engine._batch.kept.size > 0
+    assert engine._batch.sessions.size > 0
     engine.end_session("a")
-    assert engine._batch.kept.size == 0
+    assert engine._batch.sessions.size == 0
 
 
 async def test_a_long_prompt_goes_in_parts() -> None:

@@ -8,7 +8,19 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from tiny import (
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+)
+
+from agentrl.engines.embedded import model_view
+from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.engines.embedded.fused_llama import FusedForward
+from agentrl.engines.embedded.kv_cache import ForwardBatch
+from agentrl.engines.embedded.model_view import InferenceModel
+from agentrl.errors import UserError
+from agentrl.types import SamplingParams
+from tests.helpers.tiny import (
     MODELS,
     SHAPE,
     VOCABULARY,
@@ -21,18 +33,6 @@ from tiny import (
     sliding,
     together,
 )
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-)
-
-from agentrl.engines import view
-from agentrl.engines.fused import FusedForward
-from agentrl.engines.kv import Plan
-from agentrl.engines.transformers import TransformersEngine
-from agentrl.engines.view import View
-from agentrl.errors import UserError
-from agentrl.types import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 async def test_logprobs_are_the_models_own_while_rows_join_and_leave(make: Make) -> None:
     model = make()
     engine = TransformersEngine(model, capacity=5, prefill_tokens=24)
-    assert (engine._view.fused is None) == (make is sliding)
+    assert (engine._model.fused is None) == (make is sliding)
     settings = [
         SamplingParams(),
         SamplingParams(temperature=0.6),
@@ -59,9 +59,9 @@ async def test_logprobs_are_the_models_own_while_rows_join_and_leave(make: Make)
 async def test_the_generic_pass_agrees_with_the_fused_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qwen3()
     fused = TransformersEngine(model)
-    monkeypatch.setattr(view, "can_fuse", lambda model: False)
+    monkeypatch.setattr(model_view, "can_fuse", lambda model: False)
     generic = TransformersEngine(model)
-    assert (fused._view.fused is None, generic._view.fused is None) == (False, True)
+    assert (fused._model.fused is None, generic._model.fused is None) == (False, True)
     one, other = [await e.generate([1, 2, 3], SamplingParams(max_tokens=30), session="a") for e in (fused, generic)]
     assert one.token_ids == other.token_ids
     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -170,15 +170,15 @@ async def test_a_cancelled_request_frees_its_slot_and_disturbs_nobody(native: bo
 
 async def test_an_error_in_a_pass_reaches_every_caller_also_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TransformersEngine(qwen3(), capacity=2)
-    call, passes = View.__call__, []
+    call, passes = InferenceModel.__call__, []
 
-    def broken(self: View, plan: Plan) -> torch.Tensor:
+    def broken(self: InferenceModel, plan: ForwardBatch) -> torch.Tensor:
         passes.append(plan)
         if len(passes) > 3:
             raise RuntimeError("out of memory")
         return call(self, plan)
 
-    monkeypatch.setattr(View, "__call__", broken)
+    monkeypatch.setattr(InferenceModel, "__call__", broken)
     seen = []
 
     async def ask(n: int) -> None:
@@ -276,9 +276,9 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
     """The fused pass is dropped where it is wrong; if the generic one is wrong too, the model is refused."""
     states = FusedForward.__call__
     monkeypatch.setattr(FusedForward, "__call__", lambda self, plan: states(self, plan) + 0.1 * plan.ids[:, None])
-    assert TransformersEngine(qwen3())._view.fused is None
-    generic = view.follow
-    monkeypatch.setattr(view, "follow", lambda model, plan: generic(model, plan) + 0.1 * plan.ids[:, None])
+    assert TransformersEngine(qwen3())._model.fused is None
+    generic = model_view.run_batch
+    monkeypatch.setattr(model_view, "run_batch", lambda model, plan: generic(model, plan) + 0.1 * plan.ids[:, None])
     with pytest.raises(UserError, match=r"cannot run Qwen3ForCausalLM: its states are off by .* --engine vllm"):
         TransformersEngine(qwen3())
 
@@ -287,7 +287,7 @@ async def test_threads_inside_an_operation_are_set_for_its_passes_only(monkeypat
     before, seen = torch.get_num_threads(), []
     call = FusedForward.__call__
 
-    def watched(self: FusedForward, plan: Plan) -> torch.Tensor:
+    def watched(self: FusedForward, plan: ForwardBatch) -> torch.Tensor:
         seen.append(torch.get_num_threads())
         return call(self, plan)
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from agentrl.engines.kv import Kept, Plan, SlotCache
+from agentrl.engines.embedded.kv_cache import ForwardBatch, SessionCache, SlotCache
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
@@ -33,7 +33,7 @@ def test_ragged_rows_attend_to_their_own_past_only(counts: list[int], window: in
         store.write(first + i, torch.stack([p.transpose(0, 1).view(2, KV_HEADS, -1, DIM)] * 2))
     query, new = torch.randn(sum(counts), HEADS, DIM), torch.randn(sum(counts), 2 * KV_HEADS, DIM)
 
-    plan = Plan(store, [[0] * n for n in counts], cached, first)
+    plan = ForwardBatch(store, [[0] * n for n in counts], cached, first)
     plan.write(layer, new)
     found = torch.split(plan.attend(layer, query, None, window), counts)
 
@@ -42,13 +42,13 @@ def test_ragged_rows_attend_to_their_own_past_only(counts: list[int], window: in
         torch.testing.assert_close(found[i], plainly(q, keys, values, cached[i], window))
 
 
-def test_a_plan_says_where_each_token_stands() -> None:
-    plan = Plan(cache(), [[5], [6, 7, 8]], [4, 0])
+def test_a_forward_batch_has_the_slot_and_position_of_each_token() -> None:
+    plan = ForwardBatch(cache(), [[5], [6, 7, 8]], [4, 0])
     assert plan.ids.tolist() == [5, 6, 7, 8]
     assert plan.positions.tolist() == [4, 0, 1, 2]
     assert plan.last is not None
     assert plan.last.tolist() == [0, 3]
-    assert [(s.longest, s.length) for s in plan.segments] == [(1, 5), (3, 3)]
+    assert [(s.longest, s.length) for s in plan.blocks] == [(1, 5), (3, 3)]
 
 
 def test_a_cache_that_grows_keeps_what_it_holds() -> None:
@@ -60,19 +60,19 @@ def test_a_cache_that_grows_keeps_what_it_holds() -> None:
     assert torch.equal(store.read(3, 100), known)
 
 
-def test_the_oldest_sessions_go_when_too_much_is_kept() -> None:
+def test_the_oldest_sessions_are_dropped_from_a_full_cache() -> None:
     values = torch.zeros(10)
-    kept = Kept(limit=2 * values.nbytes)
+    sessions = SessionCache(limit=2 * values.nbytes)
     for session in ("a", "b", "a", "c"):  # keeping again makes "a" younger than "b"
-        kept.keep(session, [1], values)
-    assert kept.find("b") is None
-    assert kept.find("a") is not None
-    assert kept.size == 2 * values.nbytes
-    kept.forget("a")
-    kept.forget("a")
-    assert len(kept.others()) == 1
-    kept.keep("too large", [1], torch.zeros(30))
-    assert (kept.size, kept.others()) == (0, [])
-    kept.keep("d", [1], values)
-    kept.clear()
-    assert (kept.size, kept.find("d")) == (0, None)
+        sessions.put(session, [1], values)
+    assert sessions.get("b") is None
+    assert sessions.get("a") is not None
+    assert sessions.size == 2 * values.nbytes
+    sessions.remove("a")
+    sessions.remove("a")
+    assert len(sessions.values()) == 1
+    sessions.put("too large", [1], torch.zeros(30))
+    assert (sessions.size, sessions.values()) == (0, [])
+    sessions.put("d", [1], values)
+    sessions.clear()
+    assert (sessions.size, sessions.get("d")) == (0, None)

@@ -6,10 +6,10 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from tiny import MODELS, Make, error, qwen3, reference, together
 
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.types import SamplingParams
+from tests.helpers.tiny import MODELS, Make, error, qwen3, reference, together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,8 +34,8 @@ async def test_rows_go_on_with_new_weights(make: Make, snapshot: bool, monkeypat
         if snapshot:
             shake(model)  # at any time
         else:  # shared parameters must not change during a pass
-            read = engine._view.update
-            monkeypatch.setattr(engine._view, "update", lambda m: shake(m) or read(m))
+            read = engine._model.update
+            monkeypatch.setattr(engine._model, "update", lambda m: shake(m) or read(m))
         await engine.update_weights(model, 5)
 
     calls = [partial(engine.generate, p, params, session=str(n)) for n, p in enumerate(prompts)]
@@ -51,7 +51,7 @@ async def test_rows_go_on_with_new_weights(make: Make, snapshot: bool, monkeypat
         assert before[cut:].max() > 1e-2
 
 
-async def test_what_was_kept_under_the_old_weights_is_forgotten() -> None:
+async def test_an_update_of_the_weights_empties_the_cache() -> None:
     model, params = qwen3(), SamplingParams(max_tokens=5)
     engine = TransformersEngine(model)
     prompt = list(range(20))
@@ -66,12 +66,12 @@ async def test_what_was_kept_under_the_old_weights_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("make", MODELS)
-async def test_parameters_are_shared_unless_a_snapshot_is_asked_for(make: Make) -> None:
+async def test_parameters_are_shared_unless_it_is_a_snapshot(make: Make) -> None:
     model = make()
     names = dict(model.named_parameters())
-    view = dict(TransformersEngine(model)._view.model.named_parameters())
+    view = dict(TransformersEngine(model)._model.model.named_parameters())
     assert all(view[name] is weight for name, weight in names.items())
-    assert model.config._attn_implementation != TransformersEngine(model)._view.config._attn_implementation
+    assert model.config._attn_implementation != TransformersEngine(model)._model.config._attn_implementation
     engine, params = TransformersEngine(model, snapshot=True), SamplingParams(max_tokens=10)
     unchanged = make()
     shake(model)

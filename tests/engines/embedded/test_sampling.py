@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.engines.sampling import sample
+from agentrl.engines.embedded.sampling import sample_tokens
 
 ROWS = 20_000
 
@@ -11,7 +11,7 @@ def drawn(logits: list[float], **settings: float) -> tuple[Tensor, Tensor]:
     """Many draws from one distribution, with randomness of a fixed seed."""
     uniform = torch.rand(ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     columns = {name: torch.full((ROWS,), value) for name, value in settings.items()}
-    return sample(torch.tensor(logits).expand(ROWS, -1), uniform, **columns)
+    return sample_tokens(torch.tensor(logits).expand(ROWS, -1), uniform, **columns)
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
@@ -55,7 +55,7 @@ def test_top_p_and_top_k_keep_the_right_set(top_p: float, top_k: int, kept: set[
 
 def test_every_row_has_its_own_settings() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(3, 1)
-    tokens, logprobs = sample(
+    tokens, logprobs = sample_tokens(
         logits,
         torch.tensor([0.05, 0.05, 0.05], dtype=torch.float64),
         temperature=torch.tensor([1.0, 0.0, 1.0]),
@@ -69,5 +69,5 @@ def test_every_row_has_its_own_settings() -> None:
 
 def test_the_ends_of_the_unit_interval_and_impossible_tokens() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]]).repeat(2, 1)
-    tokens, _ = sample(logits, torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64))
+    tokens, _ = sample_tokens(logits, torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64))
     assert tokens.tolist() == [1, 2]

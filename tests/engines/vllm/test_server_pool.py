@@ -18,19 +18,18 @@ import torch
 
 pytest.importorskip("vllm")
 
-from processes import heed_interrupts
-from test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
-from tiny import disturbed, error, greedy, reference, together
-
-from agentrl import policy
-from agentrl.engines import replica, server
-from agentrl.engines.server import ServerEngine
-from agentrl.engines.serving import Server, Serving, free_port
+from agentrl.engines.vllm import server_client, server_pool
+from agentrl.engines.vllm.server_pool import ServerEngine
+from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer, find_free_port
 from agentrl.errors import UserError
+from agentrl.models import policy
 from agentrl.types import SamplingParams
+from tests.engines.vllm.test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
+from tests.helpers.processes import heed_interrupts
+from tests.helpers.tiny import disturbed, error, greedy, reference, together
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
-SERVING = Serving(policy.locate("nano"), max_context=512, capacity=16)
+SERVING = ServerSettings(policy.locate_model("nano"), max_context=512, capacity=16)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +38,13 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[list[Server]]:
-    with Server(SERVING) as one, Server(SERVING) as two:
+def servers() -> Iterator[list[VLLMServer]]:
+    with VLLMServer(SERVING) as one, VLLMServer(SERVING) as two:
         yield [one.wait(), two.wait()]
 
 
 @pytest.fixture
-async def fleet(servers: list[Server]) -> AsyncIterator[ServerEngine]:
+async def fleet(servers: list[VLLMServer]) -> AsyncIterator[ServerEngine]:
     async with ServerEngine([s.url for s in servers], nano(), capacity=16) as engine:
         yield engine
 
@@ -100,7 +99,7 @@ async def test_requests_that_run_go_on_with_the_new_weights(fleet: ServerEngine)
         assert (reference(new, context, done, params)[first:] - reported[first:]).abs().max() < 1e-4
 
 
-async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: list[Server]) -> None:
+async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: list[VLLMServer]) -> None:
     with anyio.move_on_after(0.2) as scope:
         await fleet.generate([1], greedy(500), session="a")
     assert scope.cancelled_caught
@@ -111,11 +110,11 @@ async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: l
                     await anyio.sleep(0.05)
 
 
-async def test_what_a_hung_server_owes_is_asked_of_another(
-    fleet: ServerEngine, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+async def test_the_turns_of_a_hung_server_are_sampled_by_another(
+    fleet: ServerEngine, servers: list[VLLMServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "PING_S", 1.0)
-    monkeypatch.setattr(server, "CHECK_S", 0.5)
+    monkeypatch.setattr(server_client, "PING_S", 1.0)
+    monkeypatch.setattr(server_pool, "CHECK_S", 0.5)
     core = engine_process(servers[0].pid)
     os.kill(core, signal.SIGSTOP)
     try:
@@ -123,7 +122,7 @@ async def test_what_a_hung_server_owes_is_asked_of_another(
             found = await together(*(lambda s=s: fleet.generate([7], greedy(30), session=s) for s in "abcd"))
         assert all(list(d.token_ids) == generated(nano(), [7], 30) for d in found)
         assert [r.up for r in fleet.replicas] == [False, True]
-        assert fleet.replicas[0].said == "gives no sign of life"
+        assert fleet.replicas[0].status == "gives no sign of life"
     finally:
         os.kill(core, signal.SIGCONT)
     with anyio.fail_after(20):
@@ -131,9 +130,9 @@ async def test_what_a_hung_server_owes_is_asked_of_another(
 
 
 async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_current_weights() -> None:
-    port, model = free_port(), changed(nano(), 0.05)
-    serving = Serving(policy.locate("nano"), max_context=512, capacity=16, port=port)
-    with Server(SERVING) as survivor, Server(serving) as victim:
+    port, model = find_free_port(), changed(nano(), 0.05)
+    serving = ServerSettings(policy.locate_model("nano"), max_context=512, capacity=16, port=port)
+    with VLLMServer(SERVING) as survivor, VLLMServer(serving) as victim:
         pids = [engine_process(victim.wait().pid), victim.pid]
         async with ServerEngine([survivor.wait().url, victim.url], nano(), capacity=16) as engine:
 
@@ -149,7 +148,7 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
             assert [d.token_ids for d in found] == [d.token_ids for d in undisturbed]
             assert [r.up for r in engine.replicas] == [True, False]
             await engine.update_weights(model, 1)
-            with Server(serving) as again:
+            with VLLMServer(serving) as again:
                 again.wait()
                 with anyio.fail_after(20):
                     await until(lambda: engine.replicas[1].up)
@@ -175,12 +174,12 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
 
 async def test_servers_that_cannot_be_used() -> None:
     with pytest.raises(UserError, match=r"127.0.0.1:\d+ does not answer .*agentrl serve --model"):
-        async with ServerEngine([f"http://127.0.0.1:{free_port()}"], nano(), start_s=0.5):
+        async with ServerEngine([f"http://127.0.0.1:{find_free_port()}"], nano(), start_s=0.5):
             pass
 
 
-async def test_another_model_is_noticed(servers: list[Server]) -> None:
-    from test_vllm_engine import untied
+async def test_another_model_is_noticed(servers: list[VLLMServer]) -> None:
+    from tests.engines.vllm.test_vllm_engine import untied
 
     with pytest.raises(UserError, match=r"could not be given weights|computes something else"):
         async with ServerEngine([servers[0].url], untied(), start_s=5):
@@ -189,7 +188,7 @@ async def test_another_model_is_noticed(servers: list[Server]) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals) -> None:
-    command = [sys.executable, "-m", "agentrl", "serve", "--model", "nano", "--max_context", "256"]
+    command = [sys.executable, "-m", "agentrl", "serve", "--model", "nano", "--max_model_len", "256"]
     run = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl import policy
-from agentrl.engines.tool_parsers import find_tool_parser
+from agentrl.engines.vllm.tool_parsers import find_tool_parser
+from agentrl.models import policy
 
 
 def test_nano_s_calls_are_read_by_hermes() -> None:

@@ -20,13 +20,12 @@ import torch
 
 pytest.importorskip("vllm")  # a quick suite without it
 
-from processes import heed_interrupts
-from tiny import disturbed, error, greedy, reference, together
-
-from agentrl import policy
-from agentrl.engines.vllm import VLLMEngine
+from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.errors import UserError
+from agentrl.models import policy
 from agentrl.types import SamplingParams
+from tests.helpers.processes import heed_interrupts
+from tests.helpers.tiny import disturbed, error, greedy, reference, together
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
 
@@ -37,7 +36,7 @@ def anyio_backend() -> str:
 
 
 def nano() -> Any:
-    return policy.load("nano").model
+    return policy.load_policy("nano").model
 
 
 def changed(model: Any, share: float = 0.3) -> Any:
@@ -176,11 +175,11 @@ async def test_after_an_update_it_is_the_new_model(fresh: VLLMEngine) -> None:
 async def test_a_worker_that_cannot_open_the_trainers_file_is_sent_the_bytes(
     fresh: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentrl.engines import transfer
+    from agentrl.engines.vllm import weight_sender
 
     model = changed(nano())
-    monkeypatch.setattr(fresh._sender, "_near", False)
-    monkeypatch.setattr(transfer, "PART", 500_000)
+    monkeypatch.setattr(fresh._sender, "_same_machine", False)
+    monkeypatch.setattr(weight_sender, "PART_BYTES", 500_000)
     await fresh.update_weights(model, 7)
     done = await fresh.generate(PROMPTS[0], greedy(20), session="a")
     assert list(done.token_ids) == generated(model, PROMPTS[0], 20)
@@ -265,7 +264,7 @@ async def test_a_cancelled_request_is_taken_back_and_disturbs_nobody(fresh: VLLM
     assert found[-1].token_ids == alone.token_ids
     with anyio.fail_after(5):
         await until(lambda: not fresh._llm.get_num_unfinished_requests())
-    assert not fresh._running
+    assert not fresh._calls
 
 
 async def test_weights_that_are_not_numbers_stop_it(fresh: VLLMEngine) -> None:
@@ -307,7 +306,7 @@ def untied() -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
-async def test_a_process_that_is_killed_is_told_in_a_sentence() -> None:
+async def test_a_killed_process_is_reported_in_a_sentence() -> None:
     async with VLLMEngine(nano(), capacity=4, max_context=512) as engine:
         raised = []
 
@@ -331,8 +330,8 @@ async def test_a_process_that_is_killed_is_told_in_a_sentence() -> None:
     assert "2 calls were waiting" in raised[0]
 
 
-async def test_a_process_that_hangs_is_told_in_a_sentence_and_ended() -> None:
-    async with VLLMEngine(nano(), capacity=4, max_context=512, stall_s=1.0) as engine:
+async def test_a_hung_process_is_reported_in_a_sentence_and_ended() -> None:
+    async with VLLMEngine(nano(), capacity=4, max_context=512, stall_timeout_s=1.0) as engine:
         pid = engine._processes[0].pid
         os.kill(pid, signal.SIGSTOP)
         with anyio.fail_after(10), pytest.raises(UserError, match="gave no sign of life for 2 s"):
@@ -344,12 +343,12 @@ async def test_a_process_that_hangs_is_told_in_a_sentence_and_ended() -> None:
 
 SCRIPT = """
 import anyio, os, sys, time
-from agentrl import policy
-from agentrl.engines.vllm import VLLMEngine
+from agentrl.models import policy
+from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.types import SamplingParams
 
 async def main():
-    async with VLLMEngine(policy.load("nano").model, capacity=4, max_context=128) as engine:
+    async with VLLMEngine(policy.load_policy("nano").model, capacity=4, max_context=128) as engine:
         await engine.generate([1], SamplingParams(max_tokens=3), session="a")
         print(engine._processes[0].pid, flush=True)
         if sys.argv[1] == "raise":

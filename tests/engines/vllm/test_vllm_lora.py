@@ -14,20 +14,19 @@ import torch
 pytest.importorskip("vllm")
 pytest.importorskip("peft")
 
-from test_vllm_engine import PROMPTS, generated, nano
-from tiny import disturbed, error, greedy, reference, together
-
-from agentrl import lora, policy
-from agentrl.config import LoraConfig
-from agentrl.engines import adapter
-from agentrl.engines.server import ServerEngine
-from agentrl.engines.serving import Server, Serving
-from agentrl.engines.vllm import VLLMEngine
+from agentrl.engines.vllm import lora_sender
+from agentrl.engines.vllm.engine import VLLMEngine
+from agentrl.engines.vllm.server_pool import ServerEngine
+from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
 from agentrl.errors import UserError
+from agentrl.models import lora, policy
+from agentrl.settings.schema import LoraConfig
 from agentrl.types import SamplingParams
+from tests.engines.vllm.test_vllm_engine import PROMPTS, generated, nano
+from tests.helpers.tiny import disturbed, error, greedy, reference, together
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
-SERVING = Serving(policy.locate("nano"), max_context=512, capacity=16, lora_rank=6)
+SERVING = ServerSettings(policy.locate_model("nano"), max_context=512, capacity=16, lora_rank=6)
 ROWS = SamplingParams(max_tokens=400)
 
 
@@ -38,7 +37,7 @@ def anyio_backend() -> str:
 
 def adapted(seed: int | None = None, rank: int = 6) -> Any:
     """nano with an adapter: a fresh one, which does nothing, or an arbitrary one."""
-    model = lora.wrapped(nano(), LoraConfig(rank=rank), "nano")
+    model = lora.add_adapter(nano(), LoraConfig(rank=rank), "nano")
     return model if seed is None else stirred(model, seed)
 
 
@@ -62,13 +61,13 @@ async def in_process() -> AsyncIterator[VLLMEngine]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server(SERVING) as server:
+def server() -> Iterator[VLLMServer]:
+    with VLLMServer(SERVING) as server:
         yield server.wait()
 
 
 @pytest.fixture(params=["in process", "server"])
-async def engine(request: pytest.FixtureRequest, in_process: VLLMEngine, server: Server) -> AsyncIterator[Any]:
+async def engine(request: pytest.FixtureRequest, in_process: VLLMEngine, server: VLLMServer) -> AsyncIterator[Any]:
     if request.param == "in process":
         await in_process.update_weights(adapted(), 0)
         yield in_process
@@ -105,15 +104,15 @@ async def test_requests_that_run_go_on_with_the_new_adapter(engine: Any) -> None
 
 async def test_a_worker_that_cannot_read_here_is_sent_the_bytes(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    tell = adapter.AdapterSender._told
+    send = lora_sender.AdapterSender._send
 
-    def elsewhere(self: adapter.AdapterSender, **given: str) -> str:
+    def elsewhere(self: lora_sender.AdapterSender, **given: str) -> str:
         if "path" in given:
             given["digest"] = "of another file"
         told.append(next(iter(given)))
-        return tell(self, **given)
+        return send(self, **given)
 
-    monkeypatch.setattr(adapter.AdapterSender, "_told", elsewhere)
+    monkeypatch.setattr(lora_sender.AdapterSender, "_send", elsewhere)
     model = adapted(6)
     await engine.update_weights(model, 3)
     assert told == ["path", "tensors"]
@@ -121,7 +120,7 @@ async def test_a_worker_that_cannot_read_here_is_sent_the_bytes(engine: Any, mon
     assert list(done.token_ids) == generated(plain(model), PROMPTS[0], 20)
 
 
-async def test_a_server_for_other_training_says_how_to_start_it(server: Server) -> None:
+async def test_a_server_for_other_training_says_how_to_start_it(server: VLLMServer) -> None:
     with pytest.raises(UserError, match=r"started for adapters of rank 8 at most; .*--lora_rank 9"):
         async with ServerEngine([server.url], adapted(rank=9)):
             pass

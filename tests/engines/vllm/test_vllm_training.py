@@ -17,17 +17,17 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrl import policy
-from agentrl.engines.serving import Server, Serving
-from agentrl.training import train
-from agentrl.watching import Watcher
+from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
+from agentrl.models import policy
+from agentrl.training.callbacks import Callback
+from agentrl.training.train import train
 
 pytestmark = pytest.mark.vllm
 SETTINGS: dict[str, Any] = {
     "steps": 12,
-    "rollout": {"tasks": 8},
+    "rollout": {"tasks_per_step": 8},
     "eval": {"every": 0, "final_tasks": 128},
-    "learner": {"schedule": "constant"},
+    "learner": {"lr_scheduler": "constant"},
 }
 
 
@@ -46,22 +46,22 @@ def test_in_process(embedded: float, tmp_path: Path) -> None:
 # A killed server's connections are now and then left to the garbage collector by the HTTP client.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path: Path) -> None:
-    one, two = (Server(Serving(policy.locate("nano"))) for _ in range(2))
-    again: list[Server] = []
+    one, two = (VLLMServer(ServerSettings(policy.locate_model("nano"))) for _ in range(2))
+    again: list[VLLMServer] = []
 
-    class Killer(Watcher):
-        def step(self, step: int, values: Any) -> None:
+    class Killer(Callback):
+        def on_step(self, step: int, values: Any) -> None:
             if step == 3:  # while the next step is played
                 threading.Timer(0.3, os.kill, (two.pid, signal.SIGKILL)).start()
             if step == 5:
                 two.close()
-                again.append(Server(Serving(policy.locate("nano"), port=two.port)))
+                again.append(VLLMServer(ServerSettings(policy.locate_model("nano"), port=two.port)))
 
     with one.wait(), two.wait():
         try:
             engine = {"name": "server", "urls": [one.url, two.url]}
             summary = train(
-                "math-tools", engine=engine, watcher=Killer(), run={"dir": str(tmp_path / "run")}, **SETTINGS
+                "math-tools", engine=engine, callbacks=[Killer()], run={"dir": str(tmp_path / "run")}, **SETTINGS
             )
         finally:
             for server in again:
@@ -81,10 +81,10 @@ def test_an_adapter(mode: str, tmp_path: Path) -> None:
     with ExitStack() as open_servers:
         engine: dict[str, Any] = {"name": mode}
         if mode == "server":
-            server = open_servers.enter_context(Server(Serving(policy.locate("nano"), lora_rank=8)))
+            server = open_servers.enter_context(VLLMServer(ServerSettings(policy.locate_model("nano"), lora_rank=8)))
             engine["urls"] = [server.wait().url]
         run = {"dir": str(tmp_path / "run")}
-        learner = {"lr": 5e-3, "schedule": "constant"}
+        learner = {"lr": 5e-3, "lr_scheduler": "constant"}
         summary = train("math-tools", engine=engine, run=run, lora={"rank": 8}, **SETTINGS | {"learner": learner})
     assert summary["faults"] == {}
     assert summary["reward_after"] > summary["reward_before"] + 0.3
@@ -92,7 +92,7 @@ def test_an_adapter(mode: str, tmp_path: Path) -> None:
     assert fmean(differences(tmp_path / "run")) < 1e-4
 
 
-def is_there(server: Server) -> bool:
+def is_there(server: VLLMServer) -> bool:
     """Whether the server or a process that it started is left."""
     try:
         os.killpg(server.pid, 0)

@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 import agentrl
 from agentrl import ContractError, Env, EnvSpec, Reply, ToolError, Trajectory, UserError
-from agentrl.gym import words
-from agentrl.gym.world import Gym
-from agentrl.rollout import Rollout
+from agentrl.environments.gymnasium import space_text
+from agentrl.environments.gymnasium.from_gymnasium import Gym
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 
 LAKE = ["SFFF", "FHFH", "FFFH", "HFFG"]
@@ -155,7 +155,7 @@ async def test_what_cannot_be_played_is_a_sentence(env: Any, settings: dict[str,
     ],
 )
 def test_what_replies_mean(space: spaces.Space[Any], reply: str, action: Any) -> None:
-    found = words.meant(space, reply, ["first", "second", "third"])
+    found = space_text.parse_action(space, reply, ["first", "second", "third"])
     assert np.array_equal(found, action)
     assert space.contains(found)
 
@@ -176,7 +176,7 @@ def test_what_replies_mean(space: spaces.Space[Any], reply: str, action: Any) ->
 )
 def test_what_means_nothing(space: spaces.Space[Any], reply: str) -> None:
     with pytest.raises(ToolError, match=r"is no action\. Act by replying with"):
-        words.meant(space, reply, [])
+        space_text.parse_action(space, reply, [])
 
 
 def test_observations_in_words() -> None:
@@ -188,17 +188,21 @@ def test_observations_in_words() -> None:
         }
     )
     value = {"flags": np.array([0, 1, 1]), "hand": (np.int64(14), 1), "speed": np.array([0.5, -0.25])}
-    assert words.told(space, space.sample())
-    assert sorted(words.told(space, value).splitlines()) == ["flags: [0, 1, 1]", "hand: 14, 1", "speed: [0.5, -0.25]"]
-    assert words.tellable(space)
-    assert not words.tellable(spaces.Dict({"a": spaces.Box(0, 1, (65,))}))
-    assert words.plain("\x1b[41mS\x1b[0mF\n\x1b[0m") == "[S]F"
+    assert space_text.describe_observation(space, space.sample())
+    assert sorted(space_text.describe_observation(space, value).splitlines()) == [
+        "flags: [0, 1, 1]",
+        "hand: 14, 1",
+        "speed: [0.5, -0.25]",
+    ]
+    assert space_text.is_describable(space)
+    assert not space_text.is_describable(spaces.Dict({"a": spaces.Box(0, 1, (65,))}))
+    assert space_text.strip_colours("\x1b[41mS\x1b[0mF\n\x1b[0m") == "[S]F"
 
 
 def test_the_family_is_refused_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     import anyio
 
-    monkeypatch.setattr("agentrl.registry.find_spec", lambda _: None)
+    monkeypatch.setattr("agentrl.settings.registry.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'agentrl-gym\[gym\]'"):
         anyio.run(lambda: play("", **FROZEN))
     monkeypatch.undo()

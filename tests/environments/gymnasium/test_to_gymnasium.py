@@ -16,8 +16,8 @@ from agentrl_envs.shop import Shop
 from gymnasium.utils.env_checker import check_env
 
 import agentrl
-from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, Trajectory, UserError, WorldFault, tool
-from agentrl.gym.spaces import Conversation, Said
+from agentrl import ContractError, Env, EnvSpec, InfraError, Reply, Step, ToolEnv, Trajectory, UserError, tool
+from agentrl.environments.gymnasium.spaces import MessageSpace, TextSpace
 from agentrl.testing import call
 from agentrl.types import Observation
 
@@ -35,7 +35,7 @@ class Walk(Env):
 
     async def step(self, action: Reply) -> Step:
         if action.content == "fault":
-            raise WorldFault("ice_broke", "the ice broke")
+            raise InfraError("ice_broke", "the ice broke")
         return Step(f"{action.content}?", 1.0, action.content == "stop", False, {})
 
     async def close(self) -> None:
@@ -132,7 +132,7 @@ def test_everything_is_closed_once() -> None:
 def test_the_worlds_fault_is_raised_and_the_next_episode_can_begin() -> None:
     env = agentrl.as_gymnasium(Walk)
     env.reset(seed=1)
-    with pytest.raises(WorldFault, match="the ice broke"):
+    with pytest.raises(InfraError, match="the ice broke"):
         env.step("fault")
     assert env.reset(seed=2)[0][0]["content"] == "train 2"
     env.close()
@@ -178,13 +178,13 @@ async def test_it_works_where_an_event_loop_runs_already() -> None:
 
 
 def test_spaces() -> None:
-    for space in (Conversation(seed=1), Said(seed=1)):
+    for space in (MessageSpace(seed=1), TextSpace(seed=1)):
         assert space.sample() in space
         assert not space.is_np_flattenable
-    assert [{"role": "user", "content": "é 東京"}] in Conversation()
-    assert "é 東京" in Said()
-    assert [{"role": "user"}] not in Conversation()
-    assert 3 not in Said()
+    assert [{"role": "user", "content": "é 東京"}] in MessageSpace()
+    assert "é 東京" in TextSpace()
+    assert [{"role": "user"}] not in MessageSpace()
+    assert 3 not in TextSpace()
 
 
 def test_a_forgotten_close_does_not_hold_up_the_process() -> None:

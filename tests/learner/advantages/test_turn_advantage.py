@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.advantage import grpo
-from agentrl.learner.turn_advantage import CREDITS, TurnAdvantage, first_turn, gigpo, rebn, turn_rewards
+from agentrl.learner.advantages.group import ADVANTAGES
+from agentrl.learner.advantages.turn import TURN_ADVANTAGES, TurnAdvantageFunction, split_reward
 from agentrl.types import Segment, Stop, Trajectory
 
 
@@ -20,7 +20,7 @@ def played(rewards: Sequence[float], score: float | None = None, seen: Sequence[
     segments = [
         s
         for i, token in enumerate(seen)
-        for s in (Segment("world" if i else "prompt", (token,)), Segment("model", (7,), (-1.0,), (0,)))
+        for s in (Segment("env" if i else "prompt", (token,)), Segment("model", (7,), (-1.0,), (0,)))
     ]
     total = sum(rewards) if score is None else score
     return Trajectory(0, tuple(segments), (), Stop.TERMINATED, {"reward": total}, step_rewards=tuple(rewards))
@@ -37,27 +37,27 @@ def normal(values: Sequence[float], pool: Sequence[float]) -> list[float]:
     return [(v - mean) / (std + 1e-4) for v in values]
 
 
-def test_a_turn_is_worth_what_came_after_it() -> None:
+def test_a_turns_return_is_what_came_after_it() -> None:
     one, two = played([1.0, 0.0, 2.0]), played([0.0, 4.0])
-    (first, second), *_ = rebn([[one, two]], gamma=0.5)
+    (first, second), *_ = TURN_ADVANTAGES["rebn"]([[one, two]], gamma=0.5)
     returns = [1.5, 1.0, 2.0, 2.0, 4.0]
     assert [*first, *second] == pytest.approx(normal(returns, returns))
-    (first, second), *_ = first_turn([[one, two]], gamma=0.5)
+    (first, second), *_ = TURN_ADVANTAGES["first_turn"]([[one, two]], gamma=0.5)
     assert [*first, *second] == pytest.approx(normal(returns, [1.5, 2.0]))
 
 
 def test_what_the_score_adds_is_the_last_turn_s() -> None:
-    assert turn_rewards(played([0.5, 0.0], score=1.5)) == [0.5, 1.0]
-    assert turn_rewards(played([0.0, 0.0, 0.0], score=1.0)) == [0.0, 0.0, 1.0]
+    assert split_reward(played([0.5, 0.0], score=1.5)) == [0.5, 1.0]
+    assert split_reward(played([0.0, 0.0, 0.0], score=1.0)) == [0.0, 0.0, 1.0]
     cut = Trajectory(0, played([0.0, 0.0]).segments, (), Stop.MAX_TOKENS, {"reward": 0.25}, step_rewards=(0.5,))
-    assert turn_rewards(cut) == [0.5, -0.25]
+    assert split_reward(cut) == [0.5, -0.25]
 
 
 @given(EPISODES)
 def test_with_the_outcome_alone_and_no_discount_it_is_grpo(group: list[Trajectory]) -> None:
     outcomes = [played([0.0] * t.turns, score=t.step_rewards[0]) for t in group]
-    (found,) = first_turn([outcomes])
-    (wanted,) = grpo([outcomes])
+    (found,) = TURN_ADVANTAGES["first_turn"]([outcomes])
+    (wanted,) = ADVANTAGES["grpo"]([outcomes])
     for turns, whole in zip(found, wanted, strict=True):
         assert list(turns) == pytest.approx([whole] * len(turns), abs=1e-9)
 
@@ -65,7 +65,7 @@ def test_with_the_outcome_alone_and_no_discount_it_is_grpo(group: list[Trajector
 def test_where_the_same_was_observed_turns_are_compared() -> None:
     """Two of three met observation 20, and one of them did better from there."""
     group = [played([0, 1], seen=[10, 20]), played([0, 0], seen=[10, 20]), played([0, 0], seen=[10, 30])]
-    (found,), (episodes,) = gigpo([group], step_weight=2.0), grpo([group])
+    (found,), (episodes,) = TURN_ADVANTAGES["gigpo"]([group], step_weight=2.0), ADVANTAGES["grpo"]([group])
     firsts, seconds = normal([1, 0, 0], [1, 0, 0]), normal([1, 0], [1, 0])
     assert [f[0] for f in found] == pytest.approx([e + 2 * s for e, s in zip(episodes, firsts, strict=True)])
     assert [f[1] for f in found[:2]] == pytest.approx([e + 2 * s for e, s in zip(episodes, seconds, strict=False)])
@@ -74,27 +74,27 @@ def test_where_the_same_was_observed_turns_are_compared() -> None:
 
 def test_the_same_observation_twice_in_an_episode_counts_twice() -> None:
     group = [played([0, 0, 1], seen=[10, 20, 20]), played([0, 0], seen=[10, 20])]
-    (found,), (episodes,) = gigpo([group], gamma=0.5), grpo([group])
+    (found,), (episodes,) = TURN_ADVANTAGES["gigpo"]([group], gamma=0.5), ADVANTAGES["grpo"]([group])
     at_20 = normal([0.5, 1.0, 0.0], [0.5, 1.0, 0.0])
     assert [found[0][1], found[0][2], found[1][1]] == pytest.approx(
         [episodes[0] + at_20[0], episodes[0] + at_20[1], episodes[1] + at_20[2]]
     )
 
 
-@pytest.mark.parametrize("credit", CREDITS.values())
+@pytest.mark.parametrize("credit", TURN_ADVANTAGES.values())
 @given(group=EPISODES)
-def test_who_has_no_reward_has_no_part(credit: TurnAdvantage, group: list[Trajectory]) -> None:
+def test_who_has_no_reward_has_no_part(credit: TurnAdvantageFunction, group: list[Trajectory]) -> None:
     lost = Trajectory(0, played([3.0, 1.0]).segments, (), Stop.FAULT, {}, step_rewards=(9.0,))
     (alone,), (found,) = credit([group]), credit([[lost, *group]])
     assert found[1:] == alone
     assert not any(found[0])
 
 
-@pytest.mark.parametrize("credit", CREDITS.values())
-def test_without_a_difference_it_is_exactly_zero(credit: TurnAdvantage) -> None:
+@pytest.mark.parametrize("credit", TURN_ADVANTAGES.values())
+def test_without_a_difference_it_is_exactly_zero(credit: TurnAdvantageFunction) -> None:
     """Under rebn a step's reward makes even equal episodes differ from turn to turn; an outcome alone does not."""
     for group in ([played([0.0, 0.0], 0.7)] * 2, [played([0.1])] * 3, [played([0.3])], []):
         (found,) = credit([group])
         assert not any(a for turns in found for a in turns)
-    (found,) = gigpo([[played([0.1, 0.0])] * 3])
+    (found,) = TURN_ADVANTAGES["gigpo"]([[played([0.1, 0.0])] * 3])
     assert not any(a for turns in found for a in turns)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.learner.correction import CORRECTIONS
-from agentrl.learner.loss import LOSSES, Clip, Tokens, clipped, out_of_range, uncertain
-from agentrl.learner.ratio import LEVELS, row_mean
-from agentrl.learner.reduction import REDUCTIONS
+from agentrl.learner.losses.correction import CORRECTIONS
+from agentrl.learner.losses.losses import LOSSES, Clip, Tokens, clip_masks, high_entropy_mask
+from agentrl.learner.losses.ratio import LEVELS, row_mean
+from agentrl.learner.losses.reduction import REDUCTIONS
 
 
 def exact(*values: float) -> Tensor:
@@ -39,10 +39,10 @@ def test_the_clip_takes_the_gradient_of_what_went_far_enough(
     logp = exact(ratio).log().requires_grad_()
     t = tokens(logp, exact(advantage))
     clip = Clip(delta=delta)
-    torch.autograd.backward(clipped(t, logp - t.old, exact(1.0), clip).sum())
+    torch.autograd.backward(LOSSES["dapo"](t, logp - t.old, exact(1.0), clip).sum())
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(slope)
-    low, high = out_of_range(t, logp - t.old, clip)
+    low, high = clip_masks(t, logp - t.old, clip)
     assert bool(low + high) == (slope == 0.0 and delta is None)
 
 
@@ -87,8 +87,8 @@ def test_without_bounds_a_correction_is_the_ratio() -> None:
 
 
 def test_the_least_sure_tokens() -> None:
-    assert uncertain(exact(0.1, 0.9, 0.5, 0.7), 0.5).tolist() == [0, 1, 0, 1]
-    assert uncertain(exact(), 0.5).tolist() == []
+    assert high_entropy_mask(exact(0.1, 0.9, 0.5, 0.7), 0.5).tolist() == [0, 1, 0, 1]
+    assert high_entropy_mask(exact(), 0.5).tolist() == []
 
 
 @pytest.mark.parametrize("lengths", [[3], [5, 1, 4], [7] * 4])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.renderer import hermes
+from agentrl.renderer.call_formats import hermes
 from agentrl.types import Reply
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -103,10 +103,10 @@ def test_tags_in_strings_are_text() -> None:
 
 
 def test_ids_suit_mistral() -> None:
-    ids = [hermes.call_id(turn, number) for turn in ("a", "b\ud800") for number in range(50)]
+    ids = [hermes.make_call_id(turn, number) for turn in ("a", "b\ud800") for number in range(50)]
     assert all(len(i) == 9 and i.isalnum() for i in ids)
     assert len(set(ids)) == 100
-    assert ids[0] == hermes.call_id("a", 0)
+    assert ids[0] == hermes.make_call_id("a", 0)
 
 
 def test_many_tags_are_read_quickly() -> None:
