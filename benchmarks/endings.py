@@ -31,17 +31,17 @@ PATIENCE_S = 600.0
 CELL = """
 import asyncio, json, sys
 from agentrl import train
-from agentrl.cli.watch import PlainLines
-from agentrl.config import TrainConfig
-from agentrl.layers import build, read_overrides
+from agentrl.cli.progress import PlainLines
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.loader import build_config, read_overrides
 from rich.console import Console
 
 source, given = read_overrides(sys.argv[1:])
 settings = {k: v for k, v in given.items() if k != "env"}
-watcher = PlainLines(Console(), build((source, given)))
+callback = PlainLines(Console(), build_config((source, given)))
 
 async def cell():
-    return train(given["env"]["name"], watcher=watcher, **settings)
+    return train(given["env"]["name"], callbacks=[callback], **settings)
 
 summary = asyncio.new_event_loop().run_until_complete(cell())
 print("summary", json.dumps([summary["interrupted"], summary["signal"]]), flush=True)

@@ -53,8 +53,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.engines.transformers import TransformersEngine
-from agentrl.training import train
+from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.training.train import train
 from agentrl.types import Completion, SamplingParams
 
 VOCABULARY, TURNS, NEW_TOKENS = 512, 4, 64
@@ -267,7 +267,7 @@ async def opened(systems: Sequence[str], model: Qwen3ForCausalLM, most: int, thr
 
 
 def vllm_engine(model: Qwen3ForCausalLM, most: int, threads: int) -> Any:
-    from agentrl.engines.vllm import VLLMEngine
+    from agentrl.engines.vllm.engine import VLLMEngine
 
     return VLLMEngine(model, capacity=most, threads=threads)
 

@@ -39,7 +39,7 @@ def measure(every: int, steps: int, mode: str, staleness: int) -> Cost:
         run = Path(folder, "run")
         summary = train(
             "shop",
-            env_settings={"latency_s": 0.3},
+            env_args={"latency_s": 0.3},
             steps=steps,
             eval={"every": every, "mode": mode, "tasks": 24, "final_tasks": 8},
             rollout={"max_staleness": staleness},

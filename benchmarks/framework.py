@@ -6,7 +6,7 @@ A scripted engine, so that no model is in the numbers: episodes of four turns, e
   memory    of an episode that waits for its turn, 2,000 characters of conversation each
   limit     128 and 1,024 episodes with an engine of 0.5 s a turn and a tool that takes 1 s; or a log-normal time, mean
             1 s, sigma 1, at most 5 s; or 1 s, and for one call in twenty as long as its deadline, 5 s, after which the
-            episode is the world's fault: wall over the slowest episode's own chain of engine and tool
+            episode is an infrastructure error: wall over the slowest episode's own chain of engine and tool
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl import EnvSpec, ToolEnv, Trajectory, tool
-from agentrl.allocator import garbage_sought_seldom
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
+from agentrl.runtime.memory import collect_garbage_seldom
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Observation
 
@@ -51,7 +51,7 @@ class Looking(ToolEnv):
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
         return {"turns": float(trajectory.turns), "slept": self.slept}
 
-    @tool(timeout_s=HANG_S, breaker=None)
+    @tool(timeout_s=HANG_S, max_consecutive_failures=None)
     async def look(self, place: str) -> str:
         """Look at a place."""
         seconds = self.seconds()
@@ -115,7 +115,7 @@ async def ratio(kind: str, episodes: int) -> tuple[float, float, float]:
 
 
 async def main() -> None:
-    with garbage_sought_seldom():  # as in a run
+    with collect_garbage_seldom():  # as in a run
         await measure()
 
 

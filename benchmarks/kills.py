@@ -17,8 +17,8 @@ pending at the end; none in two; no token is older than was asked for; and what 
 
 ``--endings`` runs `endings` instead: signals, a notebook's interrupt, a closed pipe and terminal, a full disk.
 
-Other words are settings of the run: ``kills.py --rollout.dynamic true``. Exit status 1, and the differences, where
-there are any.
+Other words are settings of the run: ``kills.py --rollout.dynamic_sampling true``. Exit status 1, and the differences,
+where there are any.
 
 The undisturbed run is a process of its own. The others are forks of this one, which has imported torch and has started
 no thread: an attempt takes half a second to start, not six. They call what ``agentrl`` calls, each in its own process.
@@ -48,12 +48,12 @@ from endings import Endings, start
 from rich.console import Console
 from rich.table import Table
 
-from agentrl import checkpoint
 from agentrl.cli import main as agentrl
+from agentrl.training import checkpoint
 
 STEPS, SAVED, MEASURED, TASKS = 12, 2, 4, 2
 SETTINGS = f"""--steps {STEPS} --run.save_every {SAVED} --eval.every {MEASURED} --eval.tasks 2 --eval.final_tasks 2
---rollout.tasks {TASKS} --rollout.group_size 2 --rollout.max_turn_tokens 48""".split()
+--rollout.tasks_per_step {TASKS} --rollout.group_size 2 --rollout.max_tokens 48""".split()
 AIMS = ("any", "start", "file", "checkpoint", "episodes", "measure", "end")
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.truncate", "os.remove", "os.rmdir", "os.chmod")
 CLOCK = (
@@ -198,7 +198,7 @@ def differences(whole: Path, broken: Path) -> list[str]:
 
 def _files(run: Path) -> set[str]:
     """All but what was told, which may be that the machine is busy."""
-    return {str(p.relative_to(run)) for p in run.rglob("*")} - {"told.jsonl", "timeline.jsonl"}
+    return {str(p.relative_to(run)) for p in run.rglob("*")} - {"events.jsonl", "timeline.jsonl"}
 
 
 def _bytes(run: Path, name: str) -> bytes:
@@ -244,7 +244,7 @@ def faults(run: Path, staleness: int) -> list[str]:
     loaded = checkpoint.load(run / "checkpoints")
     assert loaded is not None
     step, state = loaded
-    pending = [dealt.task for _, dealt in state["ahead"].places]
+    pending = [dealt.task for _, dealt in state["ahead"].slots]
     found += [f"task {task} was learned from in steps {steps}" for task, steps in homes.items() if len(steps) > 1]
     found += [f"task {task} was learned from, and is pending" for task in pending if task in homes]
     found += [f"task {t} was dealt, and is gone" for t in {*range(state["sampler"]["cursor"])} - {*pending, *homes}]
@@ -292,7 +292,7 @@ def main() -> None:
     slow = ["--env", "rollout:SlowMath", "--env.mean_s", "0.05", "--rollout.max_staleness", str(args.staleness)]
     exact = ["--env", "math-tools", "--deterministic", "true"]
     words = [*(slow if args.staleness else exact), *SETTINGS, *more]
-    for name in ("agentrl.cli.watch", "agentrl.training", "agentrl_envs.math_tools", "rollout"):
+    for name in ("agentrl.cli.progress", "agentrl.training.train", "agentrl_envs.math_tools", "rollout"):
         importlib.import_module(name)
     importlib.import_module("transformers.models.qwen3.modeling_qwen3")
 

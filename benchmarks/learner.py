@@ -13,7 +13,7 @@ KL); forward and backward, no optimizer. Each side of each workload runs in a pr
   useful     share of the tokens that went through the model which are real and stand there for the first time
 
 Every row has an advantage, and no two answers begin alike: what we save where groups agree is not in these numbers.
-TRL gets rows in micro-batches of its default size, 8, ours are of --token-budget tokens.
+TRL gets rows in micro-batches of its default size, 8, ours are of --max-tokens-per-microbatch tokens.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.learner.hidden_states import PREFIX
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.logprobs import token_logprobs
-from agentrl.learner.packing import by_prefix
-from agentrl.learner.states import forest_states
+from agentrl.learner.packing import pack_by_prefix
 from agentrl.types import Sample
 
 VOCABULARY, GROUP, TRL_ROWS = 8192, 8, 8
@@ -128,14 +128,16 @@ class Norm(torch.optim.SGD):
         self.norm = float(torch.stack(grads).norm())
 
 
-def ours(given: list[Row], token_budget: int) -> Cost:
+def ours(given: list[Row], max_tokens_per_microbatch: int) -> Cost:
     policy = model()
     recorder = Norm(policy.parameters(), lr=0.0)
-    settings = LossSettings(token_budget=token_budget, max_grad_norm=1e12, threads=torch.get_num_threads())
+    settings = LossSettings(
+        max_tokens_per_microbatch=max_tokens_per_microbatch, max_grad_norm=1e12, threads=torch.get_num_threads()
+    )
     learner = Learner(policy, [recorder], settings)
-    samples = on_policy(policy, [r.sample for r in given], token_budget)
+    samples = on_policy(policy, [r.sample for r in given], max_tokens_per_microbatch)
     learner.update(samples[:2])  # warm, and it has shown that prefixes can be shared
-    forests = [b.forest for b in by_prefix(samples, [1.0] * len(samples), token_budget)]
+    forests = [b.forest for b in pack_by_prefix(samples, [1.0] * len(samples), max_tokens_per_microbatch)]
     through = sum(len(f.token_ids) for f in forests)
     with measured() as result:
         learner.update(samples)
@@ -143,11 +145,11 @@ def ours(given: list[Row], token_budget: int) -> Cost:
 
 
 @torch.no_grad()
-def on_policy(policy: Qwen3ForCausalLM, samples: list[Sample], token_budget: int) -> list[Sample]:
+def on_policy(policy: Qwen3ForCausalLM, samples: list[Sample], max_tokens_per_microbatch: int) -> list[Sample]:
     """With the policy's own logprobs, as an exact engine would give them: the ratios are 1."""
     found = []
-    for batch in by_prefix(samples, [1.0] * len(samples), token_budget):
-        states = forest_states(policy, batch)
+    for batch in pack_by_prefix(samples, [1.0] * len(samples), max_tokens_per_microbatch):
+        states = PREFIX.compute_states(policy, batch)
         logprobs, _ = token_logprobs(policy.lm_head, states, batch.targets)
         values = iter(logprobs.tolist())
         for row in batch.rows:
@@ -156,7 +158,7 @@ def on_policy(policy: Qwen3ForCausalLM, samples: list[Sample], token_budget: int
     return found
 
 
-def trl(given: list[Row], token_budget: int) -> Cost:
+def trl(given: list[Row], max_tokens_per_microbatch: int) -> Cost:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     warnings.filterwarnings("ignore")
     from agentrl_envs import nano
@@ -259,9 +261,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def apart(side: Callable[[list[Row], int], Cost], given: list[Row], token_budget: int, threads: int) -> Cost:
+def apart(
+    side: Callable[[list[Row], int], Cost], given: list[Row], max_tokens_per_microbatch: int, threads: int
+) -> Cost:
     with multiprocessing.get_context("spawn").Pool(1, torch.set_num_threads, (threads,)) as pool:
-        return pool.apply(side, (given, token_budget))
+        return pool.apply(side, (given, max_tokens_per_microbatch))
 
 
 def main() -> None:
@@ -269,12 +273,12 @@ def main() -> None:
     parser.add_argument("--workload", nargs="+", default=["short math", "heavy tail", "long schemas"])
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of groups (default 1)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--token-budget", type=int, default=4096)
+    parser.add_argument("--max-tokens-per-microbatch", type=int, default=4096)
     args = parser.parse_args()
     table = Table("workload", "", "tokens/s", "peak", "useful", "gradient", title=f"{args.threads} thread(s)")
     for name in args.workload:
         given = workload(name, args.scale)
-        us, them = (apart(side, given, args.token_budget, args.threads) for side in (ours, trl))
+        us, them = (apart(side, given, args.max_tokens_per_microbatch, args.threads) for side in (ours, trl))
         for side, c in (("agentrl", us), ("TRL", them)):
             numbers = f"{c.trained / c.seconds:,.0f}", f"{c.peak_bytes / 2**20:,.0f} MiB", f"{c.useful:.2f}"
             table.add_row(name if c is us else "", side, *numbers, f"{c.gradient:.5g}")

@@ -43,7 +43,7 @@ async def through(name: str, server: str, calls: int, at_once: int) -> None:
     begun = perf_counter()
     async with toolset.open() as shared:
         start_s = perf_counter() - begun
-        await measure(name, toolset.of_episode(shared).tool_list[0], calls, at_once)
+        await measure(name, toolset.start_episode(shared).tool_list[0], calls, at_once)
     print(f"{'':<8} {start_s:6.2f} s to connect", flush=True)
 
 

@@ -40,13 +40,14 @@ from agentrl_tools.calculator import calculator
 from rich.console import Console
 from rich.table import Table
 
-from agentrl import policy, tool
-from agentrl.engines.transformers import TransformersEngine
-from agentrl.env import EnvSpec
-from agentrl.episode import Limits
-from agentrl.policy import Policy
+from agentrl import tool
+from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.environments.spec import EnvSpec
+from agentrl.models import policy
+from agentrl.models.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout import Rollout
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
 from agentrl.types import Group, Observation, Reply, Step
 
 LATENCIES = {"none": (0.0, 0.0), "200 ms": (0.2, 0.0), "log-normal": (0.5, 1.0)}  # mean seconds, sigma
@@ -180,7 +181,7 @@ class Bench:
         spec = EnvSpec(SlowMath, mean_s=mean_s, sigma=sigma, draw=self.seed * 1000 + tasks[0])
         renderer = TemplateRenderer(self.policy.tokenizer)  # a new one: nothing is rendered already
         async with spec.open():
-            rollout = Rollout(spec, self.engine, renderer, limits=Limits(max_turns=5, max_turn_tokens=64))
+            rollout = Rollout(spec, self.engine, renderer, limits=EpisodeLimits(max_turns=5, max_tokens=64))
             wall, cpu = perf_counter(), process_time()
             if one_at_a_time:
                 groups = [g for task in tasks for g in await rollout.batch([task], 1, seed=self.seed)]
@@ -206,7 +207,7 @@ class Bench:
 
 async def measure(args: argparse.Namespace) -> dict[str, Row]:
     torch.set_num_threads(args.threads)
-    loaded = policy.load(args.model)
+    loaded = policy.load_policy(args.model)
     engine = TransformersEngine(loaded.model, capacity=args.capacity, threads=args.threads)
     bench = Bench(loaded, engine, args.group_size, args.seed)
     await bench.play(range(4), LATENCIES["none"])  # warm

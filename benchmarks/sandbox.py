@@ -61,7 +61,7 @@ async def main(calls: int) -> None:
     for name, kit in kits.items():
         try:
             async with kit.open() as shared:
-                episodes = [kit.of_episode(shared) for _ in range(4)]
+                episodes = [kit.start_episode(shared) for _ in range(4)]
                 each = iter(range(1 << 60))
                 call = lambda e=episodes, n=each: e[next(n) % 4].tool_list[0](code=CODE)  # noqa: E731
                 found[name] = (await alone(call, calls), await together(call, calls, 4))
@@ -72,11 +72,11 @@ async def main(calls: int) -> None:
             print(f"{name}: {error}")
     shell = Shell()
     async with shell.open() as shared:
-        episode = shell.of_episode(shared)
+        episode = shell.start_episode(shared)
         run = next(t for t in episode.tool_list if t.name == "shell")
         found["shell"] = (await alone(lambda: run(command="echo 4"), calls), 0.0)
         await episode.close()
-    fresh = cold(20) if launch.bubblewrap_trouble() is None else float("nan")
+    fresh = cold(20) if launch.explain_no_bubblewrap() is None else float("nan")
     print(f"{'':<28}{'ms a call':>10}{'calls/s, 4 at once':>20}{'times faster than cold':>24}")
     for name, (seconds, rate) in found.items():
         print(f"{name:<28}{seconds * 1e3:>10.2f}{rate:>20.0f}{fresh / seconds:>24.1f}")

@@ -20,8 +20,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import anyio
-from agentrl_tools.corpus import build
-from agentrl_tools.passages import read
+from agentrl_tools.bm25_index import build_corpus
+from agentrl_tools.passages import read_passages
 from agentrl_tools.search import Search
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +47,7 @@ async def ask(path: Path, concurrent: int, queries: int) -> tuple[float, list[fl
     waiting = [" ".join(f"w{n}" for n in words) for words in drawn]
     pattern = Search(path)
     async with pattern.open() as shelf:
-        search = pattern.of_episode(shelf).tool_list[0]
+        search = pattern.start_episode(shelf).tool_list[0]
 
         async def one_after_the_other() -> None:
             while waiting:
@@ -73,7 +73,7 @@ def main() -> None:
         path = Path(folder) / "c.db"
         write(Path(folder) / "c.jsonl", given.passages)
         begun = perf_counter()
-        count = build(read([Path(folder) / "c.jsonl"]), path)
+        count = build_corpus(read_passages([Path(folder) / "c.jsonl"]), path)
         seconds = perf_counter() - begun
         size = path.stat().st_size / 1e6
         Console().print(f"build {seconds:.1f} s, {count / seconds:,.0f} passages/s, {size:.0f} MB")

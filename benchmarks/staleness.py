@@ -31,7 +31,7 @@ def trained(staleness: int, steps: int, seed: int) -> tuple[dict[str, Any], list
     with tempfile.TemporaryDirectory() as folder:
         summary = train(
             SlowMath,
-            env_settings={"mean_s": 0.2},
+            env_args={"mean_s": 0.2},
             steps=steps,
             seed=seed,
             rollout={"max_staleness": staleness},

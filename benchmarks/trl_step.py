@@ -43,10 +43,10 @@ from rich.console import Console
 from rich.table import Table
 from rollout import SlowMath
 
-from agentrl import policy
 from agentrl import train as agentrl_train
-from agentrl.tasks import TaskSampler
-from agentrl.watching import Watcher
+from agentrl.environments.task_sampler import TaskSampler
+from agentrl.models import policy
+from agentrl.training.callbacks import Callback
 
 GROUP_SIZE, TURN_TOKENS, TURNS = 8, 64, 5
 
@@ -67,7 +67,7 @@ class Settings:
     steps: int  # the first one included
     threads: int
     lr: float
-    token_budget: int  # a micro-batch of ours
+    max_tokens_per_microbatch: int  # a micro-batch of ours
     trl_rows: int  # and of TRL
     seed: int
 
@@ -76,12 +76,12 @@ class Settings:
 
 
 @dataclass
-class Recorder(Watcher):
+class Recorder(Callback):
     """Keeps what each step of our training says about itself."""
 
     costs: list[Cost] = field(default_factory=list)
 
-    def step(self, step: int, values: Any) -> None:
+    def on_step(self, step: int, values: Any) -> None:
         calls = values["tools/call_frequency"]
         self.costs.append(Cost(values["step_time"], values["cpu_seconds"], calls, values["reward"]))
 
@@ -92,15 +92,20 @@ def agentrl_steps(s: Settings, latency_s: float) -> list[Cost]:
         agentrl_train(
             SlowMath,
             s.model,
-            env_settings={"mean_s": latency_s},
-            watcher=recorder,
+            env_args={"mean_s": latency_s},
+            callbacks=[recorder],
             steps=s.steps,
             seed=s.seed,
             engine={"threads": s.threads},
-            rollout={"tasks": s.tasks, "group_size": GROUP_SIZE, "max_turn_tokens": TURN_TOKENS, "max_turns": TURNS},
+            rollout={
+                "tasks_per_step": s.tasks,
+                "group_size": GROUP_SIZE,
+                "max_tokens": TURN_TOKENS,
+                "max_turns": TURNS,
+            },
             learner={
-                **{"optimizer": "adamw", "lr": s.lr, "schedule": "constant", "warmup_steps": 0},
-                **{"token_budget": s.token_budget, "threads": s.threads},
+                **{"optimizer": "adamw", "lr": s.lr, "lr_scheduler": "constant", "warmup_steps": 0},
+                **{"max_tokens_per_microbatch": s.max_tokens_per_microbatch, "threads": s.threads},
             },
             eval={"every": 0, "final_tasks": 1},
             run={"dir": folder},
@@ -117,7 +122,7 @@ def trl_steps(s: Settings, latency_s: float) -> list[Cost]:
     from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_template
 
-    loaded = policy.load(s.model)
+    loaded = policy.load_policy(s.model)
     loaded.tokenizer.response_template = qwen3_template  # nano's calls have the form of Qwen3's
     calls: list[int] = []
     rewards: list[float] = []
@@ -199,7 +204,7 @@ def trl_steps(s: Settings, latency_s: float) -> list[Cost]:
 def same_tasks(s: Settings) -> list[dict[str, Any]]:
     """The tasks of our run, in its order."""
     found = []
-    for seed in TaskSampler(None, s.seed).take(s.steps * s.tasks):
+    for seed in TaskSampler(None, s.seed).next_tasks(s.steps * s.tasks):
         task = math_tasks.draw(seed, split="train")
         prompt = [
             {"role": "system", "content": SlowMath.system_prompt},
@@ -236,7 +241,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, nargs="+", default=[0.0, 0.2], help="of the tool, in seconds")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides (default 1)")
     parser.add_argument("--lr", type=float, default=1e-6)
-    parser.add_argument("--token-budget", type=int, default=2048, help="tokens of a micro-batch of ours")
+    parser.add_argument("--max-tokens-per-microbatch", type=int, default=2048, help="tokens of a micro-batch of ours")
     parser.add_argument("--trl-rows", type=int, default=32, help="rows of a micro-batch of TRL")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -250,7 +255,7 @@ def main() -> None:
         steps=args.steps + 1,
         threads=args.threads,
         lr=args.lr,
-        token_budget=args.token_budget,
+        max_tokens_per_microbatch=args.max_tokens_per_microbatch,
         trl_rows=args.trl_rows,
         seed=args.seed,
     )

@@ -37,11 +37,11 @@ import pyarrow.parquet as pq
 from playwright.sync_api import sync_playwright
 
 from agentrl.credit import assign_credit
-from agentrl.learner.advantage import grpo
-from agentrl.metrics import of_groups
-from agentrl.run import Run
+from agentrl.learner.advantages.group import grpo
+from agentrl.runs.folder import RunFolder
+from agentrl.runs.metrics import group_metrics
 from agentrl.types import CallRecord, Group, Message, Segment, Stop, Trajectory
-from agentrl.view.kept import FILE
+from agentrl.view.index_cache import FILE
 
 SIZE, TASKS = 8, 16
 
@@ -51,14 +51,14 @@ def episode(task: int, random: Random) -> Trajectory:
     said: list[Message] = [{"role": "user", "content": f"Question {task}: which of these is the oldest?" + " and" * 30}]
     segments, calls = [Segment("prompt", tuple(range(200)))], []
     for turn in range(random.randint(1, 5)):
-        refused = random.random() < 0.2
+        failed = random.random() < 0.2
         said.append({"role": "assistant", "content": f"Let me look for {turn}. " + "I think. " * 12})
         said.append(
-            {"role": "tool", "content": "error: no such page" if refused else f"page {turn}" * 20, "name": "search"}
+            {"role": "tool", "content": "error: no such page" if failed else f"page {turn}" * 20, "name": "search"}
         )
         segments.append(Segment("model", tuple(range(80)), tuple(-random.random() for _ in range(80)), (0,) * 80))
-        segments.append(Segment("world", tuple(range(40))))
-        calls.append(CallRecord(turn, "search", "refused" if refused else "ok", random.random()))
+        segments.append(Segment("env", tuple(range(40))))
+        calls.append(CallRecord(turn, "search", "tool" if failed else "ok", random.random()))
     right = {"correct": float(random.random() < 0.5)}
     return Trajectory(
         task, tuple(segments), tuple(said), Stop.TERMINATED, right, calls=tuple(calls), timings={"total": 3.0}
@@ -69,11 +69,11 @@ def write(folder: Path, episodes: int) -> None:
     """A step as the trainer writes it; the others are that one with other tasks and in another order."""
     (folder / "trajectories").mkdir(parents=True)
     (folder / "config.toml").write_text('model = "nano"\nsteps = 782\n[env]\nname = "search"\n')
-    run, random = Run(folder), Random(0)
+    run, random = RunFolder(folder), Random(0)
     groups = [Group(t, tuple(episode(t, random) for _ in range(SIZE))) for t in range(TASKS)]
     run.write_trajectories(1, assign_credit(groups, grpo, reduce=lambda lengths: [1.0] * len(lengths)))
     table = pq.read_table(folder / "trajectories/train-000001.parquet")
-    schema, metrics = table.schema, of_groups(groups)
+    schema, metrics = table.schema, group_metrics(groups)
     for step in range(1, episodes // (SIZE * TASKS) + 2):
         order = np.roll(np.arange(table.num_rows), step * SIZE)
         made = table.take(pa.array(order))

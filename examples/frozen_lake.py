@@ -10,7 +10,7 @@ import random
 import anyio
 
 from agentrl import EnvSpec, as_gymnasium, from_gymnasium
-from agentrl.rollout import Rollout
+from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
 
 Lake = from_gymnasium("FrozenLake-v1", make={"is_slippery": False}, max_turns=20)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 from agentrl import ToolEnv, Trajectory, tool
 from agentrl.types import Observation
@@ -44,6 +44,6 @@ class Ledger(ToolEnv):
     looked_up = False
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
-        correct = answer is not None and same(answer, str(self.answer))
+        answer = extract_boxed(trajectory.answer)
+        correct = answer is not None and is_same_answer(answer, str(self.answer))
         return {"correct": float(correct), "looked_up": float(self.looked_up)}

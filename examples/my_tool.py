@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 from agentrl import ToolEnv, ToolError, Trajectory, tool
 from agentrl.types import Observation
@@ -16,7 +16,7 @@ from agentrl.types import Observation
 PER_METRE = {"feet": 3.28084, "inches": 39.3701, "yards": 1.09361}
 
 
-@tool(timeout_s=2.0, retries=1, limit=32)
+@tool(timeout_s=2.0, retries=1, max_concurrency=32)
 async def convert(metres: float, unit: str) -> float:
     """Convert a length.
 
@@ -26,7 +26,7 @@ async def convert(metres: float, unit: str) -> float:
     """
     await anyio.sleep(0.05)  # a service somewhere: other episodes go on meanwhile
     if unit not in PER_METRE:
-        # The model reads this and may try again. Any other exception would be the world's fault, and not trained.
+        # The model reads this and may try again. Any other exception is an infrastructure error.
         raise ToolError(f"no unit {unit!r}; the units are: {', '.join(PER_METRE)}")
     return round(metres * PER_METRE[unit], 2)
 
@@ -44,5 +44,5 @@ class Convert(ToolEnv):
         return self.ask(f"How many {unit} are {metres} metres?"), {}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
-        return {"correct": float(answer is not None and same(answer, str(self.answer)))}
+        answer = extract_boxed(trajectory.answer)
+        return {"correct": float(answer is not None and is_same_answer(answer, str(self.answer)))}

@@ -27,7 +27,7 @@ async def brief(completions: list[str], **columns: Any) -> list[float]:
 def main(steps: int = 60) -> None:
     summary = train(
         env="prompts",
-        env_settings={
+        env_args={
             "data": str(DATA / "symbols.jsonl"),
             "test_data": str(DATA / "symbols-test.jsonl"),
             "rewards": [exact, brief],

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl import Env, Reply, Step
-from agentrl.curriculum import Outcome
+from agentrl.environments.curriculum import Outcome
 from agentrl.types import Observation
 
 

@@ -3,15 +3,16 @@
 import anyio
 from agentrl_dice import Dice, roll, shown
 
-from agentrl import EnvSpec, Trajectory, registry
-from agentrl.inspection import check_env, check_tool
-from agentrl.rollout import Rollout
+from agentrl import EnvSpec, Trajectory
+from agentrl.checks import check_env, check_tool
+from agentrl.rollout.rollout import Rollout
+from agentrl.settings import registry
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 
 
 def test_they_are_registered() -> None:
-    assert registry.load("env", "dice") is Dice
-    assert registry.load("tool", "roll") is roll
+    assert registry.load_registered("env", "dice") is Dice
+    assert registry.load_registered("tool", "roll") is roll
 
 
 def test_they_keep_their_contracts() -> None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl_envs.rewards import boxed, same
+from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 from agentrl import ToolEnv, ToolError, Trajectory, tool
 from agentrl.types import Observation
@@ -42,5 +42,5 @@ class Dice(ToolEnv):
         return self.ask(f"What does roll {self.number} of a die with {self.sides} sides show?"), {}
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
-        answer = boxed(trajectory.answer)
-        return {"correct": float(answer is not None and same(answer, str(shown(self.sides, self.number))))}
+        answer = extract_boxed(trajectory.answer)
+        return {"correct": float(answer is not None and is_same_answer(answer, str(shown(self.sides, self.number))))}
