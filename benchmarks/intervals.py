@@ -1,4 +1,4 @@
-"""How often the 95 % interval of a mean reward holds the true mean, by the kind of rewards and the number of tasks.
+"""Count how often the 95 % interval of a mean reward holds the true mean, by kind of rewards and number of tasks.
 
 python benchmarks/intervals.py [--evaluations 2000]: half a minute; the table of docs/evaluation.md.
 """

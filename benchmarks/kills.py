@@ -244,10 +244,11 @@ def faults(run: Path, staleness: int) -> list[str]:
     loaded = checkpoint.load(run / "checkpoints")
     assert loaded is not None
     step, state = loaded
-    pending = [dealt.task for _, dealt in state["ahead"].slots]
+    pending = [slot.task for _, slot in state["scheduler"].slots]
     found += [f"task {task} was learned from in steps {steps}" for task, steps in homes.items() if len(steps) > 1]
     found += [f"task {task} was learned from, and is pending" for task in pending if task in homes]
-    found += [f"task {t} was dealt, and is gone" for t in {*range(state["sampler"]["cursor"])} - {*pending, *homes}]
+    dealt = range(state["task_sampler"]["cursor"])
+    found += [f"task {task} was dealt, and is gone" for task in {*dealt} - {*pending, *homes}]
     return [*found, *([] if step == STEPS else [f"the last checkpoint is of step {step}"])]
 
 

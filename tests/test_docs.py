@@ -326,13 +326,22 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """``train`` and ``evaluate`` check what they are given, and do a step of it, with nano."""
     real_train, real_evaluate = agentrl.train, agentrl.evaluate
 
-    def train(env: Any, model: Any = "nano", *, env_args: Any = None, curriculum: Any = None, **given: Any) -> Any:
+    def train(
+        env: Any,
+        model: Any = "nano",
+        *,
+        env_args: Any = None,
+        curriculum: Any = None,
+        callbacks: Any = (),
+        **given: Any,
+    ) -> Any:
         config = build_model_config(("arguments", {**given, "env": {"name": "of the snippet"}, "model": model}))
         rollout = {**config.rollout.model_dump(exclude_unset=True), **desk.SMALL["rollout"]}
         return real_train(
             env,
             env_args=env_args,
             curriculum=curriculum,
+            callbacks=callbacks,
             **{**given, **desk.SMALL, "rollout": rollout, "steps": 1},
         )
 

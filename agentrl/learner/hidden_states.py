@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,10 +18,10 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import UserError
 from agentrl.learner.packing import MicroBatch, PackFunction, pack_by_length, pack_by_prefix
-from agentrl.learner.prefix_tree.attention import build_layout, use_forest_attention
+from agentrl.learner.prefix_tree.attention import FOREST_ATTENTION, build_layout
 from agentrl.learner.prefix_tree.tree import PrefixForest, build_forest
 from agentrl.models.capabilities import Capabilities, NotTestable
-from agentrl.models.lm_head import NotProven, find_backbone, unwrap_model
+from agentrl.models.lm_head import NotProven, find_backbone, replace_attention, unwrap_model
 
 ComputeStates = Callable[[PreTrainedModel, MicroBatch], Tensor]  # (model, batch) to (trained, width)
 
@@ -36,7 +37,7 @@ def _compute_padded_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def _compute_forest_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Run the prefix forest of the rows. Raises NotImplementedError if the model's attention cannot be replaced."""
+    """Run the prefix forest of the rows. Raises NotProven if the model's attention cannot be replaced."""
     hidden, token_index = _run_forest(unwrap_model(model), batch.forest), batch.forest.token_index
     before = [token_index[row][position - 1] for row, position in batch.trained]
     return hidden.index_select(0, torch.tensor(before, dtype=torch.int64, device=hidden.device))
@@ -45,7 +46,7 @@ def _compute_forest_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def _run_forest(model: PreTrainedModel, forest: PrefixForest) -> Tensor:
     """Run the backbone over a forest; the hidden states, (tokens, width)."""
     layout, backbone = build_layout(forest, next(model.parameters()).device), find_backbone(model)
-    with use_forest_attention(model):
+    with replace_attention(model, FOREST_ATTENTION):
         hidden: Tensor = backbone(
             input_ids=layout.token_ids, position_ids=layout.positions, use_cache=False, forest=layout
         ).last_hidden_state
@@ -61,7 +62,7 @@ class Packing(NamedTuple):
 
 
 PADDED = Packing(pack_by_length, _compute_padded_states, nullcontext)
-PREFIX = Packing(pack_by_prefix, _compute_forest_states, use_forest_attention)
+PREFIX = Packing(pack_by_prefix, _compute_forest_states, partial(replace_attention, name=FOREST_ATTENTION))
 
 
 def check_trainable(model: PreTrainedModel) -> None:

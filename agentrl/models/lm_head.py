@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,24 @@ class NotProven(Exception):
 def unwrap_model(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Return the transformers model itself, adapters left in, where ``model`` is PEFT's wrapper around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@contextmanager
+def replace_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Replace a model's attention by a registered one until the block ends.
+
+    Raises:
+        NotProven: the model does not use transformers' attention interface.
+    """
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    try:
+        model.set_attn_implementation(name)
+        if config._attn_implementation != name:
+            raise NotProven("it does not use transformers' attention interface")
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def find_backbone(model: PreTrainedModel) -> PreTrainedModel:

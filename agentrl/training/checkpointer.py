@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -15,13 +16,14 @@ from anyio import to_thread
 
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.resources import TrainingResources
-from agentrl.rollout.scheduler import RolloutScheduler
+from agentrl.rollout.scheduler import RolloutScheduler, SchedulerState
 from agentrl.runs.atomic import describe_os_error
 from agentrl.runs.disk import OVERFLOW_LINK, format_bytes, free_bytes, retry_write
+from agentrl.runs.episode_info import jsonable_info
 from agentrl.runtime.lanes import IDLE
 from agentrl.training import checkpoint
 from agentrl.training.recorder import Recorder
-from agentrl.training.step import reduce_info
+from agentrl.types import Group
 
 
 class _Part(Protocol):
@@ -57,7 +59,7 @@ class Checkpointer:
         run = self.recorder.run
         return {
             **{name: part.state() for name, part in self.parts.items()},
-            "scheduler": reduce_info(self.scheduler.state()) if self.scheduler else None,
+            "scheduler": _reduce_info(self.scheduler.state()) if self.scheduler else None,
             "injection_attempts": Counter(self.resources.renderer.injection_attempts),
             "before": self.before,
             "mark": run.metrics_size(),
@@ -143,3 +145,9 @@ class Checkpointer:
                 self._missed = step
                 standing = checkpoint.describe_newest(self.folder)
                 self.recorder.say(f"no checkpoint of step {step}: {describe_os_error(error)}; {standing}")
+
+
+def _reduce_info(state: SchedulerState) -> SchedulerState:
+    """Reduce what resets told in ``info``, which may be anything, to JSON that a checkpoint can hold."""
+    others = [Group(g.task, tuple(replace(t, info=jsonable_info(t.info)) for t in g)) for g in state.resampled]
+    return state._replace(resampled=others)

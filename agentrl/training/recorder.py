@@ -172,7 +172,7 @@ class Recorder:
         tokens, rollout.tokens = rollout.tokens, 0  # of turns that ended in the step, whenever it learns them
         return {
             "episodes": float(episodes),
-            **({"spare/cancelled": float(cancelled)} if rollout.oversample else {}),
+            **({"oversample/cancelled": float(cancelled)} if rollout.oversample else {}),
             "tokens_per_second": tokens / max(values["step_time"], 1e-9),
             "total/episodes": float(self.totals.episodes),
             "total/sampled_tokens": self.totals.sampled_tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 
 from anyio import to_thread
@@ -27,13 +26,11 @@ from agentrl.rollout.scheduler import (
     open_scheduler,
 )
 from agentrl.runs import metrics
-from agentrl.runs.episode_info import jsonable_info
 from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
 from agentrl.training.algorithm import build_learner, build_task_sampler, choose_advantage
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import scale_lr
-from agentrl.types import Group
 
 
 class Trainer:
@@ -162,9 +159,3 @@ class Trainer:
         config = self.config
         epoch = step * config.rollout.tasks_per_step / self.count if self.count else 0.0
         set_trainer_state(TrainerState(step, config.steps, epoch, config.run.save_every, config.eval.every))
-
-
-def reduce_info(state: SchedulerState) -> SchedulerState:
-    """Reduce what resets told in ``info``, which may be anything, to JSON that a checkpoint can hold."""
-    others = [Group(g.task, tuple(replace(t, info=jsonable_info(t.info)) for t in g)) for g in state.resampled]
-    return state._replace(resampled=others)

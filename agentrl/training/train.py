@@ -28,7 +28,7 @@ from agentrl.runtime.stalls import watch_stalls
 from agentrl.settings import registry
 from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
-from agentrl.settings.schema import TrainConfig
+from agentrl.settings.schema import RunConfig, TrainConfig
 from agentrl.settings.signature import convert_value
 from agentrl.training import checkpoint
 from agentrl.training.algorithm import build_learner
@@ -127,11 +127,12 @@ async def _train(
 ) -> dict[str, Any]:
     """Set a run up, or resume it; train; evaluate; return the summary."""
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
-        run = _open_run(resources)
+        settings = dump_toml(resources.config)
+        run = _open_run(resources, settings)
         stack.callback(run.close)
         begun, state = _read_checkpoint(run, config)
         callback.on_start(resources, run)
-        logging = stack.enter_context(_open_trackers(resources.config, run, callback, begun))
+        logging = stack.enter_context(_open_trackers(settings, config.run, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
         trainer = Trainer(resources, recorder, curriculum, process_group, begun)
         training = TrainingLoop(
@@ -155,7 +156,7 @@ async def _train(
         return await training.finish(before)
 
 
-def _open_run(resources: TrainingResources) -> RunFolder:
+def _open_run(resources: TrainingResources, settings: str) -> RunFolder:
     """Make the run folder, or open it, if there is room for what the run will write."""
     config = resources.config
     fallback = Path(config.run.fallback_dir) if config.run.fallback_dir else None
@@ -170,18 +171,17 @@ def _open_run(resources: TrainingResources) -> RunFolder:
     return create_run_folder(
         config.run.dir,
         resources.spec.name,
-        dump_toml(config),
+        settings,
         resume=config.run.resume,
         fallback=config.run.fallback_dir,
     )
 
 
 def _open_trackers(
-    config: TrainConfig, run: RunFolder, callback: Callback, begun: int
+    settings: str, config: RunConfig, run: RunFolder, callback: Callback, begun: int
 ) -> AbstractContextManager[trackers.Trackers]:
-    settings = {name: str(value) for name, value in flatten(tomllib.loads(dump_toml(config))).items()}
-    names, project = config.run.trackers, config.run.project
-    return trackers.open_trackers(names, project, run.folder, settings, callback.on_message, begun)
+    named = {name: str(value) for name, value in flatten(tomllib.loads(settings)).items()}
+    return trackers.open_trackers(config.trackers, config.project, run.folder, named, callback.on_message, begun)
 
 
 def _estimate_episodes(run: RunFolder, config: TrainConfig, begun: int) -> int:

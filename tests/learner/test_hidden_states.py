@@ -19,7 +19,7 @@ from agentrl.errors import UserError
 from agentrl.learner.hidden_states import PADDED, PREFIX, ComputeStates, prove_prefix_sharing
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.packing import MicroBatch
-from agentrl.models.lm_head import NotProven
+from agentrl.models.lm_head import NotProven, find_backbone
 from agentrl.types import Sample
 from tests.helpers.tiny import MODELS, SHAPE, VOCABULARY, half, llama, qwen3, sliding
 
@@ -171,6 +171,7 @@ def test_an_update_is_the_same_either_way(budget: int, updates: int) -> None:
 def test_checkpointed_activations_are_computed_again(packing: str, make: Any) -> None:
     passes: list[int] = []
     watched = make().eval()
+    find_backbone(watched)  # a pass of its own, once for each class
     watched.model.layers[0].input_layernorm.register_forward_hook(lambda *_: passes.append(1))
     kept, told = learned(watched, packing=packing)
     plain = len(passes)

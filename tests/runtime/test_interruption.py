@@ -220,6 +220,6 @@ def test_an_evaluation_that_is_terminated_keeps_its_chunks_and_says_how_to_go_on
     words = ("eval", "--env", "math-tools", "--model", "nano", "--tasks", "4000", "--out", "out")
     status, said = end(signal.SIGTERM, tmp_path, lambda: any(out.glob("trajectories/*.parquet")), *words)
     assert status == 143, said
-    assert "to go on: agentrl eval --resume out" in said
+    assert "to resume: agentrl eval --resume out" in said
     assert "Traceback" not in said
     assert 0 < len(list(out.glob("trajectories/*.parquet"))) < 250

@@ -1,4 +1,4 @@
-"""What a killed process had started to run code, queries and rewards ends with it."""
+"""Processes that a killed process had started to run code, queries and rewards end with it."""
 
 from __future__ import annotations
 

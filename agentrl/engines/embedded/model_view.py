@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from agentrl.engines.embedded.fused_llama import FusedForward, can_fuse
 from agentrl.engines.embedded.kv_cache import SLOT_ATTENTION, ForwardBatch, SlotCache, attend_slots, use_batch
 from agentrl.errors import UserError
 from agentrl.models.capabilities import Capabilities
-from agentrl.models.lm_head import NotProven, build_lm_head, find_backbone
+from agentrl.models.lm_head import NotProven, build_lm_head, find_backbone, replace_attention
 
 AttentionInterface.register(SLOT_ATTENTION, attend_slots)
 
@@ -109,22 +108,8 @@ def run_batch(model: PreTrainedModel, batch: ForwardBatch) -> Tensor:
 
 def run_through_slots(model: PreTrainedModel, rows: list[list[int]]) -> list[Tensor]:
     """Run rows through a model as the engine does, in ragged passes; the states of each, (length, width)."""
-    with _use_slot_attention(model):
+    with replace_attention(model, SLOT_ATTENTION):
         return _run_in_passes(lambda batch: run_batch(model, batch), _new_cache(model), rows)
-
-
-@contextmanager
-def _use_slot_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Replace the model's attention by the engine's until the block ends. Raises NotProven if it cannot be."""
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    try:
-        model.set_attn_implementation(SLOT_ATTENTION)
-        if config._attn_implementation != SLOT_ATTENTION:
-            raise NotProven("it does not use transformers' attention interface")
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _run_in_passes(run: Callable[[ForwardBatch], Tensor], cache: SlotCache, rows: list[list[int]]) -> list[Tensor]:

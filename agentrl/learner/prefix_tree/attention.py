@@ -7,13 +7,10 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from agentrl.learner.prefix_tree.flex_attention import FlexLayout
 from agentrl.learner.prefix_tree.tree import PrefixForest
@@ -126,24 +123,6 @@ class SdpaLayout:
 def build_layout(forest: PrefixForest, device: torch.device) -> SdpaLayout | FlexLayout:
     """Lay a forest out for the attention that is quickest on the device."""
     return FlexLayout(forest, device) if device.type == "cuda" else SdpaLayout(forest, device)
-
-
-@contextmanager
-def use_forest_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Replace the model's attention until the block ends: also for a backward pass that computes activations again.
-
-    Raises:
-        NotImplementedError: the model does not use transformers' attention interface.
-    """
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    try:
-        model.set_attn_implementation(FOREST_ATTENTION)
-        if config._attn_implementation != FOREST_ATTENTION:
-            raise NotImplementedError("it does not use transformers' attention interface")
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _attend_forest(
