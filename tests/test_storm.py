@@ -147,6 +147,7 @@ def held() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_storm_leaves_nothing_behind_and_teaches_nothing() -> None:
     calm = await played(True, 48)

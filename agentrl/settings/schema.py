@@ -256,6 +256,10 @@ class EvalConfig(Section):
     def _made(self) -> EvalConfig:
         if self.mode == "overlap" and not self.every:
             raise ValueError("mode overlap is of the evaluations in mid-run, and every 0 makes none")
+        if self.tasks != type(self).model_fields["tasks"].default and not self.every:
+            raise ValueError(
+                f"tasks {self.tasks} is of the evaluations in mid-run, and every 0 makes none: final_tasks"
+            )
         return self
 
 

@@ -76,8 +76,10 @@ class Prompts(Env):
             raise ContractError(
                 f"env.soft_punish_cache is 1 to env.max_completion_len ({max_completion_len}), not {soft_punish_cache}"
             )
-        if len(thought_marks) != 2 or not all(thought_marks):
-            raise ContractError(f"env.thought_marks is two texts, such as <think>,</think>; not {thought_marks!r}")
+        if len(thought_marks) != 2 or not all(thought_marks) or len(set(thought_marks)) == 1:
+            raise ContractError(
+                f"env.thought_marks is two different texts, such as <think>,</think>; not {thought_marks!r}"
+            )
         self.thought_marks = (thought_marks[0], thought_marks[1])
         self.lengths = {"max_completion_len": max_completion_len, "soft_punish_cache": soft_punish_cache}
 

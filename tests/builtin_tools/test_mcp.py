@@ -325,6 +325,7 @@ async def test_an_episode_whose_own_server_died_is_over() -> None:
         assert (await fault_of(tools["hold"], word="b")).kind == "mcp_gone"
 
 
+@pytest.mark.slow
 async def test_an_episode_that_finds_no_free_server_says_so() -> None:
     toolset = Mcp(COMMAND, per_episode=True, sessions=1, timeout_s=6.0)
     async with toolset.open() as shared:

@@ -253,6 +253,7 @@ def test_a_global_of_the_module_may_be_a_cache() -> None:
     assert f"{__name__}._seen was changed by episodes" in only(Mine, "state-kept", "warn")
 
 
+@pytest.mark.slow
 def test_a_blocking_call_is_named() -> None:
     class Mine(Sound):
         async def reset(self, *, seed: int, options: Options = None) -> Start:

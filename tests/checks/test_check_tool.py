@@ -209,6 +209,7 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.mark.slow
 def test_a_sync_one_that_goes_on(released: threading.Event) -> None:
     def wait() -> str:
         """Wait."""

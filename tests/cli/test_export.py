@@ -113,6 +113,7 @@ def exported(hub: Hub, *words: str, token: str | None = "hf_secret") -> subproce
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_pushed_with_its_card(hub: Hub, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
     done = exported(hub, str(run), "--out", str(out), "--push_to_hub", "me/small")

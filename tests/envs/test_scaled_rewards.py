@@ -62,8 +62,10 @@ async def test_the_environments_marks_are_those_of_its_rewards() -> None:
     async with spec.open():
         played = await Rollout(spec, ScriptedEngine([TEXTS[0]]), ByteRenderer()).episode(0)
     assert {name: round(value or 0.0, 2) for name, value in played.rewards.items()} == dict.fromkeys(names, 1.0)
-    with pytest.raises(ContractError, match=r"env\.thought_marks is two texts, such as <think>,</think>; not \['a'\]"):
+    with pytest.raises(ContractError, match=r"env\.thought_marks is two different texts, such as .*\['a'\]"):
         EnvSpec(Prompts, data=rows, thought_marks=["a"]).make()
+    with pytest.raises(ContractError, match=r"env\.thought_marks is two different texts, .*\['\|', '\|'\]"):
+        EnvSpec(Prompts, data=rows, thought_marks=["|", "|"]).make()
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

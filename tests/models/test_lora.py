@@ -160,6 +160,7 @@ def test_a_rank_is_rounded_up_to_what_vllm_has() -> None:
         lora_sender.choose_max_rank(513)
 
 
+@pytest.mark.slow
 def test_a_run_is_a_model_that_can_be_measured_trained_and_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -230,6 +230,7 @@ class Ballast(Callback):
             self.then.pop(0)()
 
 
+@pytest.mark.slow
 def test_a_policy_without_a_checkpoint_is_written_elsewhere_once_that_is_told(tmp_path: Path) -> None:
     with disk(tmp_path / "small", "size=30m") as small:
         (tmp_path / "big").mkdir()

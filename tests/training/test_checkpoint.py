@@ -145,6 +145,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     assert said == ["no checkpoint of step 1: No space left on device; there is none yet"] * 2  # again at the end
 
 
+@pytest.mark.slow
 def test_other_settings_and_another_process_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "run")
     train("math-tools", run={"dir": folder}, **EXACT | {"steps": 1})
@@ -169,6 +170,7 @@ def test_other_settings_and_another_process_are_refused(tmp_path: Path, capsys: 
         holder.communicate()
 
 
+@pytest.mark.slow
 def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = EXACT | {"steps": 2}
@@ -216,6 +218,7 @@ def test_what_an_evaluation_beside_wrote_after_the_checkpoint_of_its_step_is_tak
     assert not (tmp_path / "events.jsonl").read_bytes() + (tmp_path / "timeline.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_goes_on_keeps_its_last_evaluation_and_ends_as_one_that_was_never_finished(
     tmp_path: Path,
 ) -> None:
