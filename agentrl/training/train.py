@@ -28,7 +28,7 @@ from agentrl.runtime.stalls import watch_stalls
 from agentrl.settings import registry
 from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
-from agentrl.settings.schema import RunConfig, TrainConfig
+from agentrl.settings.schema import TrainConfig
 from agentrl.settings.signature import convert_value
 from agentrl.training import checkpoint
 from agentrl.training.algorithm import build_learner
@@ -132,7 +132,7 @@ async def _train(
         stack.callback(run.close)
         begun, state = _read_checkpoint(run, config)
         callback.on_start(resources, run)
-        logging = stack.enter_context(_open_trackers(settings, config.run, run, callback, begun))
+        logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
         trainer = Trainer(resources, recorder, curriculum, process_group, begun)
         training = TrainingLoop(
@@ -178,10 +178,11 @@ def _open_run(resources: TrainingResources, settings: str) -> RunFolder:
 
 
 def _open_trackers(
-    settings: str, config: RunConfig, run: RunFolder, callback: Callback, begun: int
+    settings: str, config: TrainConfig, run: RunFolder, callback: Callback, begun: int
 ) -> AbstractContextManager[trackers.Trackers]:
     named = {name: str(value) for name, value in flatten(tomllib.loads(settings)).items()}
-    return trackers.open_trackers(config.trackers, config.project, run.folder, named, callback.on_message, begun)
+    names, project = config.run.trackers, config.run.project
+    return trackers.open_trackers(names, project, run.folder, named, callback.on_message, begun)
 
 
 def _estimate_episodes(run: RunFolder, config: TrainConfig, begun: int) -> int:
