@@ -16,6 +16,7 @@ import anyio
 from agentrl.checks.harness import EpisodeHarness
 from agentrl.environments.spec import EnvSpec
 from agentrl.settings import registry
+from agentrl.settings.schema import find_import_name
 
 HASH_SEEDS = ("1", "2", "3")
 TIMEOUT_S = 120.0
@@ -25,8 +26,7 @@ def _find_import_name(spec: EnvSpec) -> str | None:
     """Return a name by which another process finds the class; None if it is inside a function, or in a script."""
     if ":" in spec.name or spec.name in registry.list_registered("env"):
         return spec.name
-    module, name = spec.cls.__module__, spec.cls.__qualname__
-    return None if module == "__main__" or "<" in name else f"{module}:{name}"
+    return find_import_name(spec.cls)
 
 
 def format_request(spec: EnvSpec, tasks: Sequence[int]) -> str | None:

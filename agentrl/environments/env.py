@@ -136,6 +136,11 @@ class ToolEnv(Env):
                 )
         return list(methods.values())
 
+    @property
+    def has_tools(self) -> bool:
+        """Return True if it lists a tool or a toolset; nothing is opened."""
+        return bool((self.tool_binding or _UNBOUND).list_patterns(self))
+
     @cached_property
     def _listed(self) -> list[Tool | Toolset]:
         """Return this episode's own toolsets, and the tools beside them."""

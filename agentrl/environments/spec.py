@@ -9,14 +9,13 @@ from operator import index
 from typing import Any, Self
 
 from agentrl.environments.env import Env, ToolEnv
-from agentrl.environments.tool_binding import ToolBinding, ToolSettings, enter_author_context
+from agentrl.environments.tool_binding import ToolBinding, ToolSettings, ToolSpec, enter_author_context
 from agentrl.environments.validation import check_attributes
 from agentrl.errors import ConfigError, ContractError, author_errors
 from agentrl.settings import registry
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.signature import build_arguments_model, convert_settings
 from agentrl.tools.tool import Tool
-from agentrl.tools.toolset import load_tool
 
 _NOT_SETTINGS = ("env_kwargs", "env_config")  # other libraries' words for env_args
 
@@ -60,8 +59,11 @@ class EnvSpec:
             if name in own and name not in TrainConfig.model_fields:
                 raise ConfigError(f"{name} is a setting of env {self.name!r}: env_args={{{name!r}: ...}}")
 
-    def with_tools(self, tools: Sequence[str] = (), settings: ToolSettings | None = None) -> Self:
-        """Add tools by name, and settings of tools; return this spec.
+    def with_tools(self, tools: Sequence[ToolSpec] = (), settings: ToolSettings | None = None) -> Self:
+        """Add tools, and settings of tools that are named; return this spec.
+
+        Args:
+            tools: names, plain functions, tools, or toolsets.
 
         Raises:
             UserError: there is no tool of that name.
@@ -70,8 +72,7 @@ class EnvSpec:
         self.tool_binding = ToolBinding(tools, settings)
         if not issubclass(self.cls, ToolEnv) and (tools or settings):
             raise ContractError(f"env {self.name!r} takes no tools; those of a ToolEnv can be added to")
-        for name in tools:
-            load_tool(name, self.tool_binding.settings.get(registry.derive_settings_key(name)))
+        self.tool_binding.load_extra_tools()
         return self
 
     @asynccontextmanager

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from agentrl.errors import ContractError, author_errors, suggest
 from agentrl.settings import registry
 from agentrl.tools.tool import Tool
-from agentrl.tools.toolset import Toolset, load_tool
+from agentrl.tools.toolset import Toolset, as_tool, load_tool
 
-ToolSpec = Tool | Toolset | type[Toolset] | str
+ToolSpec = Tool | Toolset | type[Toolset] | str | Callable[..., object]  # the last: a plain function
 ToolSettings = Mapping[str, Mapping[str, Any]]  # by the tool's name
 
 
@@ -29,14 +29,21 @@ class ToolBinding:
     """The tools of a run's environments: its extra tools, their settings, and what toolsets share while it runs.
 
     Args:
-        extra_tools: names of tools that every environment has beside its own.
+        extra_tools: tools that every environment has beside its own.
         settings: of tools that are listed by name.
     """
 
-    def __init__(self, extra_tools: Sequence[str] = (), settings: ToolSettings | None = None) -> None:
+    def __init__(self, extra_tools: Sequence[ToolSpec] = (), settings: ToolSettings | None = None) -> None:
         self.extra_tools, self.settings = extra_tools, settings or {}
         self._shared: dict[str, Any] = {}  # by the toolset's key
         self._of_class: dict[type[_ToolOwner], list[Tool | Toolset]] = {}
+
+    def load_extra_tools(self) -> None:
+        """Load the extra tools, each one once. Raises UserError where there is none of that name, or it is none."""
+        for t in self.extra_tools:
+            if isinstance(t, str):
+                load_tool(t, self.settings.get(registry.derive_settings_key(t)))
+        self.extra_tools = [t if isinstance(t, str) else as_tool(t, "tools") for t in self.extra_tools]
 
     def list_patterns(self, env: _ToolOwner) -> list[Tool | Toolset]:
         """List an environment's marked methods, then the tools it names, then the run's; looked up once a class."""
@@ -86,20 +93,16 @@ class ToolBinding:
     def _pattern(self, cls: type[_ToolOwner], tool: object) -> Tool | Toolset:
         if isinstance(tool, str):
             return load_tool(tool, self.settings.get(registry.derive_settings_key(tool)))
-        if isinstance(tool, type) and issubclass(tool, Toolset):
-            return tool()
-        if not isinstance(tool, Tool | Toolset):
-            raise ContractError(
-                f"{cls.__name__}.tools holds {tool!r}, which is no tool; decorate it with @agentrl.tool"
-            )
-        return tool
+        return as_tool(tool, f"{cls.__name__}.tools")
 
 
 def check_tool_names(names: Sequence[str], cls: type) -> None:
     """Raise ContractError where two tools of an environment have one name."""
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
-        raise ContractError(f"{cls.__name__} has two tools called {twice!r}")
+        raise ContractError(
+            f"{cls.__name__} has two tools called {twice!r}; give one another name: agentrl.tool(name='NAME')(function)"
+        )
 
 
 async def enter_author_context(held: AsyncExitStack, what: str, opening: Callable[[], Any]) -> Any:

@@ -14,7 +14,7 @@ import tomli_w
 
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.settings import registry
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.schema import Section, TrainConfig, find_import_name
 from agentrl.settings.signature import build_arguments_model, list_problems
 
 Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
@@ -137,6 +137,7 @@ def dump_toml(config: TrainConfig) -> str:
     """Format the config as TOML that `agentrl train` reads back; objects given in Python are named in a comment."""
     env = {k: v for k, v in config.env.items() if _is_plain(v)}
     left_out = [f"env.{k}" for k, v in config.env.items() if k not in env and v is not None]
+    left_out += [f"tools ({t!r:.60})" for t in config.tools if not isinstance(t, str) and find_import_name(t) is None]
     note = f"# given in Python, so not written here: {', '.join(left_out)}\n" if left_out else ""
     return note + tomli_w.dumps({"env": env, **config.model_dump(mode="json", exclude_none=True, exclude={"env"})})
 

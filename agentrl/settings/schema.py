@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -17,6 +19,35 @@ def _split(value: Any) -> Any:
 
 _listed = pydantic.BeforeValidator(_split)
 CommaSeparated = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
+
+
+def _list_tools(tools: Any) -> Any:
+    """Return a list of tools of what a user gives: names with commas between them, one function, or a list."""
+    tools = _split(tools)
+    return tools if isinstance(tools, list | tuple) else [tools]
+
+
+def find_import_name(thing: Any) -> str | None:
+    """Return ``module:name`` where that imports the thing; None for what is made in a script or in a function."""
+    own = getattr(thing, "function", thing)
+    module, name = getattr(own, "__module__", None), getattr(own, "__qualname__", "<none>")
+    if module in (None, "__main__") or "<" in name:
+        return None
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return f"{module}:{name}" if value is thing else None
+
+
+def _name_tools(tools: Sequence[Any]) -> list[str]:
+    """List the tools that another process can load, by name; the others are objects of this one."""
+    names = (t if isinstance(t, str) else find_import_name(t) for t in tools)
+    return [name for name in names if name is not None]
+
+
+# On the command line names with commas between them; in Python functions, tools and toolsets too, which
+# `agentrl.environments.tool_binding` checks.
+Tools = Annotated[tuple[Any, ...], pydantic.BeforeValidator(_list_tools), pydantic.PlainSerializer(_name_tools)]
 
 
 class Section(pydantic.BaseModel):
@@ -288,7 +319,9 @@ class TrainConfig(Section):
     """Everything a run is made of. ``env`` holds the name and the environment's own settings."""
 
     env: dict[str, Any] = Field(description="name (or module:Class), and the environment's own settings")
-    tools: CommaSeparated = Field((), description="more tools for the environment, by name; commas between them")
+    tools: Tools = Field(
+        (), description="more tools for the environment, by name, or file.py:function; commas between them"
+    )
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
     model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -25,16 +26,20 @@ def build_arguments_model(
     Raises:
         ContractError: a parameter has no type or an unknown one, or is ``*args``, ``**kwargs`` or positional-only.
     """
+    inner, bound = _unwrap(function)
     try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError as error:
+        hints = get_type_hints(inner, include_extras=True)
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, SyntaxError, AttributeError, TypeError) as error:
         raise ContractError(f"{what}: a type in its signature cannot be found: {error}") from None
-    doc = docstring_parser.parse(inspect.getdoc(function) or "") if described else None
+    except ValueError:
+        raise ContractError(f"{what} is written in C and has no signature; write a def with types around it") from None
+    doc = docstring_parser.parse(inspect.getdoc(inner) or "") if described else None
     descriptions = {p.arg_name: p.description for p in doc.params} if doc else {}
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters:
         name = parameter.name
-        if name == "self":
+        if name == "self" or name in bound:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ContractError(f"{what} takes {parameter}; name each argument, with its type")
@@ -48,6 +53,14 @@ def build_arguments_model(
         fields[f"arg_{name}"] = (hints[name], info)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return pydantic.create_model("arguments", __config__=config, **fields)
+
+
+def _unwrap(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozenset[str]]:
+    """Return the function in a ``partial``, and the arguments that it binds by name, which nobody else gives."""
+    if not isinstance(function, partial):
+        return function, frozenset()
+    inner, bound = _unwrap(function.func)
+    return inner, bound | function.keywords.keys()
 
 
 def convert_arguments(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:

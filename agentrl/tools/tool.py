@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, overload
 
 import anyio
@@ -42,6 +42,7 @@ class Tool:
         max_chars: a longer result is cut, and says so.
         writes: whether a call may change what is outside of the episode (``None``: not known). ``agentrl check`` calls
             such a tool only if ``--allow_writes`` names it; an MCP server tells its clients.
+        model_errors: exceptions of the function that are the model's mistake beside ``ToolError``: it reads their text.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Tool:
     cooldown_s: float = 10.0
     process: bool = False
     writes: bool | None = None
+    model_errors: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_consecutive_failures is not None and self.max_consecutive_failures < 1:
@@ -126,6 +128,8 @@ class Tool:
                 return self._format(await self._run_with_timeout(arguments))
             except (ToolError, UserError):
                 raise
+            except self.model_errors as error:
+                raise ToolError(f"{type(error).__name__}: {error}") from error
             except InfraError as raised:
                 fault = raised
             except Exception as error:  # one of the two boundaries: around a tool call
@@ -149,8 +153,7 @@ class Tool:
 
     async def _run(self, arguments: dict[str, Any]) -> Any:
         """Run the function where it belongs: in the event loop, a thread, or a process of its own."""
-        function = self.function.func if isinstance(self.function, partial) else self.function
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(_unwrap_partial(self.function)):
             return await self.function(**arguments)
         if self.process:
             return await call_in_process(_run_by_name, self.function.__module__, self.function.__qualname__, arguments)
@@ -200,6 +203,7 @@ def tool(
     cooldown_s: float = ...,
     process: bool = ...,
     writes: bool | None = ...,
+    model_errors: tuple[type[Exception], ...] = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool | Callable[..., Tool]:
     """Make a tool of a function: ``@tool`` or ``@tool(timeout_s=5)``.
@@ -215,9 +219,65 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool
     return _make(function) if function is not None else partial(_make, **settings)
 
 
+# A plain function knows no ToolError. These are what wrong arguments raise; TRL lets the model read them too.
+_ARGUMENT_ERRORS = (ValueError, ArithmeticError, LookupError)
+
+
+def wrap_function(function: object, what: str) -> Tool:
+    """Make a tool of a plain function, a bound method or a ``partial``, as ``@tool`` does.
+
+    What wrong arguments raise (ValueError, ArithmeticError, LookupError) is the model's mistake; it reads the text.
+
+    Args:
+        what: how a sentence calls the place where it was given, such as ``Shop.tools``.
+
+    Raises:
+        ContractError: it is no such function, or its signature makes no schema.
+    """
+    if reason := _find_obstacle(function):
+        raise ContractError(f"{what} holds {function!r:.80}, which is no tool: {reason}")
+    kept = inspect.isfunction(function) and function.__closure__ is None  # not one made for an episode
+    return (_wrap_once if kept else _wrap)(function)
+
+
+def _wrap(function: Any) -> Tool:
+    return _make(function, model_errors=_ARGUMENT_ERRORS)
+
+
+_wrap_once = lru_cache(maxsize=256)(_wrap)  # an environment lists its tools for each episode
+
+
+def _find_obstacle(function: Any) -> str | None:
+    """Return why a thing cannot be wrapped as a tool, with the way out; None where it can."""
+    inner = _unwrap_partial(function)
+    if isinstance(inner, type) or not callable(inner):
+        return "list functions, toolsets or names of tools"
+    if not inspect.isroutine(inner):
+        return "it is an object; list one of its methods, such as thing.search"
+    if inner.__name__ == "<lambda>":
+        return "a lambda has no types; write a def with types and a docstring"
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        return "it yields; a tool returns one result"
+    if next(iter(_parameters(inner)), None) in ("self", "cls"):
+        return f"it is a method of a class; list that of an object, such as thing.{inner.__name__}"
+    return None
+
+
+def _parameters(function: Callable[..., Any]) -> Sequence[str]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except ValueError:  # written in C, which keeps none
+        return ()
+
+
+def _unwrap_partial(function: Any) -> Any:
+    return _unwrap_partial(function.func) if isinstance(function, partial) else function
+
+
 def _make(function: Callable[..., Any], name: str | None = None, **settings: Any) -> Tool:
-    name = name or function.__name__
-    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    inner = _unwrap_partial(function)
+    name = name or inner.__name__
+    doc = docstring_parser.parse(inspect.getdoc(inner) or "")
     model = build_arguments_model(function, f"tool {name!r}", described=True)
     try:
         parameters = _untitled(model.model_json_schema(by_alias=True))

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Self
 
-from agentrl.errors import ContractError, UserError
+from agentrl.errors import ContractError
 from agentrl.settings import registry
 from agentrl.settings.signature import convert_settings
-from agentrl.tools.tool import Tool
+from agentrl.tools.tool import Tool, wrap_function
 
 
 class Toolset:
@@ -92,6 +92,18 @@ def load_tool(name: str, settings: Mapping[str, Any] | None = None) -> Tool | To
         return loaded(**convert_settings(loaded, values, f"tool {name!r}", f"tool.{short}", (short, loaded.named_by)))
     if settings:
         raise ContractError(f"tool {name!r} has no settings; {', '.join(settings)} was given")
-    if not isinstance(loaded, Tool | Toolset):
-        raise UserError(f"tool {name!r} is {loaded!r:.80}, which is no tool; decorate it with @agentrl.tool")
-    return loaded
+    return as_tool(loaded, f"tool {name!r}")
+
+
+def as_tool(thing: object, what: str) -> Tool | Toolset:
+    """Return a tool or a toolset as it is, a toolset of its class, and a tool of a plain function.
+
+    Args:
+        what: how a sentence calls the place where it was given, such as ``Shop.tools``.
+
+    Raises:
+        ContractError: it is none of these.
+    """
+    if isinstance(thing, type) and issubclass(thing, Toolset):
+        return thing()
+    return thing if isinstance(thing, Tool | Toolset) else wrap_function(thing, what)

@@ -1,29 +1,33 @@
-"""prompts: a dataset with a ``prompt`` column and reward functions as TRL has them. One turn, the same path."""
+"""prompts: a dataset with a ``prompt`` column and reward functions as TRL has them; with ``--tools`` several turns."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 from anyio import to_thread
 
-from agentrl import ContractError, Env, Reply, Step, Trajectory, UserError
+from agentrl import ContractError, Reply, Step, ToolEnv, Trajectory, UserError
 from agentrl.errors import suggest
 from agentrl.rewards.functions import Reward, call_rewards, is_per_episode, resolve_rewards
 from agentrl.rewards.reward_log import RewardLog
 from agentrl.runs.episode_info import find_expected_answer
-from agentrl.types import THOUGHT_MARKS, Message, Observation
+from agentrl.types import THOUGHT_MARKS, Message, Observation, get_final_text
 from agentrl_envs import dataset
 from agentrl_envs.rewards import apply_gate, soft_overlong_punishment
 
 
-class Prompts(Env):
-    """Single-turn GRPO. A task is a row; its prompt is a string, or a list of messages.
+class Prompts(ToolEnv):
+    """GRPO on a dataset. A task is a row; its prompt is a string, or a list of messages.
+
+    Without tools an episode is one turn. With tools (``--tools calculator,my_tools.py:add``) it ends with the first
+    turn that calls none, after ``rollout.max_turns`` turns (8) at the latest.
 
     Args:
         data: a .jsonl or .parquet file, a Hugging Face dataset's name (``name:config``), a ``Dataset``, or rows.
@@ -42,7 +46,10 @@ class Prompts(Env):
         max_completion_len, soft_punish_cache: what ``soft_overlong_punishment`` measures by, in tokens.
     """
 
-    max_turns = 1
+    @property
+    def max_turns(self) -> int:  # type: ignore[override]
+        """Return 1 where there are no tools."""
+        return ToolEnv.max_turns if self.has_tools else 1
 
     def __init__(
         self,
@@ -120,11 +127,15 @@ class Prompts(Env):
         )
         if self.system_prompt:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        self.prompt_messages = len(messages)
         right = find_expected_answer(self.row)
         return messages, {} if right is None else {"expected": right}
 
     async def step(self, action: Reply) -> Step:
-        return Step([], 0.0, True, False, {})
+        return await super().step(action if self.has_tools else Reply(action.content))
+
+    def clone(self) -> Self:
+        return copy.copy(self)
 
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
         (scored,) = await self._scored([trajectory], self.own)
@@ -145,9 +156,7 @@ class Prompts(Env):
         columns: dict[str, list[Any]] = {name: [value] * size for name, value in self.row.items()}
         columns["prompts"] = [self.prompt] * size
         columns["completions"] = [self._completion(t) for t in trajectories]
-        columns["completion_ids"] = [
-            [i for s in t.segments if s.author == "model" for i in s.token_ids] for t in trajectories
-        ]
+        columns["completion_ids"] = [[i for s in t.segments[1:] for i in s.token_ids] for t in trajectories]
         bound = {name: self._with_settings(function) for name, function in functions.items()}
         rewards = await call_rewards(bound, columns, log)
         return [
@@ -158,8 +167,10 @@ class Prompts(Env):
         ]
 
     def _completion(self, trajectory: Trajectory) -> Any:
-        text = trajectory.messages[-1]["content"]
-        return text if isinstance(self.prompt, str) else [{"role": "assistant", "content": text}]
+        """Return the text of the last turn; all messages since the prompt where that is a list of messages, as TRL."""
+        if isinstance(self.prompt, str):
+            return get_final_text(trajectory.messages)
+        return [dict(m) for m in trajectory.messages[self.prompt_messages :]]
 
     def _gated(self, parts: Mapping[str, float | None]) -> dict[str, float | None]:
         return dict(parts) if self.gate is None else apply_gate(parts, self.gate, self.gate_at_least)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import tomllib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from agentrl import ContractError, Env, EnvSpec, InfraError, Reply, Tool, ToolEnv, ToolError, UserError, tool
+from agentrl.settings.loader import build_config, dump_toml
 from agentrl.types import ToolCall
 
 
@@ -161,14 +165,92 @@ def test_tools_are_objects_names_or_the_environments_own() -> None:
     assert ToolEnv().tool_list == ()
 
 
-def undecorated() -> None: ...
+async def test_plain_functions_are_tools_beside_the_others() -> None:
+    class Table:
+        async def look_up(self, key: str) -> str:
+            """Look a word up."""
+            return key.upper()
+
+    def power(base: int, exponent: int = 2) -> int:
+        """Raise a number to a power.
+
+        Args:
+            base: the number.
+            exponent: how often it is multiplied.
+        """
+        return int(base**exponent)
+
+    class Plain(ToolEnv):
+        tools = [power, "calculator", Table().look_up, add]
+
+    env = Plain()
+    assert [t.name for t in env.tool_list] == ["power", "calculator", "look_up", "add"]
+    assert env.tool_list[0].parameters["properties"]["exponent"] == {
+        "default": 2,
+        "description": "how often it is multiplied.",
+        "type": "integer",
+    }
+    step = await env.step(asked(("power", {"base": 3}), ("look_up", {"key": "ß"}), ("power", {"base": "three"})))
+    texts = [m["content"] for m in step.observation if isinstance(m, dict)]
+    assert texts[:2] == ["9", "SS"]
+    assert texts[2].startswith("error: bad arguments for power: base: ")
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+def lazily(a: int) -> Iterator[int]:
+    yield a
+
+
+async def lazily_async(a: int) -> AsyncIterator[int]:
+    yield a
+
+
+def untyped(a): ...  # type: ignore[no-untyped-def]
+def starred(*a: int) -> None: ...
+def unknown(a: Gone) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+
+class Owner:
+    def method(self, a: int) -> int:
+        return a
+
+    def __call__(self, a: int) -> int:
+        return a
+
+
+def test_tools_of_the_run_are_functions_or_names(tmp_path: Path) -> None:
+    (tmp_path / "own_tools.py").write_text('def halve(n: int) -> float:\n    """Halve."""\n    return n / 2\n')
+    config = build_config(("arguments", {"env": "math-tools", "tools": [multiply, f"{tmp_path}/own_tools.py:halve"]}))
+    assert [t.name for t in EnvSpec.from_config(config).tool_list()] == ["calculator", "multiply", "halve"]
+    assert tomllib.loads(dump_toml(config))["tools"] == [
+        f"{__name__}:multiply",
+        f"{tmp_path}/own_tools.py:halve",
+    ]
+    alone = build_config(("arguments", {"env": "math-tools", "tools": partial(multiply, b=2)}))
+    assert [list(t.parameters["properties"]) for t in EnvSpec.from_config(alone).tool_list()[1:]] == [["a"]]
+    assert dump_toml(alone).startswith("# given in Python, so not written here: tools (functools.partial")
 
 
 @pytest.mark.parametrize(
     ("tools", "sentence"),
     [
-        ((undecorated,), "Bad.tools holds <function undecorated.*which is no tool; decorate it with @agentrl.tool"),
-        ((add, add), "Bad has two tools called 'add'"),
+        ((add, add), "Bad has two tools called 'add'; give one another name: agentrl.tool.name='NAME'..function"),
+        ((add, partial(add.function, b=1)), "Bad has two tools called 'add'"),
+        ((untyped,), "argument 'a' of tool 'untyped' has no type; write `a: str`, say"),
+        ((starred,), r"tool 'starred' takes \*a: .*int.*; name each argument, with its type"),
+        ((unknown,), "tool 'unknown': a type in its signature cannot be found: name 'Gone' is not defined"),
+        ((lambda a: a,), "Bad.tools holds <function .* a lambda has no types; write a def with types and a docstring"),
+        ((lazily,), "it yields; a tool returns one result"),
+        ((lazily_async,), "it yields; a tool returns one result"),
+        ((Owner.method,), "it is a method of a class; list that of an object, such as thing.method"),
+        ((Owner(),), "it is an object; list one of its methods, such as thing.search"),
+        ((Owner,), "Bad.tools holds <class .*Owner.*: list functions, toolsets or names of tools"),
+        ((3,), "Bad.tools holds 3, which is no tool: list functions, toolsets or names of tools"),
+        ((max,), "tool 'max' is written in C and has no signature; write a def with types around it"),
         (("calculater",), r"no tool 'calculater'; did you mean 'calculator'\?"),
     ],
 )
@@ -234,7 +316,7 @@ def test_wrong_settings_are_told_in_a_sentence(settings: dict[str, Any], sentenc
         EnvSpec(Configured, **settings)
 
 
-@pytest.mark.parametrize("env", ["math-tool", "json:dumps", int, undecorated])
+@pytest.mark.parametrize("env", ["math-tool", "json:dumps", int, multiply])
 def test_what_is_no_environment_is_refused(env: Any) -> None:
     with pytest.raises(UserError, match=r"no env 'math-tool'; did you mean|not a subclass of agentrl\.Env"):
         EnvSpec(env)

@@ -19,7 +19,7 @@ from agentrl_envs.prompts import Prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import EnvSpec, Trajectory, UserError
+from agentrl import EnvSpec, Toolset, Trajectory, UserError, tool
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine
@@ -228,6 +228,72 @@ async def test_a_users_mistakes_are_sentences(settings: dict[str, Any], sentence
 async def test_without_data_it_says_how_to_give_it() -> None:
     with pytest.raises(UserError, match="data"):
         EnvSpec(Prompts)
+
+
+# ---- with tools
+
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: one.
+        b: another.
+    """
+    return a + b
+
+
+class Notes(Toolset):
+    @tool
+    async def note(self, text: str) -> str:
+        """Write down."""
+        return text
+
+
+def call(**arguments: int) -> str:
+    return f"Well. <tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call>"
+
+
+async def play_tools(script: Sequence[str], limits: EpisodeLimits | None = None, **settings: Any) -> Trajectory:
+    spec = EnvSpec(Prompts, **{"data": ROWS, "rewards": [exact], **settings}).with_tools([add, Notes])
+    async with spec.open():
+        assert (spec.sample().max_turns, len(spec.tool_list())) == (8, 2)
+        rollout = Rollout(spec, ScriptedEngine(script), ByteRenderer(), limits=limits or EpisodeLimits())
+        return await rollout.episode(0)
+
+
+async def test_with_tools_an_episode_has_turns_until_one_calls_none() -> None:
+    t = await play_tools([call(a=0, b=1), "1"])
+    assert [m["role"] for m in t.messages] == ["user", "assistant", "tool", "assistant"]
+    assert (t.stop, t.turns, t.reward, [c.status for c in t.calls]) == (Stop.TERMINATED, 2, 1.0, ["ok"])
+    t = await play_tools([call(a=0, b=1)] * 9)
+    assert (t.stop, t.turns, t.reward) == (Stop.MAX_TURNS, 8, 0.0)
+    t = await play_tools([call(a=0, b=1)] * 9, EpisodeLimits(max_turns=3))
+    assert (t.stop, t.turns) == (Stop.MAX_TURNS, 3)
+
+
+async def test_rewards_of_a_prompt_of_messages_get_all_messages_since_as_trl_gives_them() -> None:
+    given: list[Any] = []
+
+    def look(completions: Any, completion_ids: Any, **_: Any) -> list[float]:
+        given.extend([completions[0], completion_ids[0]])
+        return [1.0]
+
+    chat = [{"prompt": [{"role": "user", "content": "0+1?"}], "solution": "1"}] * 2
+    t = await play_tools([call(a=0, b=1), "\\boxed{1}"], data=chat, rewards=[look, "accuracy"], system_prompt="Add.")
+    calls, result, answer = given[0]
+    assert calls["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 0, "b": 1}}
+    assert (result["role"], result["name"], result["content"]) == ("tool", "add", "1")
+    assert answer == {"role": "assistant", "content": "\\boxed{1}"}
+    assert given[1] == t.token_ids[len(t.segments[0].token_ids) :]
+    assert t.rewards["accuracy"] == 1.0
+    await play_tools([call(a=0, b=1), "1"], rewards=[look])
+    assert given[2] == "1"
+
+
+async def test_without_tools_a_call_ends_the_episode_too() -> None:
+    t = await play(call(a=0, b=1))
+    assert (t.stop, t.turns, [m["role"] for m in t.messages]) == (Stop.TERMINATED, 1, ["user", "assistant"])
 
 
 # ---- where the rows come from

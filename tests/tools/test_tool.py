@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -14,6 +15,7 @@ import pytest
 from anyio import lowlevel
 
 from agentrl import ContractError, InfraError, Tool, ToolError, UserError, tool
+from agentrl.tools.tool import wrap_function
 
 
 class Point(pydantic.BaseModel):
@@ -244,6 +246,39 @@ async def test_a_tool_that_cancels_itself_is_a_fault_and_not_an_empty_result() -
 
     with pytest.raises(InfraError, match="it cancelled itself"):
         await odd()
+
+
+async def test_what_wrong_arguments_make_a_plain_function_raise_is_told_to_the_model() -> None:
+    def divide(a: float, b: float) -> float:
+        """Divide."""
+        if b == 7:
+            raise OSError("no route")
+        return a / b
+
+    plain = wrap_function(divide, "tools")
+    with pytest.raises(ToolError, match="ZeroDivisionError: float division by zero"):
+        await plain(a=1.0, b=0.0)
+    with pytest.raises(InfraError, match="no route"):
+        await plain(a=1.0, b=7.0)
+    with pytest.raises(InfraError, match="ZeroDivisionError"):
+        await tool(divide)(a=1.0, b=0.0)
+    own = tool(model_errors=(OSError,))(divide)
+    with pytest.raises(ToolError, match="OSError: no route"):
+        await own(a=1.0, b=7.0)
+
+
+async def test_a_partial_hides_what_it_binds_from_the_model() -> None:
+    def search(query: str, key: str, limit: int = 3) -> str:
+        """Search."""
+        return f"{query} {key} {limit}"
+
+    plain = wrap_function(partial(search, key="SECRET"), "tools")
+    assert (plain.name, plain.description) == ("search", "Search.")
+    assert "SECRET" not in str(plain.schema)
+    assert set(plain.parameters["properties"]) == {"query", "limit"}
+    assert await plain(**plain.check({"query": "tea", "limit": 1})) == "tea SECRET 1"
+    with pytest.raises(ToolError, match="key: extra inputs are not permitted"):
+        plain.check({"query": "tea", "key": "mine"})
 
 
 def no_type(city) -> None: ...  # type: ignore[no-untyped-def]

@@ -102,7 +102,7 @@ def test_patterns_of_the_same_settings_share_what_is_open() -> None:
             "has no setting 'tool.test_toolset.page'; did you mean 'pages'",
         ),
         ([f"{__name__}:Notes"], {"test_toolset": {"pages": "x"}}, r"tool.test_toolset.pages of tool .*, not 'x'"),
-        ([f"{__name__}:play"], {}, "which is no tool; decorate it with @agentrl.tool"),
+        ([f"{__name__}:play"], {}, r"tool 'play' takes \*script: 'str'; name each argument"),
     ],
 )
 def test_a_wrong_name_or_setting_is_a_sentence(tools: list[str], settings: Any, sentence: str) -> None:
