@@ -87,7 +87,8 @@ def _find_trend(whole: Trend, steps: list[int], table: pa.Table) -> Iterator[Run
     known = as_floats(table["reward"])
     most = float(np.nanmax(known)) if np.isfinite(known).any() else whole.best
     if whole.word == "short":
-        yield RunFinding("note", f"reward is {whole.level:.2f} after {len(steps)} steps: too few to say where it goes")
+        count = "one step" if len(steps) == 1 else f"{len(steps)} steps"
+        yield RunFinding("note", f"reward is {whole.level:.2f} after {count}: too few to say where it goes")
     elif whole.word == "rising":
         yield RunFinding("good", f"reward rose from {whole.first:.2f} to {whole.level:.2f}, and still rises")
     elif whole.word == "falling":
