@@ -66,16 +66,16 @@ class Learner:
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.policy, self.settings, self.version = policy, settings, 0
-        self.process_group, self._lr_scale = process_group or ProcessGroup(), 1.0
+        self.process_group = process_group or ProcessGroup()
         self.process_group.broadcast_parameters(policy.parameters())
-        self._optimizers = list(optimizers)
+        self.optimizers = list(optimizers)
         self.old_logprobs: list[Tensor | None] = []
         self._lm_head = build_lm_head(policy)
         check_trainable(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
         self._reference = self._copy_trained() if settings.beta else None
         self._layers = _enable_checkpointing(policy) if settings.gradient_checkpointing else []
-        self._base_lrs = [[g["lr"] for g in o.param_groups] for o in self._optimizers]
+        self._base_lrs = self.lrs
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
@@ -88,25 +88,37 @@ class Learner:
     def _list_masters(self) -> list[Tensor]:
         """List the single-precision copies that the optimizers step instead of the policy's own parameters."""
         policy = set(self.policy.parameters())
-        return [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p not in policy]
+        return [p for o in self.optimizers for g in o.param_groups for p in g["params"] if p not in policy]
+
+    @property
+    def lrs(self) -> list[list[float]]:
+        """Return the learning rates: of each optimizer those of its groups."""
+        return [[float(g["lr"]) for g in o.param_groups] for o in self.optimizers]
 
     def set_lr(self, scale: float) -> None:
         """Set every learning rate to ``scale`` times what it was at the start."""
-        self._lr_scale = scale
-        for optimizer, lrs in zip(self._optimizers, self._base_lrs, strict=True):
-            for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-                group["lr"] = lr * scale
+        self._set_lrs([[lr * scale for lr in lrs] for lrs in self._base_lrs])
+
+    def _set_lrs(self, lrs: Sequence[Sequence[float]]) -> None:
+        for optimizer, own in zip(self.optimizers, lrs, strict=True):
+            for group, lr in zip(optimizer.param_groups, own, strict=True):
+                group["lr"] = lr
 
     def state(self) -> dict[str, Any]:
         """Return all that the next update depends on, beside the settings."""
         return {
             "policy": {n: p.detach().cpu() for n, p in self._trained.items()},
-            "optimizers": [o.state_dict() for o in self._optimizers],
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "optimizer_names": self._optimizer_names,
             "masters": [p.detach().cpu() for p in self._list_masters()],
             "reference": None if self._reference is None else {n: t.cpu() for n, t in self._reference.items()},
             "version": self.version,
             "shared": None if self._packing is None else self._packing is PREFIX,
         }
+
+    @property
+    def _optimizer_names(self) -> list[str]:
+        return [type(o).__name__ for o in self.optimizers]
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
@@ -120,9 +132,14 @@ class Learner:
         trained, saved = self._trained, state["policy"]
         if trained.keys() != saved.keys() or any(trained[n].shape != saved[n].shape for n in trained):
             raise UserError("the checkpoint is of another model, or of another adapter")
+        if self._optimizer_names != state["optimizer_names"]:
+            raise UserError(
+                f"the checkpoint has the state of {' and '.join(state['optimizer_names'])}, and this run steps "
+                f"{' and '.join(self._optimizer_names)}: resume with the same learner.optimizer, or optimizers="
+            )
         for name, parameter in trained.items():
             parameter.copy_(saved[name])
-        for optimizer, optimizer_state in zip(self._optimizers, state["optimizers"], strict=True):
+        for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(optimizer_state)
         for master, values in zip(self._list_masters(), state["masters"], strict=True):
             master.copy_(values)
@@ -139,8 +156,8 @@ class Learner:
             if isinstance(message, dict):
                 self.load(message)
                 continue
-            lr_scale, shares_prefixes, rows, weights = message
-            self.set_lr(lr_scale)
+            lrs, shares_prefixes, rows, weights = message
+            self._set_lrs(lrs)
             self._run_steps(PREFIX if shares_prefixes else PADDED, rows, weights)
 
     def update(self, rows: Sequence[Sample], weights: Sequence[float] | None = None) -> dict[str, float]:
@@ -176,7 +193,7 @@ class Learner:
             return counts
         forwarded_rows, forwarded_weights = [rows[i] for i in forwarded], [weights[i] for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
-        self.process_group.broadcast((self._lr_scale, packing is PREFIX, forwarded_rows, forwarded_weights))
+        self.process_group.broadcast((self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights))
         metrics, old_logprobs = self._run_steps(packing, forwarded_rows, forwarded_weights)
         for i, values in zip(forwarded, old_logprobs, strict=True):
             self.old_logprobs[i] = values
@@ -231,7 +248,7 @@ class Learner:
         self.process_group.all_reduce_gradients(self.policy.parameters())
         parameters = [p for p in self.policy.parameters() if p.grad is not None]
         grad_norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             if isfinite(grad_norm):
                 optimizer.step()
         self.policy.zero_grad(set_to_none=True)

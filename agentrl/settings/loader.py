@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pydantic
 import tomli_w
@@ -180,7 +180,7 @@ def _check_known(path: str, source: str, env: Any = None) -> None:
     if path.startswith(("env.", "tool.")):
         return  # the environment checks its own, and a tool
     known = list_settings()
-    if path in known:
+    if path in known or any(path.startswith(f"{name}.") for name in known if _is_table(known[name])):
         return
     if path in _own_settings(env):
         raise ConfigError(f"{path}: unknown setting; it is one of env {env!r}: --env.{path} [{source}]")
@@ -192,6 +192,11 @@ def _check_known(path: str, source: str, env: Any = None) -> None:
     hint = f"; did you mean {close!r}?" if close else suggest(path, known)
     hint = hint if "did you mean" in hint else "; agentrl train --help tells of them all"
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
+
+
+def _is_table(field: pydantic.fields.FieldInfo) -> bool:
+    """Return True for a setting that holds settings of something else, which checks them."""
+    return get_origin(field.annotation) is dict
 
 
 def _own_settings(env: Any) -> Sequence[str]:

@@ -158,6 +158,18 @@ ImportanceSamplingMode = Literal[
 ]
 
 
+LRSchedulerName = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
 AdvantageName = Literal["grpo", "dr_grpo", "batch", "rloo", "gdpo", "rebn", "first_turn", "gigpo"]
 BY_TURN = ("rebn", "first_turn", "gigpo")
 CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
@@ -170,11 +182,15 @@ class LearnerConfig(Section):
         "adamw", description="adamw_8bit keeps its state in 8 bits (bitsandbytes); muon: docs/algorithms.md"
     )
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="of the rate, after the warm-up: linear and cosine fall to a tenth"
+    lr_scheduler: LRSchedulerName = Field("constant", description="of the rate, by the names of transformers")
+    lr_scheduler_args: dict[str, Any] = Field(
+        {}, description="its own settings: --learner.lr_scheduler_args.min_lr_rate 0.1 of cosine_with_min_lr"
     )
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, description="steps in which the rate rises to its peak; the first one has 0")
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="the same as a share of all steps")
     weight_decay: float = Field(0.0, ge=0)
+    betas: Annotated[tuple[float, float], _listed] = Field((0.9, 0.999), description="of AdamW's two running means")
+    adam_epsilon: float = Field(1e-8, gt=0, description="added to the denominator of AdamW's step")
     loss: LossName = Field("dapo", description="docs/algorithms.md has them all")
     advantage: AdvantageName = Field(
         "grpo", description="of an episode in its group, or of its turns: docs/algorithms.md"
@@ -242,6 +258,12 @@ class LearnerConfig(Section):
             )
         if not self.beta and (not self.use_bias_correction_kl or self.ref_sync_steps):
             raise ValueError("use_bias_correction_kl and ref_sync_steps are of the KL term, which beta = 0 leaves out")
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and warmup_ratio {self.warmup_ratio} say the same twice"
+            )
+        if wrong := [b for b in self.betas if not 0 <= b < 1]:
+            raise ValueError(f"betas are two numbers from 0 to below 1, not {wrong[0]}")
         low, high = self.importance_sampling_min, self.importance_sampling_max
         if low is not None and high is not None and low > high:
             raise ValueError(f"importance_sampling_min {low} is over importance_sampling_max {high}")

@@ -15,7 +15,7 @@ from agentrl.learner.advantages.turn import TURN_ADVANTAGES
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.losses.objective import Objective
-from agentrl.learner.optimizers import make_optimizers
+from agentrl.learner.optimizers import OptimizerSource, adopt_optimizer, make_optimizers
 from agentrl.models.policy import Policy
 from agentrl.settings.schema import LearnerConfig, TrainConfig
 
@@ -23,10 +23,20 @@ LONG = 1000  # tokens a row may have, from which on the product of its ratios sa
 OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
 
 
-def build_learner(config: TrainConfig, spec: EnvSpec, policy: Policy, process_group: ProcessGroup) -> Learner:
-    """Make the learner with the optimizer and the objective that the settings name."""
+def build_learner(
+    config: TrainConfig,
+    spec: EnvSpec,
+    policy: Policy,
+    process_group: ProcessGroup,
+    optimizer: OptimizerSource | None = None,
+) -> Learner:
+    """Make the learner with the objective that the settings name, and their optimizer or the one given."""
     c, model = config.learner, policy.model
-    optimizers = make_optimizers(model, c.optimizer, c.lr, c.weight_decay)
+    optimizers = (
+        make_optimizers(model, c.optimizer, c.lr, c.weight_decay, c.betas, c.adam_epsilon)
+        if optimizer is None
+        else adopt_optimizer(model, optimizer)
+    )
     turns = config.rollout.max_turns or spec.sample().max_turns
     longest = turns * config.rollout.max_tokens
     if c.importance_sampling_mode == "sequence_mask" and longest > LONG:

@@ -33,6 +33,7 @@ class TrainingLoop:
         self.config, self.stop = self.trainer.config, self.recorder.stop
         self.checkpointer.parts = {
             "learner": self.trainer.learner,
+            "schedule": self.trainer.schedule,
             "task_sampler": self.trainer.tasks,
             "recorder": self.recorder,
             "evaluations": self.evaluations,

@@ -30,7 +30,7 @@ from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
 from agentrl.training.algorithm import build_learner, build_task_sampler, choose_advantage
 from agentrl.training.recorder import Recorder
-from agentrl.training.schedules import scale_lr
+from agentrl.training.schedules import NamedSchedule, OptimizerPair, OwnSchedule, Schedule
 
 
 class Trainer:
@@ -43,10 +43,15 @@ class Trainer:
         curriculum: Curriculum | None,
         process_group: ProcessGroup,
         step: int,
+        optimizers: OptimizerPair = (None, None),
     ) -> None:
         self.resources, self.config, self.recorder = resources, resources.config, recorder
         process_group.broadcast("ready")  # nothing has gone wrong so far: the others make their learners too
-        self.learner = build_learner(self.config, resources.spec, resources.policy, process_group)
+        optimizer, scheduler = optimizers
+        self.learner = build_learner(self.config, resources.spec, resources.policy, process_group, optimizer)
+        self.schedule: Schedule = (
+            NamedSchedule(self.config, self.learner) if scheduler is None else OwnSchedule(scheduler, self.learner)
+        )
         self.advantage = choose_advantage(self.config.learner)
         self.count = resources.spec.count("train")
         self.tasks = build_task_sampler(self.config, self.count, curriculum)
@@ -120,17 +125,18 @@ class Trainer:
             await self.resources.engine.sleep()
             self.recorder.timeline.at("learn")
         self.recorder.callback.on_phase("learn", 0)
-        lr = scale_lr(step, self.config)
-        self.learner.set_lr(lr)
+        self.schedule.before(step)
+        lr = self.learner.lrs[0][0]
         scored = [e.trajectory for e in credit.rows if e.trained_tokens]
         ages = [age // self.config.learner.num_iterations for age in compute_staleness(scored, self.learner.version)]
         learned = await to_thread.run_sync(partial(self.learner.update, credit.samples(), credit.weights()))
+        self.schedule.after()
         self._tell_rewards(step)
         version = float(self.learner.version)
         return {
             **metrics.staleness_metrics(ages),
             **learned,
-            "lr": self.config.learner.lr * lr,
+            "lr": lr,
             "policy_version": version,
         }
 

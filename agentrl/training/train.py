@@ -16,6 +16,7 @@ from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
 from agentrl.learner.distributed import ProcessGroup, init_process_group
+from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy, resolve_settings
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
 from agentrl.runs import trackers
@@ -37,6 +38,7 @@ from agentrl.training.checkpointer import Checkpointer
 from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.loop import TrainingLoop
 from agentrl.training.recorder import Recorder
+from agentrl.training.schedules import OptimizerPair, check_optimizers, compute_lr_scale
 from agentrl.training.step import Trainer
 
 
@@ -48,6 +50,7 @@ def train(
     env_args: Mapping[str, Any] | None = None,
     curriculum: Curriculum | None = None,
     callbacks: Sequence[Callback] = (),
+    optimizers: OptimizerPair = (None, None),
     **settings: Any,
 ) -> dict[str, Any]:
     """Train a model on an environment; the summary that is in the run folder too.
@@ -60,6 +63,9 @@ def train(
         env_args: the environment's own settings.
         curriculum: of the outcomes so far to the options of the next task's ``reset``.
         callbacks: told what happens; see ``agentrl.training.callbacks.Callback``.
+        optimizers: a torch optimizer and a scheduler of the learning rate, as transformers' Trainer takes them, instead
+            of those that the settings name; each an object, None, or a function: of the list of trained parameters to
+            an optimizer, of the optimizer to a scheduler. A scheduler is stepped once a step of training.
         settings: as in a config file: ``steps=200, learner={"lr": 2e-6}, run={"dir": "runs/x"}``.
 
     Raises:
@@ -70,7 +76,8 @@ def train(
     callback = Callbacks(callbacks)
     named = {"name": spec.name, **spec.settings}
     config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
-    return run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum)
+    check_optimizers(optimizers, settings)
+    return run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum, optimizers)
 
 
 def run_config(
@@ -79,31 +86,38 @@ def run_config(
     callback: Callback,
     loaded: Policy | None = None,
     curriculum: Curriculum | None = None,
+    optimizers: OptimizerPair = (None, None),
 ) -> dict[str, Any]:
     """Train as a checked configuration says; return the summary, {} in a further process of the learner."""
     check_extras(config)
+    compute_lr_scale(config)  # refuses what no schedule can be made of
     trackers.check_trackers(config.run.trackers)
     check_engine_processes(config.engine, deterministic=config.deterministic)
     process_group = init_process_group()
     try:
         if process_group.is_worker:
-            return _follow(config, spec, loaded, process_group)
+            return _follow(config, spec, loaded, process_group, optimizers[0])
         stop = Interruption(callback.on_interrupt)
         with stop.install_handlers():
-            return threads.run_sync(
-                _train, config, spec, callback, loaded, _choose_curriculum(config, curriculum), process_group, stop
-            )
+            chosen = _choose_curriculum(config, curriculum)
+            return threads.run_sync(_train, config, spec, callback, loaded, chosen, process_group, stop, optimizers)
     finally:
         if not process_group.is_worker:
             process_group.broadcast(None)
         process_group.destroy()
 
 
-def _follow(config: TrainConfig, spec: EnvSpec, loaded: Policy | None, process_group: ProcessGroup) -> dict[str, Any]:
+def _follow(
+    config: TrainConfig,
+    spec: EnvSpec,
+    loaded: Policy | None,
+    process_group: ProcessGroup,
+    optimizer: OptimizerSource | None,
+) -> dict[str, Any]:
     """Run a further process of the learner: it only learns, once the first one has come as far as its learner."""
     policy = load_trainable_policy(config, loaded)
     if process_group.receive() is not None:
-        build_learner(config, spec, policy, process_group).run_worker()
+        build_learner(config, spec, policy, process_group, optimizer).run_worker()
     return {}
 
 
@@ -124,6 +138,7 @@ async def _train(
     curriculum: Curriculum | None,
     process_group: ProcessGroup,
     stop: Interruption,
+    optimizers: OptimizerPair,
 ) -> dict[str, Any]:
     """Set a run up, or resume it; train; evaluate; return the summary."""
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
@@ -134,7 +149,7 @@ async def _train(
         callback.on_start(resources, run)
         logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
-        trainer = Trainer(resources, recorder, curriculum, process_group, begun)
+        trainer = Trainer(resources, recorder, curriculum, process_group, begun, optimizers)
         training = TrainingLoop(
             trainer, recorder, EvaluationSchedule(resources, recorder), Checkpointer(resources, recorder)
         )

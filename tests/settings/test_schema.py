@@ -67,6 +67,7 @@ def _read(name: str) -> str:
         "rollout": "(rollout|r|config)",
         "learner": "(learner|c)",
         "lora": "(lora|settings)",
+        "run": "(run|config)",
     }
     owner = short.get(section, section)
     return rf"\b{owner}\.{key}\b"

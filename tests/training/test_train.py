@@ -20,9 +20,7 @@ from agentrl import Env, Reply, Step, ToolEnv, Trajectory, UserError, evaluate, 
 from agentrl.cli.summary import print_summary
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.models.policy import load_policy
-from agentrl.settings.loader import build_config
 from agentrl.training.callbacks import Callback
-from agentrl.training.schedules import scale_lr
 from agentrl.training.summary import _find_telling
 from agentrl.types import Observation
 from agentrl.view.report import render_report
@@ -236,22 +234,6 @@ def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"num_generations: unknown setting; did you mean 'rollout.group_size'"):
         train("math-tools", num_generations=8)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "wanted"),
-    [
-        ("constant", [1 / 3, 2 / 3, 1.0, 1.0, 1.0]),
-        ("linear", [1 / 3, 2 / 3, 1.0, 0.9, 0.3]),
-        ("cosine", [1 / 3, 2 / 3, 1.0, 0.978, 0.286]),
-    ],
-)
-def test_the_rate_warms_up_and_follows_its_schedule(schedule: str, wanted: list[float]) -> None:
-    settings = {"warmup_steps": 2, "lr_scheduler": schedule}
-    config = build_config(("test", {"env": "math-tools", "steps": 12, "learner": settings}))
-    shares = [scale_lr(step, config) for step in range(1, 13)]
-    assert [shares[i] for i in (0, 1, 2, 3, 9)] == pytest.approx(wanted, abs=1e-3)
-    assert min(shares) >= 0.1 or schedule == "constant"
 
 
 class Closed(Env):
