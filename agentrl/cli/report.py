@@ -9,7 +9,7 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import ConfigError, UserError
-from agentrl.settings.schema import Section
+from agentrl.settings.schema import CommaSeparated, Section
 from agentrl.view.escaping import escape_controls
 
 TEXT = """\
@@ -22,12 +22,15 @@ telling conversations.
 
 class _ReportOptions(Section):
     out: Path | None = Field(None, description="the file; RUN/report.html by default")
+    panels: CommaSeparated = Field((), description="plugins' panels beside the registered ones: file.py:function")
 
 
 def _run(arguments: Arguments[_ReportOptions]) -> int:
+    from agentrl.view.panels import load_panels
     from agentrl.view.report import GENERATOR, render_report
     from agentrl.view.store import open_runs
 
+    panels = load_panels(arguments.options.panels)
     stores = open_runs(arguments.names)
     if len(stores) != 1:
         raise ConfigError(f"agentrl report takes one run, and {arguments.names[0]!r} holds {len(stores)}")
@@ -35,7 +38,7 @@ def _run(arguments: Arguments[_ReportOptions]) -> int:
     _check_ours(out, GENERATOR)
     stores[0].refresh()
     try:
-        out.write_text(render_report(stores[0]), encoding="utf-8")
+        out.write_text(render_report(stores[0], panels), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {str(out)!r}: {error.strerror}; give another --out") from None
     print(f"{out}: {out.stat().st_size / 1e3:,.0f} kB")
@@ -57,4 +60,4 @@ def _check_ours(out: Path, mark: str) -> None:
         raise UserError(f"{str(out)!r} exists and is no report of ours; give another --out")
 
 
-COMMAND = Command("report", "RUN [--out FILE]", TEXT, _run, _ReportOptions, names=(1, 1))
+COMMAND = Command("report", "RUN [--out FILE] [--panels NAME,NAME]", TEXT, _run, _ReportOptions, names=(1, 1))

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import UserError
-from agentrl.settings.schema import Section
+from agentrl.settings.schema import CommaSeparated, Section
 
 TEXT = """\
   agentrl view runs/last
@@ -25,12 +25,15 @@ PORT = 8765
 
 class _ViewOptions(Section):
     port: int | None = Field(None, ge=1, le=65535, description=f"the port it listens on; {PORT} or the next free one")
+    panels: CommaSeparated = Field((), description="plugins' panels beside the registered ones: file.py:function")
     open: bool = Field(False, description="open a browser")
 
 
 def _run(arguments: Arguments[_ViewOptions]) -> int:
+    from agentrl.view.panels import load_panels
     from agentrl.view.store import open_runs
 
+    panels = load_panels(arguments.options.panels)
     stores = open_runs(arguments.names)
     try:
         import uvicorn
@@ -46,7 +49,9 @@ def _run(arguments: Arguments[_ViewOptions]) -> int:
     )
     if arguments.options.open:
         webbrowser.open(url)
-    config = uvicorn.Config(build_app(stores), log_level="warning", server_header=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        build_app(stores, panels), log_level="warning", server_header=False, timeout_graceful_shutdown=1
+    )
     with suppress(KeyboardInterrupt):  # which is how it ends
         uvicorn.Server(config).run(sockets=[listening])
     return 0
@@ -72,4 +77,4 @@ def listen(port: int | None) -> socket.socket:
     raise UserError(f"port {port} is taken or not allowed; give another --port, or none")
 
 
-COMMAND = Command("view", "RUN... [--port N] [--open]", TEXT, _run, _ViewOptions, names=(1, None))
+COMMAND = Command("view", "RUN... [--port N] [--open] [--panels NAME,NAME]", TEXT, _run, _ViewOptions, names=(1, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrl.view.evaluation_findings import describe_scope, find_scope
 from agentrl.view.explain import explain_advantage, explain_exclusion, find_group
 from agentrl.view.findings import RunFinding
 from agentrl.view.highlights import select_highlights
+from agentrl.view.panels import Panel, compute_panel, render_panel
 from agentrl.view.report_tables import format_held_out, format_settings
 from agentrl.view.run_cache import RunCache
 from agentrl.view.store import Store
@@ -41,8 +43,8 @@ PLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def render_report(store: Store) -> str:
-    """Render the page.
+def render_report(store: Store, panels: Mapping[str, Panel] | None = None) -> str:
+    """Render the page, with what plugins add to it.
 
     Raises:
         UserError: the run has no step yet.
@@ -50,6 +52,7 @@ def render_report(store: Store) -> str:
     if not store.metrics.lines and not store.now.table.num_rows:
         raise UserError(f"{str(store.folder)!r} has no step yet: there is nothing to report")
     run = RunCache(store)
+    computed = [compute_panel(name, panel, store) for name, panel in (panels or {}).items()]
     findings = run.findings()
     scope = find_scope(store.folder)
     highlights = select_highlights(store.now.table, run.first_step(), findings, scope.split if scope else "train")
@@ -65,6 +68,7 @@ def render_report(store: Store) -> str:
             *([] if scope else _curves(store)),
             format_held_out(run),
             *_timelines(store),
+            *(render_panel(shown) for shown in computed if shown is not None),
             "<h2>Conversations</h2>" if highlights else "",
             *(_conversations(run, h.title, h.rows) for h in highlights),
             format_settings(store),

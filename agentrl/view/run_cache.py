@@ -15,6 +15,7 @@ from agentrl.view.evaluation_findings import describe_scope, find_in_evaluation,
 from agentrl.view.failures import describe_failures
 from agentrl.view.findings import RunFinding, find_in_training, find_recent_start
 from agentrl.view.held_out import pair_held_out
+from agentrl.view.panels import Panel, compute_panel, to_json
 from agentrl.view.search import EpisodeSearch
 from agentrl.view.store import Store
 from agentrl.view.timelines import Timelines
@@ -30,7 +31,8 @@ _FILES = 6  # the newest, whose failed calls are read
 class RunCache:
     """One run: its store, searches, tokens and timelines, and cached results. Safe to use from several threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, panels: Mapping[str, Panel] | None = None) -> None:
+        self.plugin_panels = panels or {}
         self.store, self.search, self.texts = store, EpisodeSearch(store), TokenTexts(store)
         self.timelines = Timelines(store.folder / "timeline.jsonl")
         self._rows: OrderedDict[tuple[int, EpisodeId], Row] = OrderedDict()
@@ -99,6 +101,14 @@ class RunCache:
             return None
         pass_at = self.store.setting("eval.pass_at", 1.0)
         return self._once("held out", lambda: pair_held_out(self.store.now.table, pass_at))
+
+    def panels(self) -> list[dict[str, Any]]:
+        """Return what plugins' panels show of the run."""
+        return self._once("panels", self._compute_panels)
+
+    def _compute_panels(self) -> list[dict[str, Any]]:
+        shown = (compute_panel(name, panel, self.store) for name, panel in self.plugin_panels.items())
+        return [to_json(panel) for panel in shown if panel is not None]
 
     def _tool_errors(self) -> Mapping[str, ToolErrorCount]:
         return self._once("tool_errors", self._read_tool_errors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +23,7 @@ from agentrl.errors import UserError
 from agentrl.runs.reader import parse_episode_id
 from agentrl.view import episode
 from agentrl.view.explain import describe_position, explain_advantage, explain_exclusion, explain_token, find_group
+from agentrl.view.panels import Panel
 from agentrl.view.run_cache import RunCache
 from agentrl.view.search import list_episodes, list_groups
 from agentrl.view.settings_table import compare_settings
@@ -45,15 +46,16 @@ HEADERS = {
 _Answer = Callable[[RunCache, Request], Any]
 
 
-def build_app(stores: Sequence[Store]) -> Starlette:
-    """Build the ASGI app, and read the runs in a thread."""
-    runs = [RunCache(store) for store in stores]
+def build_app(stores: Sequence[Store], panels: Mapping[str, Panel] | None = None) -> Starlette:
+    """Build the ASGI app, with what plugins add to its page, and read the runs in a thread."""
+    runs = [RunCache(store, panels) for store in stores]
     threading.Thread(target=_read_all, args=(runs,), daemon=True).start()
     answers: dict[str, _Answer] = {
         "metrics": _metrics,
         "findings": lambda run, _: [finding._asdict() for finding in run.findings()],
         "failures": lambda run, _: run.failures(),
         "heldout": lambda run, _: run.held_out(),
+        "panels": lambda run, _: run.panels(),
         "tools": lambda run, _: run.store.tools(),
         "timeline": _timeline,
         "episodes": _episodes,

@@ -17,8 +17,15 @@ from urllib.request import Request, urlopen
 class Site:
     """``agentrl view`` in a process of its own."""
 
-    def __init__(self, *folders: Path) -> None:
-        command = [sys.executable, "-m", "agentrl", "view", *map(str, folders)]
+    def __init__(self, *folders: Path, panels: str = "") -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "agentrl",
+            "view",
+            *map(str, folders),
+            *(["--panels", panels] if panels else []),
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()

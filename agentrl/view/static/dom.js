@@ -44,6 +44,9 @@ export function visible(text) {
   return found;
 }
 
+export const table = (head, rows) => el("table", {}, el("thead", {}, el("tr", {}, head.map((h) => el("th", {}, visible(h))))),
+  el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((c, i) => el("td", { "data-label": i ? head[i] : null }, c))))));
+
 export function clear(node) {
   node.replaceChildren();
   return node;

@@ -1,7 +1,7 @@
 // Faults, tools, waits: what went wrong, how often, how long it took.
 
 import { ask } from "./api.js";
-import { clear, count, el, num, percent, seconds, visible } from "./dom.js";
+import { clear, count, el, num, percent, seconds, table, visible } from "./dom.js";
 import { address, state } from "./state.js";
 
 const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `"${word.replaceAll('"', "")}"`);
@@ -33,9 +33,7 @@ export class Failures {
   }
 
   table(title, none, head, rows) {
-    return el("section", { class: "card" }, el("h2", {}, title), rows.length
-      ? el("table", {}, el("thead", {}, el("tr", {}, head.map((h) => el("th", {}, h)))), el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((c, i) => el("td", { "data-label": i ? head[i] : null }, c))))))
-      : el("p", { class: "dim" }, none));
+    return el("section", { class: "card" }, el("h2", {}, title), rows.length ? table(head, rows) : el("p", { class: "dim" }, none));
   }
 
   changed(before) {

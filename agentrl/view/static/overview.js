@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { chart } from "./chart.js";
-import { clear, count, el, visible } from "./dom.js";
+import { clear, count, el, table, visible } from "./dom.js";
 import { address, go, state } from "./state.js";
 import { Timeline } from "./timeline.js";
 
@@ -31,18 +31,19 @@ export class Overview {
     this.legend = el("div", { class: "runs" });
     this.found = el("section", { class: "card findings", "aria-label": "what stands out" });
     this.grid = el("div", { class: "charts" });
+    this.plugins = el("div", { class: "panels" });
     this.timeline = new Timeline();
     this.smooth = el("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth, "aria-label": "smoothing", oninput: () => go({ smooth: this.smooth.value }, true) });
     this.picker = el("details", { class: "picker" });
     root.append(el("div", { class: "overview" }, this.legend, this.found,
-      this.tuning = el("div", { class: "bar" }, el("label", {}, "smoothing ", this.smooth), this.picker), this.grid, this.timeline.node));
+      this.tuning = el("div", { class: "bar" }, el("label", {}, "smoothing ", this.smooth), this.picker), this.grid, this.timeline.node, this.plugins));
   }
 
   async load() {
     const found = this.fetchFindings();
     await this.fetchCurves();
     this.update();
-    await this.timeline.load();
+    await Promise.all([this.timeline.load(), this.fetchPanels()]);
     await found;
   }
 
@@ -74,18 +75,27 @@ export class Overview {
     this.found.append(list);
   }
 
+  // What plugins add: tables and curves of the run that is looked at.
+  async fetchPanels() {
+    const shown = await ask("panels", { run: Number(state.run) });
+    clear(this.plugins).append(...shown.map((p) => p.curves
+      ? el("div", { class: "charts" }, chart(p.title, p.curves.map((c, i) => ({ ...c, color: i, dash: 0 })), { smooth: Number(state.smooth) }))
+      : el("section", { class: "card" }, el("h2", {}, visible(p.title)), table(p.head, p.rows.map((row) => row.map((cell) => el("bdi", { class: "said" }, visible(cell))))),
+        p.more ? el("p", { class: "dim" }, `${count(p.more)} more rows`) : null)));
+  }
+
   async live(runs) {
     const before = this.runs;
     this.runs = runs;
     if (runs.some((r, i) => r.lines !== before[i].lines)) await Promise.all([this.fetchCurves(), this.timeline.load()]);
     this.update();
     const run = Number(state.run); // while the episodes are read, only their end is worth another look
-    if (runs[run].version !== before[run].version && runs[run].progress === 1) await this.fetchFindings();
+    if (runs[run].version !== before[run].version && runs[run].progress === 1) await Promise.all([this.fetchFindings(), this.fetchPanels()]);
   }
 
   async changed(before) {
     this.update();
-    if (before.run !== state.run) await Promise.all([this.fetchFindings(), this.timeline.load()]);
+    if (before.run !== state.run) await Promise.all([this.fetchFindings(), this.timeline.load(), this.fetchPanels()]);
   }
 
   update() {
