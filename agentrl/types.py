@@ -76,7 +76,7 @@ class Step(NamedTuple):
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Any]
+    info: Mapping[str, object]
 
 
 class Stop(StrEnum):

@@ -6,36 +6,43 @@ import copy
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self
 
 import anyio
+from typing_extensions import TypeVar
 
 from agentrl.environments.tool_binding import ToolBinding, ToolSpec, check_tool_names
 from agentrl.errors import ContractError, ToolError
 from agentrl.runtime.lanes import Track
+from agentrl.runtime.threads import SerialThread
 from agentrl.tools.call import call_tool
 from agentrl.tools.tool import Tool
 from agentrl.tools.toolset import Toolset
 from agentrl.types import ERROR_PREFIX, CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory
 
+Shared = TypeVar("Shared", default=Any)
 
-class Env:
+
+class Env(Generic[Shared]):
     """The environment of one episode. A fresh object is made for each episode, and always closed.
 
     Subclasses write ``reset`` and ``step``, and take their settings (``--env.NAME value``) as keyword arguments of
-    ``__init__``. What is expensive and shared is made once a run in ``open_shared`` and found as ``self.shared``.
+    ``__init__``. What is expensive and shared is made once a run in ``open_shared`` and found as ``self.shared``; its
+    type is the argument of the class: ``class Quiz(Env[Index])``.
     """
 
+    sync: ClassVar[bool] = False  # True: methods that are plain `def` run in a thread of the episode's own
     max_turns: int = 8
     reward_weights: Mapping[str, float] = {}
     scores_groups: bool = False  # whether `score_group` is called, once all episodes of a group have ended
     metrics: Mapping[str, float] = {}  # of the episode, logged beside its rewards: means in metrics.jsonl
     extras: Mapping[str, Any] = {}  # of the episode, kept in its ``info``
     best_reward: float = 1.0  # of a perfect episode; `agentrl check env` measures by it
-    shared: Any = None
+    shared: Shared = None  # type: ignore[assignment]  # until a spec has set it
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
     running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id
     _track: Track | None = None  # of the episode, through the lanes of the run
+    _thread: SerialThread | None = None  # of a sync environment
     needs: ClassVar[Mapping[str, str]] = {}  # packages beyond the plain install: modules, and extras that bring them
     named_by: ClassVar[str | None] = None  # the setting that ``NAME:VALUE`` gives, for a family of environments
 
@@ -43,15 +50,17 @@ class Env:
 
     @classmethod
     @asynccontextmanager
-    async def open_shared(cls, **settings: Any) -> AsyncIterator[Any]:
+    async def open_shared(cls, **settings: Any) -> AsyncIterator[Shared]:
         """Open the run-wide state, given the settings of ``__init__``: a dataset, a pool, a session."""
-        yield None
+        yield None  # type: ignore[misc]
 
     def count(self, split: str) -> int | None:
         """Return the number of tasks in a split (``train``, ``test``); ``None``: as many as there are integers."""
         return None
 
-    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, Mapping[str, object]]:
         """Begin task ``seed``: the same seed and options give the same task. ``options["split"]`` is set."""
         raise ContractError(f"{type(self).__name__} has no method `reset`")
 
@@ -99,12 +108,17 @@ class Env:
         """Release the resources of its tools; called after ``close``."""
 
     @property
+    def is_left_behind(self) -> bool:
+        """Return True if a sync method was given up while it ran, in a thread that nothing can interrupt."""
+        return self._thread is not None and self._thread.abandoned
+
+    @property
     def tool_list(self) -> Sequence[Tool]:
         """List the tools that the model may call."""
         return ()
 
 
-class ToolEnv(Env):
+class ToolEnv(Env[Shared]):
     """An environment made of tools: it runs the calls of a turn together, and ends when a turn makes none.
 
     ``tools`` lists tools, toolsets, names from the registry, or nothing at all; methods marked ``@tool`` belong to it
@@ -150,7 +164,7 @@ class ToolEnv(Env):
 
     @cached_property
     def _tools(self) -> dict[str, Tool]:
-        listed = [t.bind(self) if isinstance(t, Tool) and t.is_method else t for t in self._listed]
+        listed = [t.bind(self, self._thread) if isinstance(t, Tool) and t.is_method else t for t in self._listed]
         tools = [t for one in listed for t in (one.tool_list if isinstance(one, Toolset) else [one])]
         check_tool_names([t.name for t in tools], type(self))
         return {t.name: t for t in tools}
@@ -247,7 +261,7 @@ class ToolEnv(Env):
 
 _UNBOUND = ToolBinding()
 _CACHED = ("_listed", "_tools")  # what a ToolEnv keeps of its tools
-_OF_THE_RUN = ("shared", "tool_binding", "tools")
+_OF_THE_RUN = ("shared", "tool_binding", "tools", "_thread")
 
 
 def _holds(function: Any, owner: object) -> bool:

@@ -9,6 +9,7 @@ from operator import index
 from typing import Any, Self
 
 from agentrl.environments.env import Env, ToolEnv
+from agentrl.environments.sync_env import check_sync, thread_methods
 from agentrl.environments.tool_binding import ToolBinding, ToolSettings, ToolSpec, enter_author_context
 from agentrl.environments.validation import check_attributes
 from agentrl.errors import ConfigError, ContractError, author_errors
@@ -37,6 +38,7 @@ class EnvSpec:
         registry.check_needs(f"env {short!r}", cls)
         if not (isinstance(cls, type) and issubclass(cls, Env)):
             raise ContractError(f"env {env!r} is {cls!r:.80}, not a subclass of agentrl.Env")
+        check_sync(cls)
         self.cls: type[Env] = cls
         self.name = env if isinstance(env, str) else cls.__name__
         if member is not None and cls.named_by is not None:
@@ -84,7 +86,9 @@ class EnvSpec:
         """
         async with AsyncExitStack() as held:
             what, settings = f"{self.cls.__name__}.open_shared", self.settings
-            self.shared = await enter_author_context(held, what, lambda: self.cls.open_shared(**settings))
+            self.shared = await enter_author_context(
+                held, what, lambda: self.cls.open_shared(**settings), self.cls.sync
+            )
             env = self.sample()
             if isinstance(env, ToolEnv):
                 await held.enter_async_context(self.tool_binding.open(env))
@@ -92,7 +96,7 @@ class EnvSpec:
 
     def make(self) -> Env:
         """Make a fresh environment."""
-        env = self.cls(**self.settings)
+        env = thread_methods(self.cls(**self.settings))
         env.shared = self.shared
         if isinstance(env, ToolEnv):
             env.tool_binding = self.tool_binding

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 from agentrl.errors import ContractError, author_errors, suggest
+from agentrl.runtime.threads import enter_in_thread
 from agentrl.settings import registry
 from agentrl.tools.tool import Tool
 from agentrl.tools.toolset import Toolset, as_tool, load_tool
@@ -105,8 +106,11 @@ def check_tool_names(names: Sequence[str], cls: type) -> None:
         )
 
 
-async def enter_author_context(held: AsyncExitStack, what: str, opening: Callable[[], Any]) -> Any:
+async def enter_author_context(held: AsyncExitStack, what: str, opening: Callable[[], Any], sync: bool = False) -> Any:
     """Enter an author's async context manager and return its value.
+
+    Args:
+        sync: take a plain context manager too, which is entered in a thread.
 
     Raises:
         ContractError: it is none, or raises as it opens; ``what`` is how the sentence calls it.
@@ -115,6 +119,8 @@ async def enter_author_context(held: AsyncExitStack, what: str, opening: Callabl
         context = opening()
         if hasattr(context, "__aenter__"):
             return await held.enter_async_context(context)
+        if sync and hasattr(context, "__enter__"):
+            return await held.enter_async_context(enter_in_thread(context))
     if inspect.iscoroutine(context):
         context.close()
     raise ContractError(f"{what} must be an async context manager: write @asynccontextmanager above it, and yield once")

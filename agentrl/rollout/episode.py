@@ -18,6 +18,7 @@ import anyio
 
 from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.spec import EnvSpec
+from agentrl.environments.sync_env import thread_methods
 from agentrl.environments.task_sampler import describe_task
 from agentrl.environments.validation import (
     as_messages,
@@ -197,7 +198,7 @@ class Episode:
         fork.env = env.clone()
         if not isinstance(fork.env, Env) or fork.env is env:
             raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
-        fork.env.shared = env.shared
+        thread_methods(fork.env).shared = env.shared
         fork.env._track = fork.track = self.track.fork()
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
             fork.env.fork_tools(env)
@@ -265,7 +266,10 @@ class Episode:
     async def _bounded(self, call: Awaitable[T]) -> T:
         """Await an environment's method under the turn's deadline."""
         if not hasattr(call, "__await__"):
-            raise ContractError(f"{self._method()} must be `async def`; it returned {call!r:.80}")
+            raise ContractError(
+                f"{self._method()} must be `async def`; it returned {call!r:.80} (plain methods run in a thread where "
+                "the class says `sync = True`)"
+            )
         limit = self.context.limits.turn_timeout_s
         with anyio.move_on_after(limit) as scope:
             try:
@@ -278,7 +282,8 @@ class Episode:
                 if task is not None and task.cancelling():
                     raise
                 raise self._method_fault("raised CancelledError") from None
-        raise InfraError("turn_timeout", f"{self._describe_method()} took over {limit:g} s")
+        left = "; its thread is left behind" if self.env is not None and self.env.is_left_behind else ""
+        raise InfraError("turn_timeout", f"{self._describe_method()} took over {limit:g} s{left}")
 
     @property
     def token_ids(self) -> list[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import queue
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -15,7 +17,7 @@ from anyio.abc import TaskGroup
 from anyio.from_thread import start_blocking_portal
 from anyio.lowlevel import RunVar
 
-from agentrl.errors import is_failure
+from agentrl.errors import InfraError, is_failure
 
 T = TypeVar("T")
 GRACE_S = 1.0  # to clean up after a deadline
@@ -104,12 +106,81 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
     def work() -> None:
         try:
-            future.set_result(context.run(function))
-        except BaseException as error:
-            future.set_exception(error)
+            _fulfil(future, context, function)
         finally:
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(slots.release)
 
     threading.Thread(target=work, name="agentrl function", daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+@asynccontextmanager
+async def enter_in_thread(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a plain context manager in threads."""
+    value = await run_in_thread(context.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        if not await run_in_thread(partial(context.__exit__, type(error), error, error.__traceback__)):
+            raise
+    else:
+        await run_in_thread(partial(context.__exit__, None, None, None))
+
+
+def _fulfil(future: Future[T], context: contextvars.Context, function: Callable[[], T]) -> None:
+    """Call a function, and give its result, or what it raises, to whoever awaits the future."""
+    try:
+        future.set_result(context.run(function))
+    except StopIteration as error:  # no future takes one: whoever awaits it would wait for ever
+        future.set_exception(RuntimeError(f"it raised {error!r}"))
+    except BaseException as error:
+        future.set_exception(error)
+
+
+class SerialThread:
+    """A thread that calls functions one after the other, begun at the first call: for what belongs to one thread.
+
+    A call that nobody waits for any more runs on, as a thread cannot be interrupted; after it nothing else is called.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+        self.abandoned = False  # a call was given up while it ran
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread; once the thread has ended, in another one.
+
+        Raises:
+            InfraError: ``thread_abandoned``, a call before was given up and may still run.
+        """
+        if self.abandoned:
+            raise InfraError("thread_abandoned", "a call before was given up and may still run in its thread")
+        if self._ended:
+            return await run_in_thread(function)
+        future = Future[T]()
+        self._calls.put(partial(_fulfil_unless_cancelled, future, contextvars.copy_context(), function))
+        if self._thread is None:
+            self._thread = threading.Thread(target=_call_each, args=(self._calls,), name="agentrl calls", daemon=True)
+            self._thread.start()
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self.abandoned = future.running()
+
+    def end(self) -> None:
+        """End the thread after the calls that were made."""
+        self._ended = True
+        self._calls.put(None)
+
+
+def _fulfil_unless_cancelled(future: Future[T], context: contextvars.Context, function: Callable[[], T]) -> None:
+    if future.set_running_or_notify_cancel():
+        _fulfil(future, context, function)
+
+
+def _call_each(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()

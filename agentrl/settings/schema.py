@@ -21,25 +21,25 @@ _listed = pydantic.BeforeValidator(_split)
 CommaSeparated = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
 
 
-def _list_tools(tools: Any) -> Any:
+def _list_tools(tools: object) -> Sequence[object]:
     """Return a list of tools of what a user gives: names with commas between them, one function, or a list."""
     tools = _split(tools)
     return tools if isinstance(tools, list | tuple) else [tools]
 
 
-def find_import_name(thing: Any) -> str | None:
+def find_import_name(thing: object) -> str | None:
     """Return ``module:name`` where that imports the thing; None for what is made in a script or in a function."""
     own = getattr(thing, "function", thing)
     module, name = getattr(own, "__module__", None), getattr(own, "__qualname__", "<none>")
     if module in (None, "__main__") or "<" in name:
         return None
-    value: Any = sys.modules.get(module)
+    value: object = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
     return f"{module}:{name}" if value is thing else None
 
 
-def _name_tools(tools: Sequence[Any]) -> list[str]:
+def _name_tools(tools: Sequence[object]) -> list[str]:
     """List the tools that another process can load, by name; the others are objects of this one."""
     names = (t if isinstance(t, str) else find_import_name(t) for t in tools)
     return [name for name in names if name is not None]

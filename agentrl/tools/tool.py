@@ -16,7 +16,7 @@ import pydantic
 
 from agentrl.errors import ContractError, InfraError, ToolError, UserError
 from agentrl.runtime.processes import call_in_process
-from agentrl.runtime.threads import DeadlineExceeded, contain_exits, run_in_thread, with_deadline
+from agentrl.runtime.threads import DeadlineExceeded, SerialThread, contain_exits, run_in_thread, with_deadline
 from agentrl.settings.signature import build_arguments_model, convert_arguments, list_problems
 from agentrl.types import JsonSchema
 
@@ -43,6 +43,7 @@ class Tool:
         writes: whether a call may change what is outside of the episode (``None``: not known). ``agentrl check`` calls
             such a tool only if ``--allow_writes`` names it; an MCP server tells its clients.
         model_errors: exceptions of the function that are the model's mistake beside ``ToolError``: it reads their text.
+        thread: of a sync environment, in which its sync methods run.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Tool:
     process: bool = False
     writes: bool | None = None
     model_errors: tuple[type[Exception], ...] = ()
+    thread: SerialThread | None = None
 
     def __post_init__(self) -> None:
         if self.max_consecutive_failures is not None and self.max_consecutive_failures < 1:
@@ -95,9 +97,9 @@ class Tool:
         pauses = sum(_pause(attempt) for attempt in range(self.retries))
         return self.timeout_s * (self.retries + 1) + pauses
 
-    def bind(self, owner: object) -> Tool:
+    def bind(self, owner: object, thread: SerialThread | None = None) -> Tool:
         """Return the tool of one environment, for a function that takes ``self``."""
-        return replace(self, function=partial(self.function, owner))
+        return replace(self, function=partial(self.function, owner), thread=thread)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a call's arguments to Python values.
@@ -157,7 +159,8 @@ class Tool:
             return await self.function(**arguments)
         if self.process:
             return await call_in_process(_run_by_name, self.function.__module__, self.function.__qualname__, arguments)
-        result = await run_in_thread(partial(self.function, **arguments))
+        call = partial(self.function, **arguments)
+        result = await (run_in_thread(call) if self.thread is None else self.thread.run(call))
         return await result if isinstance(result, Awaitable) else result
 
     def _format(self, result: Any) -> str:
@@ -263,7 +266,7 @@ def _find_obstacle(function: Any) -> str | None:
     return None
 
 
-def _parameters(function: Callable[..., Any]) -> Sequence[str]:
+def _parameters(function: Callable[..., object]) -> Sequence[str]:
     try:
         return tuple(inspect.signature(function).parameters)
     except ValueError:  # written in C, which keeps none
