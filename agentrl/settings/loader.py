@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -14,6 +15,8 @@ import tomli_w
 
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.settings import registry
+from agentrl.settings.names.adoption import Adoption
+from agentrl.settings.names.translation import find_name, list_hints
 from agentrl.settings.schema import Section, TrainConfig, find_import_name
 from agentrl.settings.signature import build_arguments_model, list_problems
 
@@ -28,14 +31,16 @@ def build_config(*layers: Layer) -> TrainConfig:
     """
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    adoption = Adoption(is_known=list_settings().__contains__, is_environments=partial(_is_environments, layers))
     for source, layer in layers:
-        leaves = flatten(_with_names(layer))
+        leaves = adoption.adopt(source, _flatten_layer(_with_names(layer)), flatten(merged))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
             del merged["env"]  # another environment: the first one's settings are not its own
         for path, value in leaves.items():
             _check_known(path, source, leaves.get("env.name") or _get(merged, "env.name"))
             _set(merged, path, value, source)
             origin[path] = source
+    adoption.tell()
     if "env" not in merged:
         raise ConfigError("no environment; say --env NAME (agentrl list shows the names)")
     try:
@@ -157,6 +162,18 @@ def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**layer, **short}
 
 
+def _flatten_layer(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a layer, but for the tables that are the value of another library's name, such as ``peft_config``."""
+    whole = {name: value for name, value in layer.items() if isinstance(value, Mapping) and find_name(name)}
+    return {**flatten({name: value for name, value in layer.items() if name not in whole}), **whole}
+
+
+def _is_environments(layers: Sequence[Layer], name: str) -> bool:
+    """Return True for a setting of the environment that the last layer names."""
+    names = [env for _, layer in layers if (env := _get(_with_names(layer), "env.name"))]
+    return bool(names) and name in _own_settings(names[-1])
+
+
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return tables in tables as one dict, by dotted names."""
     leaves: dict[str, Any] = {}
@@ -185,10 +202,11 @@ def _check_known(path: str, source: str, env: Any = None) -> None:
     if path in _own_settings(env):
         raise ConfigError(f"{path}: unknown setting; it is one of env {env!r}: --env.{path} [{source}]")
     last = path.rpartition(".")[2]
-    alias = get_close_matches(last, _ALIASES, n=1, cutoff=0.85)
+    hints = list_hints()
+    alias = get_close_matches(last, hints, n=1, cutoff=0.85)
     longer = [k for k in known if "." in path and k.startswith(path)]  # rollout.tasks of rollout.tasks_per_step
     alike = longer or [k for k in known if k.rpartition(".")[2] == last]
-    close = _ALIASES[alias[0]] if alias else next(iter(alike), None)
+    close = hints[alias[0]] if alias else next(iter(alike), None)
     hint = f"; did you mean {close!r}?" if close else suggest(path, known)
     hint = hint if "did you mean" in hint else "; agentrl train --help tells of them all"
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
@@ -206,18 +224,3 @@ def _own_settings(env: Any) -> Sequence[str]:
         return [f.alias or "" for f in build_arguments_model(cls.__init__, env).model_fields.values()] if cls else []
     except UserError:  # that comes next
         return []
-
-
-# What users of TRL type first.
-_ALIASES = {
-    "learning_rate": "learner.lr",
-    "max_steps": "steps",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_tokens",
-    "per_device_train_batch_size": "rollout.tasks_per_step",
-    "output_dir": "run.dir",
-    "optim": "learner.optimizer",
-    "loss_type": "learner.loss",
-    "lr_scheduler_type": "learner.lr_scheduler",
-    "model_name_or_path": "model",
-}

@@ -29,6 +29,7 @@ from agentrl.runtime.stalls import watch_stalls
 from agentrl.settings import registry
 from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
+from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.signature import convert_value
 from agentrl.training import checkpoint
@@ -71,7 +72,9 @@ def train(
     Raises:
         UserError: a setting, the environment, a tool or the model is wrong; the sentence says what and the way out.
     """
-    spec = EnvSpec(env, **convert_value("env_args", {} if env_args is None else env_args, dict[str, Any]))
+    named_otherwise, settings = take_env_names(settings)
+    own = convert_value("env_args", {} if env_args is None else env_args, dict[str, Any])
+    spec = EnvSpec(env, **named_otherwise, **own)
     spec.check_run_settings(settings)
     callback = Callbacks(callbacks)
     named = {"name": spec.name, **spec.settings}

@@ -92,7 +92,9 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
     [
         ("learner.learning_rte = 1", "learner.learning_rte: unknown setting; did you mean 'learner.lr'?"),
         ("learner.learning_rate = 1", "learner.learning_rate: unknown setting; did you mean 'learner.lr'?"),
-        ("num_generations = 8", "num_generations: unknown setting; did you mean 'rollout.group_size'?"),
+        ("num_generation = 8", "num_generation: unknown setting; did you mean 'rollout.group_size'?"),
+        ("num_generations = 1", "rollout.group_size: input should be greater than or equal to 2, not 1"),
+        ("top_p = 0.9", "top_p: not here: what is sampled must be what the learner computes"),
         ("learner.warmup_step = 1", "learner.warmup_step: unknown setting; did you mean 'learner.warmup_steps'?"),
         ("rollout.tasks = 1", "rollout.tasks: unknown setting; did you mean 'rollout.tasks_per_step'?"),
         ("rollout.lr = 1", "rollout.lr: unknown setting; did you mean 'learner.lr'?"),

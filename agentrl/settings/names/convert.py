@@ -1,0 +1,109 @@
+"""Values of other libraries as values here. Each function raises ValueError, with the reason, where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_OPTIMIZERS = {
+    "adamw": ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_apex_fused", "adamw_anyprecision"),
+    "adamw_8bit": ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"),
+    "muon": ("muon",),
+}
+_SCHEDULERS = ("constant", "linear", "cosine")
+_FLOATS = {"float32": "float32", "fp32": "float32", "float": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+
+
+def convert_optimizer(value: object) -> object:
+    """Return the optimizer here that one of transformers is."""
+    name = _get_word(value)
+    for ours, theirs in _OPTIMIZERS.items():
+        if name in theirs:
+            return ours
+    raise ValueError(f"there is no optimizer {name!r} here; those are {', '.join(_OPTIMIZERS)}")
+
+
+def convert_scheduler(value: object) -> object:
+    """Return the schedule of the learning rate here that one of transformers is."""
+    name = _get_word(value)
+    if name == "constant_with_warmup":
+        return "constant"
+    if name not in _SCHEDULERS:
+        raise ValueError(f"there is no schedule {name!r} here; those are {', '.join(_SCHEDULERS)}")
+    return name
+
+
+def convert_trackers(value: object) -> object:
+    """Return the names of the trackers; none for ``none``."""
+    names = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    if names == ["all"]:
+        raise ValueError("all is whatever is installed; name the trackers, such as wandb,tensorboard")
+    return [str(name) for name in names if name not in ("none", "")]
+
+
+def convert_dtype(value: object) -> object:
+    """Return the type of the weights: float32 or bfloat16, of torch's or as a word."""
+    name = str(value).removeprefix("torch.")
+    if name not in _FLOATS:
+        raise ValueError(f"weights are in float32 or bfloat16, not in {name}")
+    return _FLOATS[name]
+
+
+def convert_bf16(value: object) -> object:
+    """Return the type of the weights that bf16 stands for; the optimizer keeps float32 copies of them."""
+    return "bfloat16" if value else "float32"
+
+
+def convert_truncated(value: object) -> object:
+    """Return the stop reasons whose episodes are not trained."""
+    return ["max_tokens"] if value else []
+
+
+def convert_tool_iterations(value: object) -> object:
+    """Return the turns of an episode: the tool calls, and the answer after them."""
+    return int(value) + 1 if isinstance(value, int | float) else None
+
+
+def convert_targets(value: object) -> object:
+    """Return the layers that an adapter changes."""
+    if isinstance(value, str):
+        return [value] if value == "all-linear" else value.replace(" ", "").split(",")
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else value
+
+
+def convert_rank(value: object) -> object:
+    """Return an adapter's rank; None, for no adapter, where it is 0."""
+    return value or None
+
+
+def convert_reduction(value: object) -> object:
+    """Return the loss here that sums the tokens as verl's mode does."""
+    known = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
+    name = _get_word(value)
+    if name not in known:
+        raise ValueError(f"there is no loss that sums tokens by {name}; known: {', '.join(known)}")
+    return known[name]
+
+
+def convert_logger(value: object) -> object:
+    """Return verl's trackers: all but the console."""
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    return [str(name) for name in names if name != "console"]
+
+
+def convert_interval(value: object) -> object:
+    """Return the steps between two of something; 0 for never, which verl writes -1."""
+    return max(int(value), 0) if isinstance(value, int | float) else 0
+
+
+def convert_engine(value: object) -> object:
+    """Return the engine that a backend's name is."""
+    known = {"vllm": "vllm", "hf": "transformers", "transformers": "transformers"}
+    name = _get_word(value)
+    if name not in known:
+        raise ValueError(f"there is no engine {name!r} here; those are transformers, vllm and server")
+    return known[name]
+
+
+def _get_word(value: object) -> str:
+    """Return an enum's value, or the text itself."""
+    return str(getattr(value, "value", value))

@@ -1,0 +1,165 @@
+"""TRL's names: the fields of ``GRPOConfig`` (1.16), the arguments of ``GRPOTrainer`` and of ``trl grpo``."""
+
+from __future__ import annotations
+
+from agentrl.settings.names.convert import convert_dtype, convert_targets, convert_tool_iterations, convert_truncated
+from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
+
+_WHOLE = (
+    "what is sampled must be what the learner computes, so a policy acts by its whole distribution; "
+    "leave it out, or change rollout.temperature"
+)
+_EMBEDDED = "the embedded engine batches continuously by itself"
+_SEND = "weights go to servers over a group that agentrl makes itself"
+_IMAGES = "episodes are text"
+_HUB = "every completion lies in the run folder's trajectories/; agentrl report writes a page to share"
+_ADAPTIVE = "there is no adaptive entropy; learner.entropy_coef is fixed"
+_LOSS = "the loss has TRL's default values built in; another value needs a loss of your own (docs/algorithms.md)"
+_OWN_ENV = "an environment is a class here: docs/write-an-environment.md"
+
+GRPO_FIELDS: tuple[ForeignName, ...] = (
+    # the model
+    joint("model_init_kwargs", None, "dtype", "its dtype; what else is in it is looked up by its own name"),
+    absent("trust_remote_code", False, "a model's own code is never run; models are those of transformers"),
+    absent("router_aux_loss_coef", None, "there is no balancing loss of mixtures of experts", 0.0),
+    nothing("disable_dropout", False, "a policy never drops out: sampling and learning are the same function"),
+    nothing("cast_lm_head_to_fp32", False, "logits are made to float32 before logprobs are taken"),
+    # data
+    here("num_generations", 8, "rollout.group_size"),
+    here("num_generations_eval", None, "eval.trials", "beside the greedy trial"),
+    here("max_completion_length", 512, "rollout.max_tokens", "of one turn"),
+    nothing("ds3_gather_for_generation", True, "weights are not sharded"),
+    absent("shuffle_dataset", True, "each pass over the tasks has an order of its own, drawn from the seed"),
+    nothing("pad_to_multiple_of", "auto", "what rows begin with alike is computed once; padding is the packing's own"),
+    # sampling
+    joint("generation_batch_size", None, "rollout.tasks_per_step", "in groups: divided by num_generations"),
+    joint("steps_per_generation", None, "rollout.tasks_per_step", "times the batch of a device, in groups"),
+    here("temperature", 1.0, "rollout.temperature"),
+    absent("top_p", 1.0, _WHOLE),
+    absent("top_k", 0, _WHOLE, -1),
+    absent("min_p", None, _WHOLE, 0.0),
+    absent("generation_kwargs", None, _WHOLE, {}),
+    absent("chat_template_kwargs", None, "give a template that has them set: chat_template = FILE", {}),
+    absent("repetition_penalty", 1.0, _WHOLE),
+    nothing("cache_implementation", None, "the embedded engine has a cache of its own"),
+    # vLLM
+    joint("use_vllm", False, "engine.name", "true: vllm or, by vllm_mode, server; false: transformers"),
+    joint("vllm_mode", "colocate", "engine.name", "colocate is vllm, server is server"),
+    nothing("vllm_model_impl", "vllm", "vLLM chooses its implementation"),
+    nothing("vllm_enable_sleep_mode", False, "vLLM sleeps where the learner shares its GPU"),
+    absent("vllm_structured_outputs_regex", None, _WHOLE),
+    joint("vllm_server_base_url", None, "engine.urls"),
+    joint("vllm_server_host", "0.0.0.0", "engine.urls", "with vllm_server_port"),
+    joint("vllm_server_port", 8000, "engine.urls", "with vllm_server_host"),
+    nothing("vllm_server_timeout", 240.0, "a server that does not answer is named at once; agentrl serve waits for it"),
+    nothing("vllm_group_port", 51216, _SEND),
+    nothing(
+        "vllm_gpu_memory_utilization",
+        0.3,
+        "of a GPU that the learner shares, vLLM takes half",
+    ),
+    here("vllm_max_model_length", None, "engine.max_model_len"),
+    absent("vllm_tensor_parallel_size", 1, "every engine holds a whole model; several servers: engine.urls"),
+    # the objective
+    here("beta", 0.0, "learner.beta"),
+    here("num_iterations", 1, "learner.num_iterations"),
+    joint("epsilon", 0.2, "learner.epsilon", "and learner.epsilon_high, where epsilon_high is not given"),
+    here("delta", None, "learner.delta"),
+    joint("epsilon_high", None, "learner.epsilon_high", "None is epsilon"),
+    absent("sapo_temperature_neg", 1.05, _LOSS),
+    absent("sapo_temperature_pos", 1.0, _LOSS),
+    absent("vespo_k_pos", 2.0, _LOSS),
+    absent("vespo_lambda_pos", 3.0, _LOSS),
+    absent("vespo_k_neg", 3.0, _LOSS),
+    absent("vespo_lambda_neg", 2.0, _LOSS),
+    here("importance_sampling_level", "token", "learner.importance_level"),
+    here("reward_weights", None, "env.reward_weights"),
+    joint("multi_objective_aggregation", "sum_then_normalize", "learner.advantage", "normalize_then_sum is gdpo"),
+    joint("scale_rewards", "group", "learner.advantage", "group is grpo, none is dr_grpo, batch is batch"),
+    here("loss_type", "dapo", "learner.loss"),
+    here(
+        "mask_truncated_completions",
+        False,
+        "learner.mask_stop_reasons",
+        "true is max_tokens",
+        convert_truncated,
+    ),
+    joint("sync_ref_model", False, "learner.ref_sync_steps"),
+    joint("ref_model_mixup_alpha", 0.6, "learner.ref_sync_steps", "the copy is renewed whole: only 1.0 is here"),
+    joint("ref_model_sync_steps", 512, "learner.ref_sync_steps", "where sync_ref_model is true"),
+    here("top_entropy_quantile", 1.0, "learner.top_entropy_quantile"),
+    here("entropy_coef", 0.0, "learner.entropy_coef"),
+    absent("use_adaptive_entropy", False, _ADAPTIVE),
+    nothing("entropy_coef_min", 0.0, _ADAPTIVE),
+    nothing("entropy_coef_max", 1.0, _ADAPTIVE),
+    nothing("entropy_coef_delta", 0.005, _ADAPTIVE),
+    nothing("entropy_target", 0.2, _ADAPTIVE),
+    here(
+        "max_tool_calling_iterations",
+        None,
+        "rollout.max_turns",
+        "and one more, for the answer",
+        convert_tool_iterations,
+    ),
+    joint("vllm_importance_sampling_correction", True, "learner.importance_sampling_mode"),
+    here("vllm_importance_sampling_mode", "sequence_mask", "learner.importance_sampling_mode"),
+    here("vllm_importance_sampling_clip_max", 3.0, "learner.importance_sampling_max"),
+    here("vllm_importance_sampling_clip_min", None, "learner.importance_sampling_min"),
+    here("vllm_importance_sampling_cap", None, "learner.importance_sampling_max"),
+    here("off_policy_mask_threshold", None, "learner.off_policy_threshold"),
+    here("use_bias_correction_kl", True, "learner.use_bias_correction_kl"),
+    # logging
+    nothing("log_completions", False, "every completion is kept in trajectories/"),
+    nothing("log_multimodal", True, _IMAGES),
+    nothing("num_completions_to_print", None, "every completion is kept in trajectories/; agentrl view shows them"),
+    nothing("log_unique_prompts", False, "every completion is kept in trajectories/, by its task"),
+    absent("log_completions_hub_repo", None, _HUB),
+    nothing("use_transformers_continuous_batching", False, _EMBEDDED),
+    nothing("transformers_continuous_batching_config", None, _EMBEDDED),
+    nothing("use_transformers_paged", False, _EMBEDDED),
+)
+
+_TRAINER = "agentrl takes it as an argument of train()"
+TRAINER_ARGUMENTS: tuple[ForeignName, ...] = (
+    here("reward_funcs", None, "env.rewards", "names, module:function, file.py:function; in Python functions too"),
+    here("train_dataset", None, "env.data"),
+    here("eval_dataset", None, "env.test_data"),
+    absent("args", None, "give its fields as settings: train(..., num_generations=8)"),
+    absent("processing_class", None, "train(..., tokenizer=...) takes a loaded model's tokenizer"),
+    absent("reward_processing_classes", None, "a reward model's tokenizer is loaded by its name"),
+    joint("peft_config", None, "lora.rank", "its r, lora_alpha and target_modules"),
+    joint("quantization_config", None, "lora.quantize", "load_in_4bit is 4bit"),
+    absent("rollout_func", None, f"{_OWN_ENV}; the rollout itself is agentrl's, and keeps every token's logprob"),
+    absent("environment_factory", None, f"{_OWN_ENV}; its methods become tools by @tool"),
+)
+
+SCRIPT_ARGUMENTS: tuple[ForeignName, ...] = (
+    here("model_name_or_path", None, "model"),
+    absent("model_revision", "main", "download that revision, and give its folder as model"),
+    here("torch_dtype", None, "dtype", "of the weights", convert_dtype),
+    nothing("attn_implementation", None, "the attention is chosen by the model and what is installed"),
+    nothing("device_map", None, "a policy is on the GPU if there is one"),
+    joint("use_peft", False, "lora.rank"),
+    joint("lora_r", 16, "lora.rank"),
+    joint("lora_alpha", 32, "lora.alpha"),
+    absent("lora_dropout", 0.0, "adapters have no dropout: sampling and learning are the same function"),
+    ForeignName("lora_target_modules", "setting", None, "lora.targets", "", convert_targets),
+    absent("lora_target_parameters", None, "adapters are of linear layers: lora.targets"),
+    absent("lora_modules_to_save", None, "beside an adapter nothing is trained"),
+    nothing("lora_task_type", "CAUSAL_LM", "a policy is a causal LM"),
+    absent("use_rslora", False, "an adapter counts lora.alpha / lora.rank; set alpha for another scale"),
+    absent("use_dora", False, "adapters are plain low-rank ones"),
+    absent("load_in_8bit", False, "weights beside an adapter are whole, or in 4 bits: lora.quantize = 4bit"),
+    joint("load_in_4bit", False, "lora.quantize", "true is 4bit"),
+    absent("bnb_4bit_quant_type", "nf4", "4 bits are NF4 here"),
+    nothing("bnb_4bit_compute_dtype", None, "computed in dtype"),
+    nothing("use_bnb_nested_quant", False, "how 4 bits are stored is set"),
+    nothing("bnb_4bit_quant_storage", None, "how 4 bits are stored is set"),
+    joint("dataset_name", None, "env.data"),
+    joint("dataset_config", None, "env.data", "after the dataset's name, with a colon"),
+    absent("dataset_train_split", "train", "the split is train; save another as a file for env.data"),
+    nothing("dataset_test_split", "test", "rows to evaluate on are env.test_data"),
+    absent("dataset_streaming", False, "the rows are loaded"),
+    nothing("ignore_bias_buffers", False, "gradients are summed without torch's DDP"),
+    absent("reward_model_name_or_path", None, "a reward model is a reward: env.rewards = reward-model:NAME"),
+)

@@ -1,0 +1,50 @@
+"""verl's names that make a setting together."""
+
+from __future__ import annotations
+
+from agentrl.errors import ConfigError
+from agentrl.settings.names.values import JointRule, Settings, Values
+
+_ACTOR = "actor_rollout_ref.actor"
+_LOW, _HIGH, _BOTH = f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high", f"{_ACTOR}.clip_ratio"
+_TRAINED, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
+
+
+def _clip(v: Values) -> Settings:
+    ends = {"learner.epsilon": _LOW, "learner.epsilon_high": _HIGH}
+    return {
+        setting: v[_BOTH] if v[name] is None else v[name]
+        for setting, name in ends.items()
+        if v.explicit & {name, _BOTH}
+    }
+
+
+def _kl(v: Values) -> Settings:
+    asked = v[f"{_ACTOR}.use_kl_loss"]
+    return {"learner.beta": 0.0 if asked is False else v[f"{_ACTOR}.kl_loss_coef"]}
+
+
+def _advantage(v: Values) -> Settings:
+    name = v["algorithm.adv_estimator"]
+    if "algorithm.adv_estimator" in v.explicit and name not in ("grpo", "rloo"):
+        raise ConfigError(f"algorithm.adv_estimator: no critic is trained; grpo or rloo, not {name!r}")
+    if name == "rloo":
+        return {"learner.advantage": "rloo"}
+    return {"learner.advantage": "grpo" if v["algorithm.norm_adv_by_std_in_grpo"] else "dr_grpo"}
+
+
+def _batch(v: Values) -> Settings:
+    trained, mini = v.whole(_TRAINED), v[_MINI]
+    if mini is not None and mini != trained and {_TRAINED, _MINI} <= v.explicit:
+        raise ConfigError(
+            f"{_MINI}: a step learns from all the prompts that it sampled, {trained}, not from {mini} of them at a time"
+        )
+    return {"rollout.tasks_per_step": trained if _TRAINED in v.explicit else mini}
+
+
+VERL_RULES: tuple[JointRule, ...] = (
+    JointRule((_BOTH, _LOW, _HIGH), _clip),
+    JointRule((f"{_ACTOR}.use_kl_loss", f"{_ACTOR}.kl_loss_coef"), _kl),
+    JointRule(("algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"), _advantage),
+    JointRule((_TRAINED, _MINI), _batch),
+)

@@ -1,0 +1,67 @@
+"""vLLM's names: engine arguments, sampling parameters, and those of ``vllm serve``."""
+
+from __future__ import annotations
+
+from agentrl.settings.names.foreign import ForeignName, absent, here, nothing
+
+_WHOLE = "what is sampled must be what the learner computes, so a policy acts by its whole distribution"
+_OWN = "vLLM's own choice"
+_ONE = "every engine holds a whole model on one GPU; more servers: engine.urls"
+_LORA = "an adapter is sent to vLLM where lora.rank is set"
+_SERVE = "agentrl serve starts a server; --port is its own"
+
+VLLM_NAMES: tuple[ForeignName, ...] = (
+    here("n", 1, "rollout.group_size"),
+    here("max_tokens", 16, "rollout.max_tokens"),
+    here("max_num_seqs", 256, "engine.max_num_seqs"),
+    here("max_model_len", None, "engine.max_model_len"),
+    nothing(
+        "gpu_memory_utilization",
+        0.92,
+        "of a GPU that the learner shares, vLLM takes half",
+    ),
+    nothing("enforce_eager", False, _OWN),
+    nothing("max_num_batched_tokens", None, _OWN),
+    nothing("enable_prefix_caching", None, "prefixes are cached, and forgotten when the weights change"),
+    nothing("enable_chunked_prefill", None, _OWN),
+    nothing("block_size", None, _OWN),
+    nothing("swap_space", 4, _OWN),
+    nothing("cpu_offload_gb", 0, _OWN),
+    nothing("kv_cache_dtype", "auto", _OWN),
+    nothing("load_format", "auto", "vLLM is sent the weights"),
+    nothing("enable_sleep_mode", False, "vLLM sleeps where the learner shares its GPU"),
+    nothing("disable_log_stats", False, "what the engine does is in metrics.jsonl"),
+    nothing("logprobs", None, "the logprob of every sampled token is kept"),
+    nothing("logprobs_mode", "raw_logprobs", "logprobs are of the distribution that is sampled from"),
+    nothing("enable_lora", False, _LORA),
+    nothing("max_lora_rank", 16, _LORA),
+    nothing("max_loras", 1, _LORA),
+    nothing("served_model_name", None, _SERVE),
+    nothing("api_key", None, _SERVE),
+    nothing("host", None, _SERVE),
+    nothing("port", 8000, _SERVE),
+    nothing("enable_auto_tool_choice", False, "calls are read by the model's template"),
+    nothing("tool_call_parser", None, "calls are read by the model's template; agentrl serve has --tool_parser"),
+    absent("tensor_parallel_size", 1, _ONE),
+    absent("pipeline_parallel_size", 1, _ONE),
+    absent("data_parallel_size", 1, _ONE),
+    absent("distributed_executor_backend", None, _ONE),
+    absent("quantization", None, "weights are those that are trained; beside an adapter lora.quantize = 4bit"),
+    absent("speculative_config", None, "tokens are sampled from the policy itself"),
+    absent("tokenizer", None, "the tokenizer is the model's own"),
+    absent("revision", None, "download that revision, and give its folder as model", "main"),
+    absent("stop", None, "a turn ends at the model's own end token, or after rollout.max_tokens", []),
+    absent("stop_token_ids", None, "a turn ends at the model's own end tokens", []),
+    absent("ignore_eos", False, "a turn ends at the model's own end token"),
+    absent("min_tokens", 0, _WHOLE),
+    absent("presence_penalty", 0.0, _WHOLE),
+    absent("frequency_penalty", 0.0, _WHOLE),
+    absent("logit_bias", None, _WHOLE),
+    absent("allowed_token_ids", None, _WHOLE),
+    absent("bad_words", None, _WHOLE),
+    absent("structured_outputs", None, _WHOLE),
+    absent("guided_decoding", None, _WHOLE),
+    absent("best_of", None, _WHOLE, 1),
+    absent("limit_mm_per_prompt", None, "episodes are text"),
+    absent("reasoning_parser", None, "a thought is part of the reply; env.thought_marks, where a reward looks past it"),
+)
