@@ -31,7 +31,7 @@ def build_config(*layers: Layer) -> TrainConfig:
     """
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    adoption = Adoption(is_known=list_settings().__contains__, is_environments=partial(_is_environments, layers))
+    adoption = Adoption(is_known=_is_setting, is_environments=partial(_is_environments, layers))
     for source, layer in layers:
         leaves = adoption.adopt(source, _flatten_layer(_with_names(layer)), flatten(merged))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
@@ -196,9 +196,9 @@ def list_settings() -> dict[str, pydantic.fields.FieldInfo]:
 def _check_known(path: str, source: str, env: Any = None) -> None:
     if path.startswith(("env.", "tool.")):
         return  # the environment checks its own, and a tool
-    known = list_settings()
-    if path in known or any(path.startswith(f"{name}.") for name in known if _is_table(known[name])):
+    if _is_setting(path):
         return
+    known = list_settings()
     if path in _own_settings(env):
         raise ConfigError(f"{path}: unknown setting; it is one of env {env!r}: --env.{path} [{source}]")
     last = path.rpartition(".")[2]
@@ -210,6 +210,12 @@ def _check_known(path: str, source: str, env: Any = None) -> None:
     hint = f"; did you mean {close!r}?" if close else suggest(path, known)
     hint = hint if "did you mean" in hint else "; agentrl train --help tells of them all"
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
+
+
+def _is_setting(path: str) -> bool:
+    """Return True for a setting of a run, or one within a table of settings."""
+    known = list_settings()
+    return path in known or any(path.startswith(f"{name}.") for name in known if _is_table(known[name]))
 
 
 def _is_table(field: pydantic.fields.FieldInfo) -> bool:

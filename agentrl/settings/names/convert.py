@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 _OPTIMIZERS = {
     "adamw": ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_apex_fused", "adamw_anyprecision"),
     "adamw_8bit": ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"),
     "muon": ("muon",),
 }
-_SCHEDULERS = ("constant", "linear", "cosine")
 _FLOATS = {"float32": "float32", "fp32": "float32", "float": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 
 
@@ -22,14 +22,17 @@ def convert_optimizer(value: object) -> object:
     raise ValueError(f"there is no optimizer {name!r} here; those are {', '.join(_OPTIMIZERS)}")
 
 
-def convert_scheduler(value: object) -> object:
-    """Return the schedule of the learning rate here that one of transformers is."""
-    name = _get_word(value)
-    if name == "constant_with_warmup":
-        return "constant"
-    if name not in _SCHEDULERS:
-        raise ValueError(f"there is no schedule {name!r} here; those are {', '.join(_SCHEDULERS)}")
-    return name
+def convert_word(value: object) -> object:
+    """Return an enum's value, or the text itself."""
+    return _get_word(value)
+
+
+def convert_table(value: object) -> object:
+    """Return a table; one in JSON, as a command line has it, is read."""
+    table = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(table, Mapping):
+        raise ValueError(f"a table of settings, not {value!r:.80}")
+    return dict(table)
 
 
 def convert_trackers(value: object) -> object:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from agentrl.settings.names.convert import convert_bf16, convert_optimizer, convert_scheduler, convert_trackers
+from agentrl.settings.names.convert import (
+    convert_bf16,
+    convert_optimizer,
+    convert_table,
+    convert_trackers,
+    convert_word,
+)
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
 
 _LOG = "every step is logged, in metrics.jsonl"
@@ -22,15 +28,15 @@ TRAINING_FIELDS: tuple[ForeignName, ...] = (
     joint("num_train_epochs", 3.0, "steps", "a step is a batch of tasks; steps = epochs x rows / tasks_per_step"),
     joint("max_steps", -1, "steps", "optimizer steps there, batches here: divided by num_iterations"),
     here("learning_rate", 1e-6, "learner.lr"),
-    here("lr_scheduler_type", "linear", "learner.lr_scheduler", "", convert_scheduler),
-    absent("lr_scheduler_kwargs", None, "schedules have nothing to set", {}),
-    here("warmup_steps", 0, "learner.warmup_steps"),
+    here("lr_scheduler_type", "linear", "learner.lr_scheduler", "", convert_word),
+    here("lr_scheduler_kwargs", None, "learner.lr_scheduler_args", "", convert_table),
+    joint("warmup_steps", 0, "learner.warmup_steps", "below 1 it is learner.warmup_ratio"),
     here("optim", "adamw_torch_fused", "learner.optimizer", "the AdamWs of torch are adamw", convert_optimizer),
     absent("optim_args", None, "the optimizer's settings are those of learner.*"),
     here("weight_decay", 0.0, "learner.weight_decay"),
-    absent("adam_beta1", 0.9, "AdamW has its usual constants"),
-    absent("adam_beta2", 0.999, "AdamW has its usual constants"),
-    absent("adam_epsilon", 1e-8, "AdamW has its usual constants"),
+    joint("adam_beta1", 0.9, "learner.betas"),
+    joint("adam_beta2", 0.999, "learner.betas"),
+    here("adam_epsilon", 1e-8, "learner.adam_epsilon"),
     absent("optim_target_modules", None, "all parameters are trained, or an adapter's: lora.targets"),
     joint("gradient_accumulation_steps", 1, "rollout.tasks_per_step", "a step's gradient is of all its tasks"),
     nothing("average_tokens_across_devices", True, "a gradient is the same on any number of devices"),

@@ -10,7 +10,7 @@ from functools import cache
 from agentrl.errors import ConfigError
 from agentrl.settings.names.foreign import ForeignName
 from agentrl.settings.names.training_arguments import TRAINING_FIELDS
-from agentrl.settings.names.trl import GRPO_FIELDS, SCRIPT_ARGUMENTS, TRAINER_ARGUMENTS
+from agentrl.settings.names.trl import GRPO_FIELDS, OLDER_FIELDS, SCRIPT_ARGUMENTS, TRAINER_ARGUMENTS
 from agentrl.settings.names.trl_rules import TRL_RULES
 from agentrl.settings.names.values import JointRule, Settings, Values
 from agentrl.settings.names.verl import VERL_NAMES
@@ -18,7 +18,7 @@ from agentrl.settings.names.verl_rules import VERL_RULES
 from agentrl.settings.names.vllm import VLLM_NAMES
 
 TABLE: Mapping[str, tuple[ForeignName, ...]] = {  # by library; the first that has a name counts
-    "TRL": (*TRAINING_FIELDS, *GRPO_FIELDS, *SCRIPT_ARGUMENTS, *TRAINER_ARGUMENTS),
+    "TRL": (*TRAINING_FIELDS, *GRPO_FIELDS, *OLDER_FIELDS, *SCRIPT_ARGUMENTS, *TRAINER_ARGUMENTS),
     "vLLM": VLLM_NAMES,
     "verl": VERL_NAMES,
 }

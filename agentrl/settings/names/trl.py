@@ -119,7 +119,6 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
     nothing("use_transformers_paged", False, _EMBEDDED),
 )
 
-_TRAINER = "agentrl takes it as an argument of train()"
 TRAINER_ARGUMENTS: tuple[ForeignName, ...] = (
     here("reward_funcs", None, "env.rewards", "names, module:function, file.py:function; in Python functions too"),
     here("train_dataset", None, "env.data"),
@@ -131,6 +130,22 @@ TRAINER_ARGUMENTS: tuple[ForeignName, ...] = (
     joint("quantization_config", None, "lora.quantize", "load_in_4bit is 4bit"),
     absent("rollout_func", None, f"{_OWN_ENV}; the rollout itself is agentrl's, and keeps every token's logprob"),
     absent("environment_factory", None, f"{_OWN_ENV}; its methods become tools by @tool"),
+)
+
+_IN_THEM = "every completion is kept in trajectories/"
+OLDER_FIELDS: tuple[ForeignName, ...] = (  # of earlier releases
+    here("warmup_ratio", 0.0, "learner.warmup_ratio"),
+    nothing("max_prompt_length", 512, "a prompt may have any length that the model has positions for"),
+    absent("evaluation_strategy", "no", "its name is eval_strategy, and eval.every here"),
+    nothing("logging_dir", None, "trackers write into the run folder"),
+    nothing("overwrite_output_dir", False, "a folder that holds a run is refused; --resume continues it"),
+    nothing("group_by_length", False, "batches are packed by tokens"),
+    nothing("save_safetensors", True, "models are saved as safetensors"),
+    nothing("wandb_log_unique_prompts", False, _IN_THEM),
+    nothing("vllm_device", "auto", "vLLM is on the learner's GPU, or on those of agentrl serve"),
+    nothing("vllm_dtype", "auto", "vLLM has the learner's dtype"),
+    absent("vllm_guided_decoding_regex", None, _WHOLE),
+    absent("no_cuda", False, "a GPU is used where there is one; CUDA_VISIBLE_DEVICES= hides it"),
 )
 
 SCRIPT_ARGUMENTS: tuple[ForeignName, ...] = (

@@ -154,6 +154,15 @@ def _dataset(v: Values) -> Settings:
     return {"env.data": f"{v['dataset_name']}:{config}" if config else v["dataset_name"]}
 
 
+def _warmup(v: Values) -> Settings:
+    steps = v.number("warmup_steps")
+    return {"learner.warmup_ratio": steps} if 0 < steps < 1 else {"learner.warmup_steps": int(steps)}
+
+
+def _betas(v: Values) -> Settings:
+    return {"learner.betas": [v.number("adam_beta1"), v.number("adam_beta2")]}
+
+
 def _resume(v: Values) -> Settings:
     where = v["resume_from_checkpoint"]
     if isinstance(where, str):
@@ -181,6 +190,8 @@ TRL_RULES: tuple[JointRule, ...] = (
     JointRule(("save_strategy", "save_steps"), _saving),
     JointRule(("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"), _reference),
     JointRule(("use_peft", "lora_r", "lora_alpha", "load_in_4bit"), _adapter),
+    JointRule(("warmup_steps",), _warmup),
+    JointRule(("adam_beta1", "adam_beta2"), _betas),
     JointRule(("dataset_name", "dataset_config"), _dataset),
     JointRule(("resume_from_checkpoint",), _resume),
 )

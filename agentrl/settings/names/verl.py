@@ -49,6 +49,8 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     nothing("actor_rollout_ref.hybrid_engine", True, "sampling and learning share the GPU, or servers sample"),
     here(f"{_ACTOR}.optim.lr", 1e-6, "learner.lr"),
     here(f"{_ACTOR}.optim.lr_warmup_steps", -1, "learner.warmup_steps", "", convert_interval),
+    here(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0, "learner.warmup_ratio"),
+    here(f"{_ACTOR}.optim.betas", None, "learner.betas"),
     here(f"{_ACTOR}.optim.weight_decay", 0.01, "learner.weight_decay"),
     here(f"{_ACTOR}.optim.warmup_style", "constant", "learner.lr_scheduler"),
     here(f"{_ACTOR}.optim.lr_scheduler_type", "constant", "learner.lr_scheduler"),
