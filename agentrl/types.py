@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, SupportsFloat, TypedDict, TypeGuard
 
 Author = Literal["prompt", "model", "env"]
 JsonSchema = dict[str, Any]
@@ -290,7 +290,7 @@ def to_utf8_json(value: Any) -> Any:
     return [to_utf8_json(v) for v in value] if isinstance(value, list) else value
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[SupportsFloat]:
     """Return True for a finite number of any kind: Python's, numpy's, a tensor's; a text is none."""
     try:
         return not isinstance(value, str | bytes | bytearray) and abs(float(value)) < float("inf")

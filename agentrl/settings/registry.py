@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from agentrl.errors import UserError, describe_raised, suggest
 
-RegistryKind = Literal["env", "tool", "model", "reward", "command", "panel"]
+RegistryKind = Literal["env", "tool", "model", "reward", "command", "panel", "metric"]
 
 
 def list_registered(kind: RegistryKind) -> dict[str, EntryPoint]:

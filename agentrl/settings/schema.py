@@ -21,10 +21,10 @@ _listed = pydantic.BeforeValidator(_split)
 CommaSeparated = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
 
 
-def _list_tools(tools: object) -> Sequence[object]:
-    """Return a list of tools of what a user gives: names with commas between them, one function, or a list."""
-    tools = _split(tools)
-    return tools if isinstance(tools, list | tuple) else [tools]
+def _list_objects(given: object) -> Sequence[object]:
+    """Return a list of what a user gives: names with commas between them, one function, or a list."""
+    given = _split(given)
+    return given if isinstance(given, list | tuple) else [given]
 
 
 def find_import_name(thing: object) -> str | None:
@@ -39,15 +39,16 @@ def find_import_name(thing: object) -> str | None:
     return f"{module}:{name}" if value is thing else None
 
 
-def _name_tools(tools: Sequence[object]) -> list[str]:
-    """List the tools that another process can load, by name; the others are objects of this one."""
-    names = (t if isinstance(t, str) else find_import_name(t) for t in tools)
+def _name_objects(objects: Sequence[object]) -> list[str]:
+    """List the objects that another process can load, by name; the others are this one's."""
+    names = (o if isinstance(o, str) else find_import_name(o) for o in objects)
     return [name for name in names if name is not None]
 
 
-# On the command line names with commas between them; in Python functions, tools and toolsets too, which
-# `agentrl.environments.tool_binding` checks.
-Tools = Annotated[tuple[Any, ...], pydantic.BeforeValidator(_list_tools), pydantic.PlainSerializer(_name_tools)]
+# On the command line names with commas between them; in Python the objects too, which are checked where they are used.
+NamedObjects = Annotated[
+    tuple[Any, ...], pydantic.BeforeValidator(_list_objects), pydantic.PlainSerializer(_name_objects)
+]
 
 
 class Section(pydantic.BaseModel):
@@ -326,6 +327,9 @@ class RunConfig(Section):
         None, description="a folder on another disk, for checkpoints and the model where that of dir is full"
     )
     trackers: CommaSeparated = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
+    metrics: NamedObjects = Field(
+        (), description="functions of a step's episodes that return numbers to log: file.py:function; docs/extend.md"
+    )
     project: str = Field("agentrl", description="what the trackers call the place of many runs")
 
     @pydantic.model_validator(mode="after")
@@ -341,7 +345,7 @@ class TrainConfig(Section):
     """Everything a run is made of. ``env`` holds the name and the environment's own settings."""
 
     env: dict[str, Any] = Field(description="name (or module:Class), and the environment's own settings")
-    tools: Tools = Field(
+    tools: NamedObjects = Field(
         (), description="more tools for the environment, by name, or file.py:function; commas between them"
     )
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")

@@ -18,6 +18,7 @@ from agentrl.rollout.scheduler import StepBatch
 from agentrl.runs import metrics
 from agentrl.runs.disk import retry_write
 from agentrl.runs.folder import RunFolder
+from agentrl.runs.metric_functions import MetricFunctions
 from agentrl.runs.overlap import PromptOverlap
 from agentrl.runs.trackers import Trackers
 from agentrl.runtime.interruption import Interruption
@@ -64,7 +65,8 @@ class Recorder:
     ) -> None:
         config, spec = resources.config, resources.spec
         self.run, self.callback, self.trackers, self.stop, self.step = run, callback, trackers, stop, step
-        self.min_group_size = config.rollout.min_group_size
+        self.metric_functions = MetricFunctions(config.run.metrics)
+        self.trials, self.min_group_size = config.eval.trials, config.rollout.min_group_size
         name, folder = str(config.env["name"]), str(run.folder)
         weights = dict(spec.sample().reward_weights)
         self.health = HealthMonitor(bool(spec.tool_list()), name, config.model, folder, weights)
@@ -105,6 +107,7 @@ class Recorder:
         values |= self._log_timeline(step, "step", self.timeline.cut())
         values |= self._update_totals(values, groups, rollout)
         values = metrics.add_logged_metrics(values, groups)
+        values |= self.metric_functions.compute([t for g in groups for t in g], values)
         await self.write_with_retry(partial(self.run.log, {"step": step, **values}), f"the metrics of step {step} are")
         self.run.write_tools(rollout.offered_tools)
         self.trackers.log(step, values)
@@ -125,6 +128,8 @@ class Recorder:
     ) -> None:
         """Write the metrics of an evaluation whose episodes are written, and tell of it."""
         values = {**evaluation.metrics(), **self._log_timeline(step, "evaluation", timeline.cut())}
+        sampled = [t for g in groups for t in g.trajectories[: self.trials]]
+        values |= self.metric_functions.compute(sampled, values, "eval/")
         log = partial(self.run.log, {"step": step, **values})
         await self.write_with_retry(log, f"the evaluation at step {step} is")
         self.trackers.log(step, values)
