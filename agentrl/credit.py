@@ -23,6 +23,7 @@ with their tokens; masked and empty ones as rows without a token.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ class EpisodeCredit:
     outcome: str
     advantage: AdvantageValue | None = None
     weight: float | None = None
+    update: int = 0  # which of the batch's optimizer steps learns from it, from 0 on
 
     @property
     def trained_tokens(self) -> int:
@@ -119,10 +121,45 @@ class Credit:
         """List the weight of each token of each of ``rows``."""
         return [e.weight for e in self.rows if e.weight is not None]
 
+    def updates(self) -> list[int]:
+        """List the optimizer step of the batch that each of ``rows`` belongs to."""
+        return [e.update for e in self.rows]
+
     def counts(self) -> dict[str, int]:
         """Count the episodes by outcome; masked ones together. The counts sum to all episodes."""
         counts = Counter(e.outcome.partition(":")[0] for e in self)
         return {outcome: counts[outcome] for outcome in OUTCOMES}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCut:
+    """The cut of a batch into optimizer steps, as TRL makes it: rows in random order, as even as their number allows.
+
+    Args:
+        updates: optimizer steps, each with rows of its own.
+        seed: of the order.
+        own_denominator: a loss divides by the tokens of each optimizer step (bnpo). Others divide by an optimizer
+            step's share of the batch's denominator, so that their sum does not depend on the cut.
+    """
+
+    updates: int = 1
+    seed: str = ""
+    own_denominator: bool = False
+
+    def assign(self, rows: int) -> list[int]:
+        """Return the optimizer step of each of so many rows."""
+        if self.updates == 1:
+            return [0] * rows
+        order = random.Random(self.seed).sample(range(rows), rows)
+        update = dict(zip(order, (place * self.updates // rows for place in range(rows)), strict=True))
+        return [update[row] for row in range(rows)]
+
+    def weigh(self, lengths: Sequence[int], updates: Sequence[int], reduce: Reduce) -> list[float]:
+        """Return the weight of each row's tokens in the loss of its optimizer step."""
+        if not self.own_denominator:
+            return [self.updates * weight for weight in reduce(lengths)]
+        own = [iter(reduce([n for n, u in zip(lengths, updates, strict=True) if u == k])) for k in range(self.updates)]
+        return [next(own[update]) for update in updates]
 
 
 def assign_credit(
@@ -133,6 +170,7 @@ def assign_credit(
     mask_stop_reasons: frozenset[Stop] = frozenset(),
     min_group_size: int = 2,
     resampled: Sequence[Group] = (),
+    cut: BatchCut = BatchCut(),
 ) -> Credit:
     """Compute the credit of a step's episodes.
 
@@ -142,6 +180,7 @@ def assign_credit(
         reduce: of trained tokens a row, 0 for a masked one, to weights of tokens: the loss's reduction.
         mask_stop_reasons: episodes that stopped for one of these reasons count in the statistics, but are not trained.
         resampled: groups that were rolled out for this step and replaced.
+        cut: of the rows into optimizer steps.
     """
     learned = tuple(g for g in groups if len(g.scored) >= min_group_size)
     advantages = iter(rule([[t for t in g if t.fault is None] for g in learned]))
@@ -149,10 +188,16 @@ def assign_credit(
     for group in groups:
         own = iter(next(advantages) if len(group.scored) >= min_group_size else ())
         drafts.append([_assign_outcome(t, None if t.fault else next(own, None), mask_stop_reasons) for t in group])
-    weights = iter(reduce([e.trained_tokens for own in drafts for e in own if e.advantage is not None]))
-    entries = [tuple(replace(e, weight=None if e.advantage is None else next(weights)) for e in own) for own in drafts]
+    lengths = [e.trained_tokens for own in drafts for e in own if e.advantage is not None]
+    updates = cut.assign(len(lengths))
+    places = zip(cut.weigh(lengths, updates, reduce), updates, strict=True)
+    entries = [tuple(e if e.advantage is None else _place(e, *next(places)) for e in own) for own in drafts]
     entries += [tuple(EpisodeCredit(t, FAULT if t.fault else RESAMPLED) for t in g) for g in resampled]
     return Credit((*groups, *resampled), tuple(entries), learned)
+
+
+def _place(entry: EpisodeCredit, weight: float, update: int) -> EpisodeCredit:
+    return replace(entry, weight=weight, update=update)
 
 
 def _assign_outcome(

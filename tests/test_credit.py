@@ -23,6 +23,7 @@ from agentrl.credit import (
     TRAINED,
     UNSCORED,
     ZERO,
+    BatchCut,
     Credit,
     assign_credit,
     record_held_out,
@@ -180,6 +181,22 @@ def test_every_episode_has_one_outcome_and_what_goes_with_it(
         assert not sample.loss_mask or sample.loss_mask[-1] == 1
 
 
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 7), st.sampled_from(sorted(REDUCTIONS)), st.booleans())
+def test_a_batch_is_cut_into_even_optimizer_steps(lengths: list[int], steps: int, loss: str, own: bool) -> None:
+    cut, whole = BatchCut(steps, "0-1", own), REDUCTIONS[loss](lengths, 10)
+    updates = cut.assign(len(lengths))
+    sizes = [updates.count(k) for k in range(steps)]
+    assert max(sizes) - min(sizes) <= 1
+    assert updates == cut.assign(len(lengths))  # a resumed run cuts as before
+    weights = cut.weigh(lengths, updates, lambda rows: REDUCTIONS[loss](rows, 10))
+    if not own:  # the sum over the optimizer steps is that of one, so many times
+        assert weights == pytest.approx([steps * w for w in whole])
+    elif loss == "bnpo":
+        for k in range(steps):
+            rows = [(n, w) for n, w, u in zip(lengths, weights, updates, strict=True) if u == k]
+            assert sum(n * w for n, w in rows) == pytest.approx(float(any(n for n, _ in rows)))
+
+
 def test_what_was_said_at_the_end_never_passes_the_models_limit() -> None:
     """GPT-2 knows as many positions as it has: a tail of 900 tokens is no IndexError."""
     import torch
@@ -207,9 +224,11 @@ def test_the_recorded_credit_is_what_was_trained(
     taught: list[tuple[Sequence[Sample], Sequence[float]]] = []
     update = Learner.update
 
-    def recorded(learner: Learner, rows: Sequence[Sample], weights: Any = None) -> dict[str, float]:
+    def recorded(
+        learner: Learner, rows: Sequence[Sample], weights: Any = None, updates: Any = None
+    ) -> dict[str, float]:
         taught.append((rows, weights))
-        return update(learner, rows, weights)
+        return update(learner, rows, weights, updates)
 
     monkeypatch.setattr(Learner, "update", recorded)
 

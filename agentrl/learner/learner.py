@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from agentrl.learner.losses.losses import Tokens, entropy_threshold
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import REDUCTIONS
 from agentrl.learner.packing import MicroBatch
+from agentrl.learner.updates import MicroBatchState, Update, cut_batch, order_by_row
 from agentrl.models.lm_head import NotProven, build_lm_head, unwrap_model
 from agentrl.types import Sample
 
@@ -51,9 +53,9 @@ class LossSettings(Objective):
 class Learner:
     """Updates the policy in place; ``version`` counts the updates.
 
-    The old policy is the policy before the batch's first update. Its logprobs are then ``logp.detach()``: no forward
-    pass is made for them. ``old_logprobs`` holds them for each row of the last update: (trained,), on the CPU; None
-    for a row that did not go through the model.
+    The old policy is the policy before the batch's first update. There its logprobs are ``logp.detach()``: a forward
+    pass is made for them only where a batch is cut into several optimizer steps. ``old_logprobs`` holds them for each
+    row of the last update: (trained,), on the CPU; None for a row that did not go through the model.
 
     The reference of the KL term is the policy as it was given, with its adapter: a copy of the trained parameters.
     """
@@ -156,11 +158,16 @@ class Learner:
             if isinstance(message, dict):
                 self.load(message)
                 continue
-            lrs, shares_prefixes, rows, weights = message
+            lrs, shares_prefixes, *rows = message
             self._set_lrs(lrs)
-            self._run_steps(PREFIX if shares_prefixes else PADDED, rows, weights)
+            self._run_steps(PREFIX if shares_prefixes else PADDED, *rows)
 
-    def update(self, rows: Sequence[Sample], weights: Sequence[float] | None = None) -> dict[str, float]:
+    def update(
+        self,
+        rows: Sequence[Sample],
+        weights: Sequence[float] | None = None,
+        updates: Sequence[int] | None = None,
+    ) -> dict[str, float]:
         """Learn from a batch; return the metrics of its tokens.
 
         Rows that contribute nothing are not passed through the model: those without a token, and, where neither a KL
@@ -170,6 +177,7 @@ class Learner:
         Args:
             rows: all that count in the denominators.
             weights: of each row's tokens in the loss; by default the loss's own reduction over these rows.
+            updates: the optimizer step that each row belongs to, from 0 on; by default all belong to one.
 
         Returns:
             ``scored_rows`` and ``scored_tokens`` are in the denominators, ``trained_rows`` and ``trained_tokens`` have
@@ -192,38 +200,56 @@ class Learner:
         if not forwarded:
             return counts
         forwarded_rows, forwarded_weights = [rows[i] for i in forwarded], [weights[i] for i in forwarded]
+        numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
-        self.process_group.broadcast((self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights))
-        metrics, old_logprobs = self._run_steps(packing, forwarded_rows, forwarded_weights)
+        self.process_group.broadcast((self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers))
+        metrics, old_logprobs = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, old_logprobs, strict=True):
             self.old_logprobs[i] = values
         return counts | metrics
 
     def _run_steps(
-        self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]
+        self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float], numbers: Sequence[int]
     ) -> tuple[dict[str, float], list[Tensor]]:
         """Make the optimizer steps of a batch, on this process's shard; return metrics and each row's old logprobs."""
         s = self.settings
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
-        batches = packing.pack(rows, weights, s.max_tokens_per_microbatch)
-        shard = [(b, _MicroBatchState(self._compute_reference(packing, b))) for b in self.process_group.shard(batches)]
-        bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
-        if s.top_entropy_quantile < 1.0:
-            bonus_tokens = self._mark_high_entropy(packing, shard)
-        metrics, total = LossMetrics(), 0.0
+        updates = [self._prepare(packing, *own) for own in cut_batch(rows, weights, numbers)]
+        for update in updates[1:]:  # the policy before the first one is the old one of all
+            self._compute_old_logprobs(packing, update.shard)
+        metrics, total, grad_norms = LossMetrics(), 0.0, []
         for _ in range(s.num_iterations):
-            for batch, state in shard:
-                with packing.context(unwrap_model(self.policy)), self._checkpoint_layers():
-                    loss, batch_metrics = self._compute_loss(packing, batch, state, bonus_tokens)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                metrics.add(batch_metrics)
-                total += float(loss.detach())
-            grad_norm = self._step_optimizers()
-        own_logprobs = [state.old_logprobs.cpu() for _, state in shard if state.old_logprobs is not None]
+            for update in updates:
+                for batch, state in update.shard:
+                    with packing.context(unwrap_model(self.policy)), self._checkpoint_layers():
+                        loss, batch_metrics = self._compute_loss(packing, batch, state, update.bonus_tokens)
+                        loss.backward()  # type: ignore[no-untyped-call]
+                    metrics.add(batch_metrics)
+                    total += float(loss.detach())
+                grad_norms.append(self._step_optimizers())
+        own_logprobs = [[s.old_logprobs.cpu() for _, s in u.shard if s.old_logprobs is not None] for u in updates]
         gathered = self.process_group.all_gather((total, metrics.totals(), own_logprobs))
-        by_batch = self.process_group.unshard([logprobs for *_, logprobs in gathered])
-        step = {"loss": sum(loss for loss, *_ in gathered) / s.num_iterations, "grad_norm": grad_norm}
-        return step | combine_metrics([totals for _, totals, _ in gathered]), _order_by_row(rows, batches, by_batch)
+        logprobs: list[Tensor] = []
+        for shards in zip(*(own for *_, own in gathered), strict=True):
+            logprobs += self.process_group.unshard(shards)
+        step = {"loss": sum(loss for loss, *_ in gathered) / len(grad_norms), "grad_norm": fmean(grad_norms)}
+        batches = [b for update in updates for b in update.batches]
+        return step | combine_metrics([totals for _, totals, _ in gathered]), order_by_row(rows, batches, logprobs)
+
+    def _prepare(self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]) -> Update:
+        """Pack the rows of an optimizer step, and compute what stays the same over all iterations."""
+        batches = packing.pack(rows, weights, self.settings.max_tokens_per_microbatch)
+        shard = [(b, MicroBatchState(self._compute_reference(packing, b))) for b in self.process_group.shard(batches)]
+        bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
+        if self.settings.top_entropy_quantile < 1.0:
+            bonus_tokens = self._mark_high_entropy(packing, shard)
+        return Update(batches, shard, bonus_tokens)
+
+    @torch.no_grad()
+    def _compute_old_logprobs(self, packing: Packing, shard: Sequence[tuple[MicroBatch, MicroBatchState]]) -> None:
+        for batch, state in shard:
+            if state.old_logprobs is None:
+                state.old_logprobs = self._compute_logprobs(packing, batch)[0]
 
     @contextmanager
     def _checkpoint_layers(self) -> Iterator[None]:
@@ -274,7 +300,7 @@ class Learner:
         return self._packing or PADDED
 
     def _compute_loss(
-        self, packing: Packing, batch: MicroBatch, state: _MicroBatchState, bonus_tokens: float
+        self, packing: Packing, batch: MicroBatch, state: MicroBatchState, bonus_tokens: float
     ) -> tuple[Tensor, LossMetrics]:
         """Compute a micro-batch's share of the step's loss. The entropy bonus is a mean over ``bonus_tokens``."""
         s = self.settings
@@ -308,7 +334,7 @@ class Learner:
             return self._compute_logprobs(packing, batch)[0]
 
     @torch.no_grad()
-    def _mark_high_entropy(self, packing: Packing, shard: Sequence[tuple[MicroBatch, _MicroBatchState]]) -> float:
+    def _mark_high_entropy(self, packing: Packing, shard: Sequence[tuple[MicroBatch, MicroBatchState]]) -> float:
         """Mark the step's tokens of the highest entropy, in a forward pass of its own; return how many there are.
 
         Each process passes its own micro-batches; the threshold is that of all.
@@ -322,22 +348,6 @@ class Learner:
         for (_, state), entropy in zip(shard, entropies, strict=True):
             state.high_entropy_mask = (entropy >= threshold).to(state.high_entropy_mask)
         return float(sum((e >= threshold).sum() for e in gathered))
-
-
-@dataclass
-class _MicroBatchState:
-    """Tensors of a micro-batch's trained tokens, (trained,) each, that stay the same over all iterations."""
-
-    ref_logprobs: Tensor | None
-    old_logprobs: Tensor | None = None
-    high_entropy_mask: Tensor | None = None
-
-
-def _order_by_row(rows: Sequence[Sample], batches: Sequence[MicroBatch], values: Sequence[Tensor]) -> list[Tensor]:
-    """Split the values of the micro-batches' trained tokens into one piece for each row, in the order of ``rows``."""
-    pairs = ((b.rows, b.split_by_row(v)) for b, v in zip(batches, values, strict=True))
-    by_row = {id(row): piece for batch_rows, pieces in pairs for row, piece in zip(batch_rows, pieces, strict=True)}
-    return [by_row[id(row)] for row in rows]
 
 
 def _enable_checkpointing(policy: PreTrainedModel | PeftModel) -> list[nn.Module]:

@@ -36,6 +36,9 @@ def build_config(*layers: Layer) -> TrainConfig:
         leaves = adoption.adopt(source, _flatten_layer(_with_names(layer)), flatten(merged))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
             del merged["env"]  # another environment: the first one's settings are not its own
+        for name, other in (("epochs", "steps"), ("steps", "epochs")):
+            if name in leaves and other not in leaves:
+                merged.pop(other, None)
         for path, value in leaves.items():
             _check_known(path, source, leaves.get("env.name") or _get(merged, "env.name"))
             _set(merged, path, value, source)

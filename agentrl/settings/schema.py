@@ -199,7 +199,10 @@ class LearnerConfig(Section):
     gamma: float = Field(1.0, gt=0, le=1, description="what a later turn's reward counts in a turn's return")
     step_weight: float = Field(1.0, ge=0, description="of the turn's part in gigpo's advantage")
     importance_level: Literal["token", "sequence"] = Field("token", description="whose ratio; sequence: GSPO")
-    num_iterations: int = Field(1, ge=1, description="optimizer steps on one batch")
+    num_iterations: int = Field(1, ge=1, description="passes over one batch, each an optimizer step or several")
+    steps_per_generation: int = Field(
+        1, ge=1, description="optimizer steps that a batch is cut into, its episodes in random order"
+    )
     epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
     epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; cispo's cap, 5.0 by default there")
     delta: float | None = Field(None, gt=1, description="cap of the ratio where the advantage is negative")
@@ -354,6 +357,7 @@ class TrainConfig(Section):
     chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
     seed: int = Field(0, ge=0, lt=2**31)
     steps: int = Field(100, ge=1)
+    epochs: float | None = Field(None, gt=0, description="passes over all training tasks, instead of steps")
     deterministic: bool = Field(
         False, description="the same bits each time, also where it is killed; many times slower"
     )
@@ -363,6 +367,21 @@ class TrainConfig(Section):
     lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _countable(self) -> TrainConfig:
+        episodes = self.rollout.tasks_per_step * self.rollout.group_size
+        if self.learner.steps_per_generation > episodes:
+            raise ValueError(
+                f"learner.steps_per_generation {self.learner.steps_per_generation} is over the {episodes} episodes of "
+                "a step: rollout.tasks_per_step x rollout.group_size"
+            )
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise ValueError(f"epochs {self.epochs:g} and steps {self.steps} say the same twice")
+        if self.epochs is not None and (self.rollout.sampler != "order" or self.rollout.curriculum):
+            how = "a curriculum" if self.rollout.curriculum else f"sampler {self.rollout.sampler}"
+            raise ValueError(f"epochs are passes over all tasks in turn; {how} makes none: give steps")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _repeatable(self) -> TrainConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +15,7 @@ from agentrl.learner.learner import Learner
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.settings.schema import TrainConfig
 
+SchedulerStates = list[dict[str, object]]
 SchedulerSource = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
 OptimizerPair = tuple[OptimizerSource | None, SchedulerSource | None]  # as ``train(optimizers=...)`` takes them
 
@@ -28,15 +29,15 @@ class Schedule(Protocol):
     def after(self) -> None:
         """Go on, once the step's update is made."""
 
-    def state(self) -> Any: ...
-    def load(self, state: Any) -> None: ...
+    def state(self) -> SchedulerStates | None: ...
+    def load(self, state: SchedulerStates | None) -> None: ...
 
 
-BY_OPTIMIZER = ("optimizer", "lr", "weight_decay", "betas", "adam_epsilon")
-BY_SCHEDULER = ("lr_scheduler", "lr_scheduler_args", "warmup_steps", "warmup_ratio")
+_BY_OPTIMIZER = ("optimizer", "lr", "weight_decay", "betas", "adam_epsilon")
+_BY_SCHEDULER = ("lr_scheduler", "lr_scheduler_args", "warmup_steps", "warmup_ratio")
 
 
-def check_optimizers(optimizers: OptimizerPair, settings: Mapping[str, Any]) -> None:
+def check_optimizers(optimizers: OptimizerPair, settings: Mapping[str, object]) -> None:
     """Refuse what is no pair, and settings that an optimizer or a scheduler of the user's own leaves without effect.
 
     Raises:
@@ -45,7 +46,7 @@ def check_optimizers(optimizers: OptimizerPair, settings: Mapping[str, Any]) -> 
     if not isinstance(optimizers, tuple) or len(optimizers) != 2:
         raise ConfigError(f"optimizers is a pair, (optimizer, scheduler), either of them None, not {optimizers!r:.80}")
     own = settings.get("learner")
-    for source, names, what in zip(optimizers, (BY_OPTIMIZER, BY_SCHEDULER), ("optimizer", "scheduler"), strict=True):
+    for source, names, what in zip(optimizers, (_BY_OPTIMIZER, _BY_SCHEDULER), ("optimizer", "scheduler"), strict=True):
         given = [n for n in names if isinstance(own, Mapping) and n in own]
         if source is not None and given:
             raise ConfigError(f"learner.{given[0]} does nothing where optimizers= brings the {what}: set it there")
@@ -66,7 +67,7 @@ def compute_lr_scale(config: TrainConfig) -> Callable[[int], float]:
     warmup = ceil(config.steps * c.warmup_ratio) or c.warmup_steps
     name = "constant_with_warmup" if c.lr_scheduler == "constant" else c.lr_scheduler  # which is the same without one
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=c.lr)
-    own: dict[str, Any] = c.lr_scheduler_args
+    own = c.lr_scheduler_args
     try:
         if own and name == "constant_with_warmup":
             raise ValueError("it has no settings")
@@ -94,7 +95,7 @@ class NamedSchedule:
     def state(self) -> None:
         return None
 
-    def load(self, state: list[dict[str, Any]] | None) -> None:
+    def load(self, state: SchedulerStates | None) -> None:
         if state is not None:
             raise UserError("the checkpoint has the state of a scheduler: pass it again, optimizers=(..., scheduler)")
 
@@ -114,10 +115,10 @@ class OwnSchedule:
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 scheduler.step()
 
-    def state(self) -> list[dict[str, Any]]:
+    def state(self) -> SchedulerStates:
         return [scheduler.state_dict() for scheduler in self._schedulers]
 
-    def load(self, state: list[dict[str, Any]] | None) -> None:
+    def load(self, state: SchedulerStates | None) -> None:
         if state is None:
             raise UserError("the checkpoint is of a run without a scheduler in optimizers=: leave it out to resume")
         for scheduler, own in zip(self._schedulers, state, strict=True):

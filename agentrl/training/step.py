@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from math import ceil
 
 from anyio import to_thread
 
-from agentrl.credit import Credit, assign_credit
+from agentrl.credit import BatchCut, Credit, assign_credit
 from agentrl.environments.curriculum import Curriculum
 from agentrl.errors import UserError
 from agentrl.evaluation.measurement import describe_first_fault
 from agentrl.learner.distributed import ProcessGroup
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import PER_UPDATE, REDUCTIONS
 from agentrl.resources import TrainingResources
 from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
 from agentrl.rollout.engine_protocol import Sleeper
@@ -109,6 +110,7 @@ class Trainer:
             mask_stop_reasons=frozenset(c.mask_stop_reasons),
             min_group_size=self.config.rollout.min_group_size,
             resampled=batch.resampled,
+            cut=BatchCut(c.steps_per_generation, f"{self.config.seed}-{step}", c.loss in PER_UPDATE),
         )
         groups = [*batch.groups, *batch.resampled]
         if not any(g.scored for g in groups):
@@ -128,8 +130,10 @@ class Trainer:
         self.schedule.before(step)
         lr = self.learner.lrs[0][0]
         scored = [e.trajectory for e in credit.rows if e.trained_tokens]
-        ages = [age // self.config.learner.num_iterations for age in compute_staleness(scored, self.learner.version)]
-        learned = await to_thread.run_sync(partial(self.learner.update, credit.samples(), credit.weights()))
+        each = self.config.learner.num_iterations * self.config.learner.steps_per_generation
+        ages = [ceil(age / each) for age in compute_staleness(scored, self.learner.version)]
+        rows = credit.samples(), credit.weights(), credit.updates()
+        learned = await to_thread.run_sync(partial(self.learner.update, *rows))
         self.schedule.after()
         self._tell_rewards(step)
         version = float(self.learner.version)

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,22 @@ def run_config(
         process_group.destroy()
 
 
+def _count_steps(config: TrainConfig, spec: EnvSpec) -> TrainConfig:
+    """Return the config with the steps that its epochs come to, the last one rounded up.
+
+    Raises:
+        ConfigError: the environment does not count its tasks.
+    """
+    if config.epochs is None:
+        return config
+    tasks = spec.count("train")
+    if not tasks:
+        why = "generates tasks without end" if tasks is None else "has no training task"
+        raise ConfigError(f"epochs {config.epochs:g}: env {spec.name!r} {why}; give steps instead")
+    steps = ceil(config.epochs * tasks / config.rollout.tasks_per_step)
+    return config.model_copy(update={"steps": steps, "epochs": None})
+
+
 def _follow(
     config: TrainConfig,
     spec: EnvSpec,
@@ -145,7 +162,9 @@ async def _train(
 ) -> dict[str, Any]:
     """Set a run up, or resume it; train; evaluate; return the summary."""
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
-        settings = dump_toml(resources.config)
+        config = _count_steps(resources.config, spec)
+        resources = replace(resources, config=config)
+        settings = dump_toml(config)
         run = _open_run(resources, settings)
         stack.callback(run.close)
         begun, state = _read_checkpoint(run, config)

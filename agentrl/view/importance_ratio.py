@@ -110,9 +110,12 @@ def explain_token_gradient(store: Store, row: Row, turns: Sequence[Row], number:
 
 def _explain_clip(store: Store) -> list[str]:
     """Return a sentence on the clip, which bounds another ratio: to the policy before the update."""
-    updates = store.setting("learner.num_iterations")
-    if updates is None:
+    passes = store.setting("learner.num_iterations")
+    if passes is None:
         return []
-    if updates == 1:
+    cut = store.setting("learner.steps_per_generation") or 1
+    if cut > 1:
+        return [f"the clip bounds the change within a batch of {passes * cut} updates; what it was in them is not kept"]
+    if passes == 1:
         return ["not clipped: the clip bounds the change within a batch, and there was one update"]
-    return [f"not clipped in the first of {updates} updates; whether it was in later ones is not kept"]
+    return [f"not clipped in the first of {passes} updates; whether it was in later ones is not kept"]

@@ -58,7 +58,8 @@ if process_group.is_worker:
 else:
     metrics, old = [], []
     for rows in (alike(0), alike(1), alike(2)[:1]):  # at last fewer micro-batches than processes
-        metrics.append(learner.update(rows))
+        cut = [i % int(sys.argv[4]) for i in range(len(rows))]
+        metrics.append(learner.update(rows, updates=cut))
         old += learner.old_logprobs
         learner.set_lr(1.0 if len(metrics) < 2 else 0.5)
     process_group.broadcast(None)
@@ -74,14 +75,14 @@ def run(*words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
-def test_two_processes_learn_what_one_learns(loss: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loss", "cut"), [("dapo", "1"), ("grpo", "1"), ("dapo", "3")])
+def test_two_processes_learn_what_one_learns(loss: str, cut: str, tmp_path: Path) -> None:
     script, here = tmp_path / "updates.py", str(Path(__file__).parents[2])
     script.write_text(UPDATES)
     for folder in ("two", "one"):
         (tmp_path / folder).mkdir()
-    run(*TORCHRUN, str(script), str(tmp_path / "two"), here, loss)
-    run(sys.executable, str(script), str(tmp_path / "one"), here, loss)
+    run(*TORCHRUN, str(script), str(tmp_path / "two"), here, loss, cut)
+    run(sys.executable, str(script), str(tmp_path / "one"), here, loss, cut)
     first, second = (torch.load(tmp_path / "two" / f"{rank}.pt") for rank in (0, 1))
     alone = torch.load(tmp_path / "one" / "0.pt")
     for name, weight in alone["policy"].items():

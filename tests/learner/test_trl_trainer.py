@@ -17,16 +17,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.credit import Credit, assign_credit
+from agentrl.credit import BatchCut, Credit, assign_credit
 from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import PER_UPDATE, REDUCTIONS
 from agentrl.runs import metrics
 from agentrl.types import Group, Segment, Stop, Trajectory
 from tests.helpers.tiny import qwen3
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 
+STEP = 0.05  # of SGD
 LONGEST = 40  # tokens of a completion at most, for dr_grpo
 END = 1  # TRL's end of text: a completion without it at its end is a truncated one
 PARTS = ("a", "b")
@@ -44,10 +45,16 @@ REWARDS = [
 
 
 class Recorder(torch.optim.SGD):
-    """An optimizer that keeps the gradient it was given, and changes nothing."""
+    """An optimizer that keeps the gradients it was given; where ``moves``, it makes its steps too."""
+
+    moves = False
+    all_seen: list[dict[int, Tensor]]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.seen = {id(p): torch.clone(p.grad) for g in self.param_groups for p in g["params"] if p.grad is not None}
+        self.all_seen = [*getattr(self, "all_seen", ()), self.seen]
+        if self.moves:
+            super().step()
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,12 @@ class Case:
     engine: str | None = None  # correction of an engine whose logprobs are its own
     even: bool = False  # completions of one length: TRL takes some means in each micro-batch, ours never does
     packing: str = "prefix"
+    steps: int = 1  # optimizer steps that the batch is cut into
+    passes: int = 1
+
+    @property
+    def cut(self) -> BatchCut:
+        return BatchCut(self.steps, "any", self.loss in PER_UPDATE)
 
     def masks(self, t: Trajectory) -> bool:
         return self.masked and t.stop == Stop.MAX_TOKENS
@@ -89,6 +102,13 @@ CASES = [
     Case("vespo", engine="token_truncate", micro_batches=2),
     Case("grpo", engine="sequence_mask", beta=0.1, level="sequence"),
     Case(packing="padded", beta=0.1, entropy_coef=0.05),
+    *(Case(loss, steps=3) for loss in ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo")),
+    *(Case(loss, steps=4, passes=2) for loss in ("dapo", "grpo", "bnpo")),
+    Case("luspo", level="sequence", steps=2, beta=0.05),
+    Case(passes=2, beta=0.1),
+    Case(steps=2, micro_batches=3, beta=0.1, engine="token_mask"),
+    Case("grpo", steps=6, entropy_coef=0.05, level="sequence"),
+    Case(steps=3, masked=True, packing="padded"),
 ]
 
 
@@ -148,12 +168,14 @@ def ledger(groups: Sequence[Group], case: Case) -> Credit:
         ADVANTAGES[case.advantage],
         reduce=lambda lengths: REDUCTIONS[case.loss](lengths, LONGEST),
         mask_stop_reasons=frozenset({Stop.MAX_TOKENS} if case.masked else ()),
+        cut=case.cut,
     )
 
 
 def ours(groups: Sequence[Group], case: Case, reference: Any, policy: Any) -> tuple[float, dict[str, Tensor], Any]:
     trained = copy.deepcopy(reference)
-    recorder = Recorder(trained.parameters(), lr=1.0)
+    recorder = Recorder(trained.parameters(), lr=STEP)
+    recorder.moves = case.steps * case.passes > 1
     settings = LossSettings(
         case.loss,
         importance_level=case.level,
@@ -168,16 +190,19 @@ def ours(groups: Sequence[Group], case: Case, reference: Any, policy: Any) -> tu
         threads=1,
         max_tokens_per_microbatch=150,
         packing=case.packing,
+        num_iterations=case.passes,
     )
     learner = Learner(trained, [recorder], settings)
     trained.load_state_dict(policy.state_dict())
     credit = ledger(groups, case)
-    told = learner.update(credit.samples(), credit.weights())
-    return (
-        told["loss"],
-        {n: recorder.seen[id(p)] for n, p in trained.named_parameters() if id(p) in recorder.seen},
-        told,
-    )
+    told = learner.update(credit.samples(), credit.weights(), credit.updates())
+    return told["loss"], _by_step(recorder, trained), told
+
+
+def _by_step(recorder: Recorder, model: Any) -> dict[str, Tensor]:
+    """Every gradient, by the optimizer step and the parameter."""
+    names = {id(p): n for n, p in model.named_parameters()}
+    return {f"{step} {names[i]}": g for step, seen in enumerate(recorder.all_seen) for i, g in seen.items()}
 
 
 def theirs(
@@ -189,7 +214,8 @@ def theirs(
     members = [t for g in groups for t in g]
     reference.save_pretrained(folder / "reference")
     trained = type(reference).from_pretrained(folder / "reference")
-    recorder = Recorder(trained.parameters(), lr=1.0)
+    recorder = Recorder(trained.parameters(), lr=STEP)
+    recorder.moves = case.steps * case.passes > 1
     losses: list[float] = []
 
     class Trainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
@@ -213,9 +239,13 @@ def theirs(
         model=trained,
         args=trl.GRPOConfig(
             output_dir=str(folder / "out"),
-            max_steps=1,
-            per_device_train_batch_size=len(members) // case.micro_batches,
+            max_steps=case.steps * case.passes,
+            per_device_train_batch_size=len(members) // case.micro_batches // case.steps,
             gradient_accumulation_steps=case.micro_batches,
+            steps_per_generation=case.micro_batches * case.steps,
+            num_iterations=case.passes,
+            lr_scheduler_type="constant",
+            logging_steps=1,
             num_generations=len(REWARDS[0]),
             max_completion_length=LONGEST,
             loss_type=case.loss,
@@ -250,8 +280,24 @@ def theirs(
     trained.load_state_dict(policy.state_dict())
     trained.eval()
     trainer.train()
-    (logged,) = (line for line in trainer.state.log_history if "entropy" in line)
-    return sum(losses), {n: recorder.seen[id(p)] for n, p in trained.named_parameters()}, logged
+    logged = next(line for line in trainer.state.log_history if "entropy" in line)
+    return sum(losses) / (case.steps * case.passes), _by_step(recorder, trained), logged
+
+
+def cut_as_ours(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's order of the rows is random: here it is that of our own cut."""
+    grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is not installed")
+
+    def ordered(batch: dict[str, Any]) -> dict[str, Any]:
+        updates = case.cut.assign(len(batch["advantages"]))
+        order = sorted(range(len(updates)), key=updates.__getitem__)
+        return {
+            name: value if value is None or (isinstance(value, Tensor) and value.ndim == 0) else value[order]
+            for name, value in batch.items()
+        }
+
+    if case.steps > 1:
+        monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", ordered)
 
 
 def reward(name: str, members: Sequence[Trajectory]) -> Callable[..., list[float]]:
@@ -272,7 +318,8 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=described)
-def test_a_whole_batch_is_trls(case: Case, tmp_path: Path) -> None:
+def test_a_whole_batch_is_trls(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_as_ours(case, monkeypatch)
     reference, policy = policies(case)
     groups = episodes(policy, case)
     wanted, gradient, logged = theirs(groups, case, reference, policy, tmp_path)
@@ -285,5 +332,7 @@ def test_a_whole_batch_is_trls(case: Case, tmp_path: Path) -> None:
         zero = metrics.group_metrics(groups)["frac_reward_zero_std"]
         assert zero == pytest.approx(logged["frac_reward_zero_std"])
     assert told["scored_tokens"] == sum(t.sampled_tokens for g in groups for t in g if not case.masks(t))
-    if (case.beta or case.entropy_coef) and case.micro_batches == 1:  # every scored row goes through both models
+    if (
+        case.beta or case.entropy_coef
+    ) and case.micro_batches == case.steps == case.passes == 1:  # every scored row goes through both models
         assert told["entropy"] == pytest.approx(logged["entropy"], abs=1e-4)

@@ -24,8 +24,7 @@ from agentrl.training.schedules import compute_lr_scale
 
 SMALL: dict[str, Any] = {
     "steps": 4,
-    "deterministic": True,
-    "rollout": {"tasks_per_step": 2, "group_size": 3},
+    "rollout": {"tasks_per_step": 2, "group_size": 4, "max_tokens": 40},
     "eval": {"every": 0, "final_tasks": 1},
 }
 ARGS: dict[str, dict[str, Any]] = {
@@ -128,20 +127,21 @@ def test_betas_and_epsilon_reach_adamw() -> None:
     assert [(g["betas"], g["eps"]) for g in seen if "betas" in g] == [((0.8, 0.9), 1e-6)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [(sgd, halved), (sgd, None), (None, halved)], ids=["both", "optimizer", "scheduler"])
 def test_a_run_with_an_optimizer_of_ones_own_resumes_to_the_bit(pair: Any, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train("math-tools", run={"dir": str(whole), "save_every": 2}, optimizers=pair, **SMALL)
+    whole, broken, exact = tmp_path / "whole", tmp_path / "broken", SMALL | {"deterministic": True}
+    train("math-tools", run={"dir": str(whole), "save_every": 2}, optimizers=pair, **exact)
     again = {"dir": str(broken), "save_every": 2, "resume": True}
     with pytest.raises(ProcessLookupError):
-        train("math-tools", run=again, optimizers=pair, callbacks=[Killed(3)], **SMALL)
-    train("math-tools", run=again, optimizers=pair, **SMALL)
+        train("math-tools", run=again, optimizers=pair, callbacks=[Killed(3)], **exact)
+    train("math-tools", run=again, optimizers=pair, **exact)
     assert rates(whole) == rates(broken)
     if pair[1] is not None:
         assert rates(whole) == pytest.approx([rates(whole)[0] * 0.5**i for i in range(4)])
     one, other = (load_file(next((run / "model").glob("*.safetensors"))) for run in (whole, broken))
     assert [n for n in one if not torch.equal(one[n], other[n])] == []
-    wrong = {"run": {**again, "dir": str(whole)}, **SMALL, "steps": 5}
+    wrong = {"run": {**again, "dir": str(whole)}, **exact, "steps": 5}
     with pytest.raises(UserError, match=r"resume with the same|pass it again"):
         train("math-tools", **wrong)
 

@@ -31,6 +31,8 @@ def _seq_mean_token_sum(lengths: Sequence[int], longest: int) -> list[float]:
     return [1 / len(lengths) for _ in lengths]
 
 
+PER_UPDATE = ("bnpo",)  # losses that divide by the tokens of an optimizer step, where a batch is cut into several
+
 REDUCTIONS: dict[str, Reduction] = {
     "dapo": _token_mean,
     "bnpo": _token_mean,
