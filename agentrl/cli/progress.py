@@ -98,7 +98,8 @@ class LiveTable(Display):
         self.current = self.progress.add_task("loading", total=None)
 
     def on_start(self, resources: TrainingResources, run: RunFolder) -> None:
-        self.run_folder = run.folder
+        self.run_folder, self.steps = run.folder, resources.config.steps  # which epochs come to
+        self.progress.update(self.overall, total=self.steps)
         self.title = Text(_format_headline(resources, run), style="bold")
         self.verdict = Text(resources.renderer.verdict(), style="dim")
 
@@ -155,7 +156,7 @@ class PlainLines(Display):
         self.console.print(Text(escape_controls(text)), soft_wrap=True)
 
     def on_start(self, resources: TrainingResources, run: RunFolder) -> None:
-        self.run_folder = run.folder
+        self.run_folder, self.steps = run.folder, resources.config.steps
         self._say(_format_headline(resources, run))
         self._say(resources.renderer.verdict())
 
