@@ -80,7 +80,7 @@ def compute_lr_scale(config: TrainConfig) -> Callable[[int], float]:
     return lambda step: float(scale(step - 1))
 
 
-class NamedSchedule:
+class _NamedSchedule:
     """A schedule that the settings name. It is a function of the step: a resumed run heeds a change of them."""
 
     def __init__(self, config: TrainConfig, learner: Learner) -> None:
@@ -100,7 +100,7 @@ class NamedSchedule:
             raise UserError("the checkpoint has the state of a scheduler: pass it again, optimizers=(..., scheduler)")
 
 
-class OwnSchedule:
+class _OwnSchedule:
     """Torch schedulers that the user passes, one for each optimizer; each step of training is one of theirs."""
 
     def __init__(self, source: SchedulerSource, learner: Learner) -> None:
@@ -139,3 +139,8 @@ def _adopt_scheduler(source: SchedulerSource, optimizer: torch.optim.Optimizer) 
             "pass both, or a function: optimizers=(None, lambda optimizer: LambdaLR(optimizer, ...))"
         )
     return scheduler
+
+
+def build_schedule(config: TrainConfig, learner: Learner, source: SchedulerSource | None = None) -> Schedule:
+    """Build the schedule that the settings name, or that of the scheduler given."""
+    return _NamedSchedule(config, learner) if source is None else _OwnSchedule(source, learner)

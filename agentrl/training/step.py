@@ -31,7 +31,7 @@ from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
 from agentrl.training.algorithm import build_learner, build_task_sampler, choose_advantage
 from agentrl.training.recorder import Recorder
-from agentrl.training.schedules import NamedSchedule, OptimizerPair, OwnSchedule, Schedule
+from agentrl.training.schedules import OptimizerPair, build_schedule
 
 
 class Trainer:
@@ -50,9 +50,7 @@ class Trainer:
         process_group.broadcast("ready")  # nothing has gone wrong so far: the others make their learners too
         optimizer, scheduler = optimizers
         self.learner = build_learner(self.config, resources.spec, resources.policy, process_group, optimizer)
-        self.schedule: Schedule = (
-            NamedSchedule(self.config, self.learner) if scheduler is None else OwnSchedule(scheduler, self.learner)
-        )
+        self.schedule = build_schedule(self.config, self.learner, scheduler)
         self.advantage = choose_advantage(self.config.learner)
         self.count = resources.spec.count("train")
         self.tasks = build_task_sampler(self.config, self.count, curriculum)

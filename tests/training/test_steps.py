@@ -67,7 +67,8 @@ def test_epochs_are_passes_over_the_tasks_there_are(epochs: float, steps: int, t
     data.write_text("".join(json.dumps({"prompt": f"Say {i}.", "solution": str(i)}) + "\n" for i in range(5)))
     run = {"dir": str(tmp_path / "run"), "save_every": 1}
     settings = {k: v for k, v in SMALL.items() if k != "steps"}
-    summary = train("prompts", env_args={"data": str(data), "test_data": str(data), "rewards": "accuracy"}, run=run, epochs=epochs, **settings)
+    own = {"data": str(data), "test_data": str(data), "rewards": "accuracy"}
+    summary = train("prompts", env_args=own, run=run, epochs=epochs, **settings)
     assert summary["steps"] == len(list((tmp_path / "run" / "trajectories").glob("train-*"))) == steps
     seen = [
         row["task"]
