@@ -30,6 +30,7 @@ VERBS = {  # each one's module is named as the verb, and has its `Command` as CO
     "list": "list the environments, tools, rewards and models there are",
     "export": "write a trained model as a plain one, adapters merged",
     "check": "check an environment, a tool, or a model's chat template",
+    "from-trl": "translate a training script or configuration of TRL's",
     "new": "write a package with an environment or a tool of your own",
     "play": "take the model's turns yourself, or display a model play",
 }

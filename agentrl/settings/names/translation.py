@@ -132,7 +132,7 @@ def _translate_one(name: str, value: object, explicit: frozenset[str], done: Tra
         if not entry.asks_for_nothing(value):
             done.refused[name] = entry.note
         elif name in explicit:
-            done.remarks[name] = "so it is here too"
+            done.remarks[name] = "this is how it is here"
     elif value is None:
         if name in explicit:
             done.remarks[name] = f"the default of {entry.setting} holds"

@@ -26,7 +26,7 @@ def test_what_needs_no_setting_says_why(capsys: pytest.CaptureFixture[str]) -> N
     build_config(BASE, ("file", {"log_completions": True, "top_p": 1.0}))
     said = capsys.readouterr().err
     assert "log_completions = true: nothing to set: every completion is kept in trajectories/" in said
-    assert "top_p = 1.0: nothing to set: so it is here too" in said
+    assert "top_p = 1.0: nothing to set: this is how it is here" in said
 
 
 def test_only_the_first_process_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
