@@ -85,6 +85,7 @@ def _run(arguments: Arguments[_EvalOptions]) -> int:
     if not own.resume:
         scope = scope._replace(sampled=config.eval.trials)
     spec, console = EnvSpec.from_config(config), Console()
+    check_split(spec, scope.split, "--split")
     if not scope.endpoint:
         with show_loading(console):
             import agentrl.resources  # noqa: F401  brings torch
@@ -105,7 +106,6 @@ def _run(arguments: Arguments[_EvalOptions]) -> int:
 def _read(arguments: Arguments[_EvalOptions]) -> tuple[EvaluationScope, list[Layer]]:
     """Return what is evaluated, and the settings. Raises ConfigError for a setting that would do nothing."""
     own, (source, given) = arguments.options, arguments.settings
-    check_split(own.split, "--split")
     settings = _expand_short_names(given)
     changes = {n: v for n, v in own.model_dump(exclude_unset=True).items() if n in EvaluationScope._fields}
     scope = (_read_resumed(own) or EvaluationScope(tasks=own.tasks))._replace(**changes)

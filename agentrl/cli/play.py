@@ -53,6 +53,7 @@ class _PlayOptions(Section):
 def _run(arguments: Arguments[_PlayOptions]) -> int:
     own, config = arguments.options, _read(arguments)
     spec = EnvSpec.from_config(config)
+    check_split(spec, own.split, "--split")
     transcript = Transcript()
     try:
         trajectory = anyio.run(_play, own, config, spec, transcript)
@@ -68,7 +69,6 @@ def _run(arguments: Arguments[_PlayOptions]) -> int:
 def _read(arguments: Arguments[_PlayOptions]) -> TrainConfig:
     """Build the config. Raises ConfigError for options that do not go together."""
     own, (_, given) = arguments.options, arguments.settings
-    check_split(own.split, "--split")
     if own.script is not None and own.endpoint is not None:
         raise ConfigError("--script and --endpoint do not go together: one of them acts")
     if own.endpoint is None and "key_env" in own.model_fields_set:

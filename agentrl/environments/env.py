@@ -54,6 +54,10 @@ class Env(Generic[Shared]):
         """Open the run-wide state, given the settings of ``__init__``: a dataset, a pool, a session."""
         yield None  # type: ignore[misc]
 
+    def list_splits(self) -> Sequence[str]:
+        """List the splits that ``options["split"]`` may name; those beside ``train`` are for evaluation."""
+        return ("train", "test")
+
     def count(self, split: str) -> int | None:
         """Return the number of tasks in a split (``train``, ``test``); ``None``: as many as there are integers."""
         return None

@@ -113,6 +113,12 @@ class EnvSpec:
         check_attributes(env)
         return env
 
+    def list_splits(self) -> Sequence[str]:
+        """List the splits of an environment, ``train`` first. Raises ContractError where that raises."""
+        env = self.sample()
+        with author_errors(f"{self.cls.__name__}.list_splits"):
+            return tuple(env.list_splits())
+
     def tool_list(self) -> Sequence[Tool]:
         """Return the tools of an environment that was not reset. Raises ContractError where that raises."""
         env = self.sample()

@@ -248,7 +248,7 @@ def evaluate(
     trials = convert_value("trials", trials, int)
     folder = convert_value("out", str(out) if isinstance(out, Path) else out, Name)
     endpoint = convert_value("endpoint", endpoint, Name)
-    check_split(split)
+    check_split(spec, split)
     _check_used(settings, greedy, trials, endpoint, key_env)
     scope = build_scope(
         split=split,

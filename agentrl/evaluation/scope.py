@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 import tomli_w
 
+from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.evaluation.measurement import Trials
 from agentrl.runs.atomic import replace_atomically
@@ -17,7 +18,6 @@ from agentrl.settings.loader import list_settings
 from agentrl.settings.signature import convert_value, list_problems
 
 FILE = "evaluation.toml"
-SPLITS = ("test", "train")
 EPISODES = ("temperature", "max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s")
 AT_ENDPOINT = (  # settings that an evaluation uses where a server renders and samples by itself
     *("env", "tools", "tool", "model", "seed", "eval.trials", "eval.pass_at", "engine.max_num_seqs"),
@@ -101,7 +101,9 @@ def check_settings_used(names: Sequence[str], scope: EvaluationScope, option: Ca
         raise ConfigError(f"{option(name)} does nothing in an evaluation, which updates no policy{instead}")
 
 
-def check_split(split: Any, option: str = "split") -> None:
-    """Refuse an unknown split, by a ConfigError."""
-    if split not in SPLITS:
-        raise ConfigError(f"{option} is train or test, not {split!r}{suggest(str(split), SPLITS)}")
+def check_split(spec: EnvSpec, split: object, option: str = "split") -> None:
+    """Refuse a split that the environment does not have, by a ConfigError."""
+    splits = spec.list_splits()
+    if split not in splits:
+        words = ", ".join(splits[:-1]) + f" or {splits[-1]}"
+        raise ConfigError(f"{option} is {words}, not {split!r}{suggest(str(split), splits)}")

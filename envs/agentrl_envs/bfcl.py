@@ -52,6 +52,9 @@ class BFCL(ToolEnv):
         await to_thread.run_sync(bfcl_world.import_apis, {c for row in found["all"] for c in row["involved_classes"]})
         yield found
 
+    def list_splits(self) -> Sequence[str]:
+        return ("train", "test", "all")
+
     def count(self, split: str) -> int | None:
         return len(self.shared[split])
 

@@ -8,29 +8,28 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Self
-
-from anyio import to_thread
 
 from agentrl import ContractError, Reply, Step, ToolEnv, Trajectory, UserError
 from agentrl.errors import suggest
 from agentrl.rewards.functions import Reward, call_rewards, is_per_episode, resolve_rewards
 from agentrl.rewards.reward_log import RewardLog
 from agentrl.runs.episode_info import find_expected_answer
+from agentrl.runtime.threads import run_in_thread
 from agentrl.types import THOUGHT_MARKS, Message, Observation, get_final_text
-from agentrl_envs import dataset
+from agentrl_envs.prompt_rows import PromptColumns, PromptRows, load_prompt_rows, name_test_splits
 from agentrl_envs.rewards import apply_gate, soft_overlong_punishment
 
 
-class Prompts(ToolEnv):
+class Prompts(ToolEnv[PromptRows]):
     """GRPO on a dataset. A task is a row; its prompt is a string, or a list of messages.
 
     Without tools an episode is one turn. With tools (``--tools calculator,my_tools.py:add``) it ends with the first
     turn that calls none, after ``rollout.max_turns`` turns (8) at the latest.
 
     Args:
-        data: a .jsonl or .parquet file, a Hugging Face dataset's name (``name:config``), a ``Dataset``, or rows.
+        data: a .jsonl or .parquet file, a Hugging Face dataset's name (``name:config``), a ``Dataset``, an
+            ``IterableDataset``, a dict of splits, a DataFrame, or rows.
         rewards: functions ``f(prompts, completions, **columns) -> list[float | None]``, sync or async, called once a
             group, or once an episode where marked `agentrl.rewards.per_episode`; or names:
             those of docs/rewards.md, ``module:function``, or ``reward-model:FOLDER_OR_NAME``, a sequence classifier; or
@@ -38,9 +37,15 @@ class Prompts(ToolEnv):
         reward_weights: one weight a reward; 1 by default.
         reward_settings: of rewards that take some, by name: ``--env.reward_settings.regex.pattern X``.
         gate, gate_at_least: a reward that must be as good as that for the others to count: see docs/rewards.md.
-        test_data: rows for evaluation. Without it the last tenth of ``data`` (256 rows at most) is held out,
-            all copies of a prompt on one side.
-        prompt_column: the name of the column that holds the prompt.
+        test_data: rows for evaluation, or several datasets by name, each a split of that name: ``{"math": FILE}``.
+            Without it the last tenth of ``data`` (256 rows at most) is held out, all copies of a prompt on one side.
+        test_split: of ``data``: the split for evaluation.
+        test_rows: how many rows of ``data`` are held out, of a stream the first ones.
+        split, revision, data_files: of a Hugging Face dataset, as ``datasets.load_dataset`` takes them.
+        streaming: read ``data`` as the run needs it, and keep 4,096 rows; an ``IterableDataset`` is read so anyway.
+        shuffle_buffer: of a stream: rows that are shuffled among each other, 1,000 by default; 0: none.
+        prompt_column, solution_column: the columns that hold the prompt, and what rewards get as ``solution``; a name
+            with dots is a column in a column.
         system_prompt: put before every prompt.
         thought_marks: what opens a thought and what ends it, for the rewards that look past it.
         max_completion_len, soft_punish_cache: what ``soft_overlong_punishment`` measures by, in tokens.
@@ -60,13 +65,22 @@ class Prompts(ToolEnv):
         gate: str | None = None,
         gate_at_least: float = 1.0,
         test_data: Any = None,
+        test_split: str | None = None,
+        test_rows: int | None = None,
+        split: str | None = None,
+        revision: str | None = None,
+        data_files: Any = None,
+        streaming: bool = False,
+        shuffle_buffer: int | None = None,
         prompt_column: str = "prompt",
+        solution_column: str | None = None,
         system_prompt: str = "",
         max_completion_len: int = 512,
         soft_punish_cache: int = 128,
         thought_marks: Sequence[str] = THOUGHT_MARKS,
     ) -> None:
-        self.prompt_column, self.system_prompt = prompt_column, system_prompt
+        self.columns, self.system_prompt = PromptColumns(prompt_column, solution_column), system_prompt
+        self.held_out = name_test_splits(test_data)
         self.functions = resolve_rewards(rewards, reward_settings)
         self.own = {name: f for name, f in self.functions.items() if is_per_episode(f)}
         self.compared = {name: f for name, f in self.functions.items() if name not in self.own}
@@ -92,11 +106,11 @@ class Prompts(ToolEnv):
 
     @classmethod
     @asynccontextmanager
-    async def open_shared(cls, **settings: Any) -> AsyncIterator[Mapping[str, Sequence[dataset.Row]]]:
-        """Load the rows by split, once a run."""
+    async def open_shared(cls, **settings: Any) -> AsyncIterator[PromptRows]:
+        """Load the rows by split, or begin their stream, once a run."""
         if "data" not in settings:
             raise UserError("env 'prompts' needs a dataset: --env.data FILE.jsonl (or data=... in Python)")
-        column = settings.get("prompt_column", "prompt")
+        columns = PromptColumns(settings.get("prompt_column", "prompt"), settings.get("solution_column"))
         used = resolve_rewards(settings.get("rewards", ("accuracy",)), settings.get("reward_settings")).values()
         async with AsyncExitStack() as held:
             for function in used:
@@ -104,27 +118,26 @@ class Prompts(ToolEnv):
                     held.push_async_callback(function.close)
                 if hasattr(function, "load"):  # what cannot be had is told before the first episode
                     await function.load()
-            yield await cls._load(settings, column)
+            rows = await run_in_thread(partial(load_prompt_rows, settings, columns))
+            held.push_async_callback(rows.close)
+            yield rows
 
-    @classmethod
-    async def _load(cls, settings: Mapping[str, Any], column: str) -> Mapping[str, Sequence[dataset.Row]]:
-        train = await to_thread.run_sync(_rows, settings["data"], "train", column)
-        if settings.get("test_data") is not None:
-            return {"train": train, "test": await to_thread.run_sync(_rows, settings["test_data"], "test", column)}
-        if len(train) < 2:
-            raise UserError(f"env.data has {len(train)} row; two are the least, one of which is held out")
-        return await to_thread.run_sync(hold_out_rows, train, column)
+    def list_splits(self) -> Sequence[str]:
+        return ("train", *self.held_out)
 
     def count(self, split: str) -> int | None:
-        return len(self.shared[split])
+        return self.shared.count(split)
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        rows = self.shared[(options or {}).get("split", "train")]
-        self.row = dict(rows[seed % len(rows)])
-        self.prompt = self.row.pop(self.prompt_column)
+        split = (options or {}).get("split", "train")
+        self.prompt, self.row = self.columns.split(await self.shared.row(split, seed), f"row {seed + 1} of {split}")
         messages: list[Message] = (
-            [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+            [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
         )
+        if self.system_prompt and messages[0]["role"] == "system":
+            raise UserError(
+                f"row {seed + 1} of {split} begins with a system message of its own: leave env.system_prompt out"
+            )
         if self.system_prompt:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         self.prompt_messages = len(messages)
@@ -185,72 +198,3 @@ class Prompts(ToolEnv):
 def _reads_thoughts(function: Reward) -> bool:
     inner = function if inspect.isfunction(function) else type(function).__call__
     return inspect.isfunction(inner) and "thought_marks" in inspect.signature(inner).parameters
-
-
-class _Some(Sequence[dataset.Row]):
-    """A selection of a sequence of rows, without copying them."""
-
-    def __init__(self, rows: Sequence[dataset.Row], places: Sequence[int]) -> None:
-        self._rows, self._places = rows, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._rows[self._places[index]]
-
-
-def hold_out_rows(rows: Sequence[dataset.Row], column: str) -> dict[str, Sequence[dataset.Row]]:
-    """Split rows: hold out the last tenth, 256 at most, with all copies of a prompt on one side.
-
-    Going backwards, a prompt is held out where all its rows still fit. Where none does, it is the rarest one. Where all
-    rows ask the same, it is the last tenth after all.
-    """
-    room = min(256, max(1, len(rows) // 10))
-    places: dict[bytes, list[int]] = {}
-    prompts: Any = rows[column] if hasattr(rows, "column_names") else (row[column] for row in rows)  # type: ignore[call-overload]
-    for place, prompt in enumerate(prompts):
-        places.setdefault(_question(prompt), []).append(place)
-    held: set[int] = set()
-    for copies in sorted(places.values(), key=lambda copies: -copies[-1]):
-        if len(held) + len(copies) <= room:
-            held.update(copies)
-    if not held and len(places) > 1:
-        rarest: list[int] = min(places.values(), key=len)
-        held.update(rarest)
-    held = held or set(range(len(rows) - room, len(rows)))
-    return {
-        "train": _Some(rows, [place for place in range(len(rows)) if place not in held]),
-        "test": _Some(rows, sorted(held)),
-    }
-
-
-def _question(prompt: Any) -> bytes:
-    """Compute a digest of what a prompt says, whatever its white space."""
-    said = [prompt] if isinstance(prompt, str) else [f"{m['role']}: {m['content']}" for m in prompt]
-    return blake2b(
-        "\n".join(" ".join(text.split()) for text in said).encode("utf-8", "replace"), digest_size=12
-    ).digest()
-
-
-def _rows(data: Any, split: str, column: str) -> Sequence[dataset.Row]:
-    rows = dataset.load_rows(data, split)
-    if not len(rows):
-        raise UserError(f"dataset {data!r:.80} has no rows")
-    if not isinstance(rows[0], Mapping):
-        raise UserError(f"dataset {data!r:.80}: a row is a dict with a {column!r}, not {rows[0]!r:.80}")
-    if column not in rows[0]:
-        raise UserError(
-            f"dataset {data!r:.80} has no column {column!r}{suggest(column, rows[0])} (--env.prompt_column NAME)"
-        )
-    for number in range(len(rows)) if isinstance(rows, list) else (0,):
-        _check_prompt(rows[number].get(column), number, column)
-    return rows
-
-
-def _check_prompt(prompt: Any, number: int, column: str) -> None:
-    if isinstance(prompt, str):
-        return
-    messages = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
-    if not (messages and prompt):
-        raise UserError(f"row {number + 1}: {column!r} must be a string or a list of messages, not {prompt!r:.80}")
