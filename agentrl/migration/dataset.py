@@ -21,7 +21,8 @@ def read_dataset(scope: Scope, node: ast.expr | None, plan: Plan, setting: str) 
         return
     reason = "train_dataset" if setting == "env.data" else "eval_dataset"
     try:
-        plan.set(setting, _DatasetReader(scope, plan, setting).read(node), reason)
+        if (data := _DatasetReader(scope, plan, setting).read(node)) is not None:
+            plan.set(setting, data, reason)
     except UnknownValueError as error:
         _leave(plan, setting, f"line {error.line}: the dataset is made by {error}, which is not run: {_SAVE} {setting}")
 
@@ -36,7 +37,7 @@ class _DatasetReader:
 
     def __init__(self, scope: Scope, plan: Plan, setting: str) -> None:
         self.scope, self.plan, self.setting = scope, plan, setting
-        self.split = "train"
+        self.split: str | None = None
 
     def read(self, node: ast.expr) -> object:
         """Return a file or a dataset's name. Raises UnknownValueError where it is another thing."""
@@ -56,11 +57,12 @@ class _DatasetReader:
     def _read_step(self, call: ast.Call, function: ast.Attribute) -> object:
         if function.attr == "rename_column" and len(call.args) == 2:
             old, new = (self.scope.evaluate(a) for a in call.args)
-            if new != "prompt":
+            if new not in ("prompt", "solution"):
                 raise UnknownValueError(call)
-            self.plan.set("env.prompt_column", old, f"line {call.lineno}: rename_column")
+            self.plan.set(f"env.{new}_column", old, f"line {call.lineno}: rename_column")
         elif function.attr == "train_test_split":
             self.plan.notes.append(f"line {call.lineno}: train_test_split: the last tenth of the rows is held out here")
+            self.split = None
         elif function.attr not in _OF_NO_CONSEQUENCE:
             raise UnknownValueError(call)
         return self.read(function.value)
@@ -69,19 +71,28 @@ class _DatasetReader:
         given = {k: self.scope.evaluate(v) for k, v in self.scope.list_items(call)}
         path = self.scope.evaluate(call.args[0]) if call.args else given.pop("path", None)
         config = self.scope.evaluate(call.args[1]) if len(call.args) > 1 else given.pop("name", None)
-        split = given.get("split", self.split)
-        if path in ("json", "parquet"):
-            return self._read_files(call, given.get("data_files"), split)
-        if not isinstance(path, str) or given.keys() - {"split", "token", "trust_remote_code", "num_proc"}:
+        split = given.pop("split", None) or self.split
+        files, revision, streaming = (given.pop(n, None) for n in ("data_files", "revision", "streaming"))
+        if not isinstance(path, str) or given.keys() - {"token", "trust_remote_code", "num_proc"}:
             raise UnknownValueError(call)
-        if split != ("train" if self.setting == "env.data" else "test"):
-            raise UnknownValueError(call)
-        return f"{path}:{config}" if config else path
+        file = _find_file(files, split) if path in ("json", "parquet") and not config else None
+        if self.setting == "env.test_data":
+            if file is None:
+                self.plan.set("env.test_split", split or "test", "eval_dataset")
+            return file
+        for name, value in (("streaming", streaming or None), ("revision", revision)):
+            if value is not None:
+                self.plan.set(f"env.{name}", value, "load_dataset")
+        if file is None:
+            for name, value in (("data_files", files), ("split", None if split == "train" else split)):
+                if value is not None:
+                    self.plan.set(f"env.{name}", value, "load_dataset")
+        return file or (f"{path}:{config}" if config else path)
 
-    def _read_files(self, call: ast.Call, files: object, split: object) -> object:
-        files = files.get(str(split)) if isinstance(files, Mapping) else files
-        files = files[0] if isinstance(files, list) and len(files) == 1 else files
-        whole = split is None or str(split).isalpha()
-        if not isinstance(files, str) or not files.endswith(_FILES) or not whole:
-            raise UnknownValueError(call)
-        return files
+
+def _find_file(files: object, split: object) -> str | None:
+    """Return the one file that a split is; None where it is several, a part of one, or of another format."""
+    files = files.get(str(split or "train")) if isinstance(files, Mapping) else files
+    files = files[0] if isinstance(files, list) and len(files) == 1 else files
+    whole = split is None or str(split).isalpha()
+    return files if whole and isinstance(files, str) and files.endswith(_FILES) and "*" not in files else None

@@ -73,7 +73,7 @@ def _name_origin(plan: Plan, names: Sequence[str]) -> str:
 
 def _list_contradictions(done: Translation) -> Iterator[tuple[str, str]]:
     """Yield what TRL would not take either, or what has to be decided: values that leave a setting open."""
-    joint = ("per_device_train_batch_size", "generation_batch_size", "steps_per_generation", "num_train_epochs")
+    joint = ("per_device_train_batch_size", "generation_batch_size", "gradient_accumulation_steps")
     return ((n, why) for n, why in done.refused.items() if n.partition(" ")[0] in joint)
 
 

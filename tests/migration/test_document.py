@@ -133,8 +133,9 @@ def test_tools_are_named(tmp_path: Path) -> None:
         ("load_dataset('org/name', name='main')['train'].shuffle(seed=1)", "org/name:main"),
         ("load_dataset('org/name', split='train').train_test_split(test_size=0.1)['train']", "org/name"),
         ("load_dataset('org/name', split='train').map(lambda row: row)", "TODO.jsonl"),
-        ("load_dataset('csv', data_files='a.csv', split='train')", "TODO.jsonl"),
-        ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "TODO.jsonl"),
+        ("load_dataset('csv', data_files='a.csv', split='train')", "csv"),
+        ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "json"),
+        ("load_dataset('org/name', data_dir='a')", "TODO.jsonl"),
         ("Dataset.from_list([{'prompt': 'a'}])", "TODO.jsonl"),
         ("rows", "TODO.jsonl"),
     ],
@@ -149,6 +150,28 @@ def test_a_dataset_is_a_file_or_a_name_or_left_to_do(tmp_path: Path, made: str, 
 def test_a_column_that_is_renamed_to_prompt_is_the_prompt_column(tmp_path: Path) -> None:
     text = HEAD + "data = data.rename_column('question', 'prompt')\n" + TAIL.format(config="", trainer="")
     assert migrate(tmp_path, text)[0]["env"]["prompt_column"] == "question"
+
+
+def test_a_split_a_revision_files_and_a_stream_are_settings_of_the_environment(tmp_path: Path) -> None:
+    made = "load_dataset('csv', data_files=['a.csv', 'b.csv'], split='train[:9]', revision='v2', streaming=True)"
+    text = HEAD + f"data = {made}\n" + TAIL.format(config="", trainer="")
+    env = migrate(tmp_path, text)[0]["env"]
+    assert (env["data"], env["data_files"], env["split"]) == ("csv", ["a.csv", "b.csv"], "train[:9]")
+    assert (env["revision"], env["streaming"]) == ("v2", True)
+
+
+def test_an_eval_dataset_is_a_split_or_a_file(tmp_path: Path) -> None:
+    of_hub = HEAD + "data = load_dataset('org/name')\n"
+    one = migrate(tmp_path, of_hub + TAIL.format(config="", trainer=", eval_dataset=data['test']"))[0]["env"]
+    assert (one["data"], one["test_split"]) == ("org/name", "test")
+    files = HEAD + "more = load_dataset('json', data_files='b.jsonl')['train']\n"
+    other = migrate(tmp_path, files + TAIL.format(config="", trainer=", eval_dataset=more"))[0]["env"]
+    assert (other["data"], other["test_data"]) == ("rows.jsonl", "b.jsonl")
+
+
+def test_without_max_steps_a_script_trains_for_trl_s_epochs(tmp_path: Path) -> None:
+    assert migrate(tmp_path, script().replace("max_steps=3", ""))[0]["epochs"] == 3.0
+    assert migrate(tmp_path, script().replace("max_steps=3", "num_train_epochs=1"))[0]["epochs"] == 1.0
 
 
 def test_a_script_that_trains_as_it_is_imported_is_said_so_and_its_functions_can_be_taken_out(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.errors import ConfigError
@@ -81,28 +81,20 @@ def describe_translation(done: Translation, given: Mapping[str, object]) -> list
     """Say in a line each what foreign names are here."""
     by_names: dict[tuple[str, ...], list[str]] = {}
     for setting, names in done.origins.items():
-        by_names.setdefault(names, []).append(f"{setting} = {_show(done.settings[setting])}")
+        by_names.setdefault(names, []).append(_show(setting, done.settings[setting]))
     lines = [
-        f"{', '.join(_show_given(n, given) for n in names)} {'is' if len(names) == 1 else 'are'} {', '.join(ours)} here"
+        f"{', '.join(_show(n, given.get(n)) for n in names)} {'is' if len(names) == 1 else 'are'} {', '.join(ours)} here"
         for names, ours in by_names.items()
     ]
-    return lines + [f"{_show_given(name, given)}: nothing to set: {why}" for name, why in done.remarks.items()]
+    return lines + [f"{_show(name, given.get(name))}: nothing to set: {why}" for name, why in done.remarks.items()]
 
 
-def _show_given(name: str, given: Mapping[str, object]) -> str:
-    return f"{name} = {_show(given[name])}" if name in given else name
-
-
-def _show(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | int | float) or (isinstance(value, Sequence) and all(map(_is_short, value))):
-        return f"{value!r:.120}"
-    return f"a {type(value).__name__}"
-
-
-def _is_short(value: object) -> bool:
-    return isinstance(value, str | int | float)
+def _show(name: str, value: object) -> str:
+    """Return ``name = value``; the name alone for objects of Python's and long values."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    if value is None or not all(isinstance(v, str | int | float) for v in listed) or len(repr(value)) > 80:
+        return name
+    return f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
 
 
 def take_env_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,8 +25,8 @@ _HALF = "weights are in float32 or bfloat16; say dtype = bfloat16"
 TRAINING_FIELDS: tuple[ForeignName, ...] = (
     here("output_dir", None, "run.dir"),
     joint("per_device_train_batch_size", 8, "rollout.tasks_per_step", "completions of all devices / num_generations"),
-    joint("num_train_epochs", 3.0, "steps", "a step is a batch of tasks; steps = epochs x rows / tasks_per_step"),
-    joint("max_steps", -1, "steps", "optimizer steps there, batches here: divided by num_iterations"),
+    joint("num_train_epochs", 3.0, "epochs", "where max_steps is not given"),
+    joint("max_steps", -1, "steps", "optimizer steps there, batches here: divided by those of a batch"),
     here("learning_rate", 1e-6, "learner.lr"),
     here("lr_scheduler_type", "linear", "learner.lr_scheduler", "", convert_word),
     here("lr_scheduler_kwargs", None, "learner.lr_scheduler_args", "", convert_table),

@@ -33,7 +33,7 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
     nothing("pad_to_multiple_of", "auto", "what rows begin with alike is computed once; padding is the packing's own"),
     # sampling
     joint("generation_batch_size", None, "rollout.tasks_per_step", "in groups: divided by num_generations"),
-    joint("steps_per_generation", None, "rollout.tasks_per_step", "times the batch of a device, in groups"),
+    joint("steps_per_generation", None, "rollout.tasks_per_step", "and learner.steps_per_generation"),
     here("temperature", 1.0, "rollout.temperature"),
     absent("top_p", 1.0, _WHOLE),
     absent("top_k", 0, _WHOLE, -1),
@@ -172,9 +172,9 @@ SCRIPT_ARGUMENTS: tuple[ForeignName, ...] = (
     nothing("bnb_4bit_quant_storage", None, "how 4 bits are stored is set"),
     joint("dataset_name", None, "env.data"),
     joint("dataset_config", None, "env.data", "after the dataset's name, with a colon"),
-    absent("dataset_train_split", "train", "the split is train; save another as a file for env.data"),
-    nothing("dataset_test_split", "test", "rows to evaluate on are env.test_data"),
-    absent("dataset_streaming", False, "the rows are loaded"),
+    here("dataset_train_split", "train", "env.split"),
+    here("dataset_test_split", "test", "env.test_split"),
+    here("dataset_streaming", False, "env.streaming"),
     nothing("ignore_bias_buffers", False, "gradients are summed without torch's DDP"),
     absent("reward_model_name_or_path", None, "a reward model is a reward: env.rewards = reward-model:NAME"),
 )

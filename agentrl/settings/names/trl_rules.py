@@ -12,44 +12,49 @@ from agentrl.settings.names.values import JointRule, Settings, Values
 
 
 def _batch(v: Values) -> Settings:
-    """Return the tasks of a step: the completions of a generation batch, in groups."""
-    size, group = v.whole("per_device_train_batch_size"), v.whole("num_generations")
-    if v["generation_batch_size"] is not None and v["steps_per_generation"] is not None:
-        raise ConfigError("generation_batch_size and steps_per_generation: one follows from the other; give one")
-    if v["generation_batch_size"] is not None:
-        completions, name = v.whole("generation_batch_size"), "generation_batch_size"
-        if completions % (size * v.processes):
-            raise ConfigError(
-                f"generation_batch_size: {completions} is no multiple of the batch of all devices, {size * v.processes}"
-            )
-    else:
-        steps = "gradient_accumulation_steps" if v["steps_per_generation"] is None else "steps_per_generation"
-        completions, name = size * v.processes * v.whole(steps), f"per_device_train_batch_size x {steps}"
+    """Return the tasks of a step, those of a generation batch, and the optimizer steps that it is cut into."""
+    completions, group = _count_completions(v), v.whole("num_generations")
     if completions % group:
-        raise ConfigError(f"{name}: {completions} completions are no multiple of num_generations = {group}")
-    return {"rollout.tasks_per_step": completions // group} | _updates(v, completions)
-
-
-def _updates(v: Values, completions: int) -> Settings:
-    """Refuse a batch that is cut into several optimizer steps."""
-    window = v.whole("per_device_train_batch_size") * v.processes * v.whole("gradient_accumulation_steps")
-    if completions != window:
         raise ConfigError(
-            f"steps_per_generation: {completions} completions are sampled and {window} are in one optimizer step; here "
-            "a step learns from all that it sampled: set gradient_accumulation_steps to the same number"
+            f"per_device_train_batch_size: {completions} completions are sampled together (with all devices and "
+            f"steps_per_generation), which is no multiple of num_generations = {group}"
         )
-    return {}
+    settings: Settings = {"rollout.tasks_per_step": completions // group}
+    updates = _count_updates(v)
+    return settings | ({"learner.steps_per_generation": updates} if updates > 1 else {})
+
+
+def _count_completions(v: Values) -> int:
+    """Return the completions that are sampled together."""
+    size = v.whole("per_device_train_batch_size") * v.processes
+    if v["generation_batch_size"] is None:
+        steps = "gradient_accumulation_steps" if v["steps_per_generation"] is None else "steps_per_generation"
+        return size * v.whole(steps)
+    if v["steps_per_generation"] is not None:
+        raise ConfigError("generation_batch_size and steps_per_generation: one follows from the other; give one")
+    completions = v.whole("generation_batch_size")
+    if completions % size:
+        raise ConfigError(f"generation_batch_size: {completions} is no multiple of the batch of all devices, {size}")
+    return completions
+
+
+def _count_updates(v: Values) -> int:
+    """Return the optimizer steps that a batch is cut into, in one pass over it."""
+    window = v.whole("per_device_train_batch_size") * v.processes * v.whole("gradient_accumulation_steps")
+    completions = _count_completions(v)
+    if completions < window or completions % window:
+        raise ConfigError(
+            f"gradient_accumulation_steps: an optimizer step of {window} completions is no part of the {completions} "
+            "that are sampled together; let it divide steps_per_generation"
+        )
+    return completions // window
 
 
 def _steps(v: Values) -> Settings:
-    """Return the steps: TRL counts optimizer steps, of which a batch has num_iterations."""
+    """Return the steps, or the epochs: TRL counts optimizer steps, of which a batch here has several."""
     if v["max_steps"] is None or v.number("max_steps") <= 0:
-        if "num_train_epochs" in v.explicit:
-            raise ConfigError(
-                "num_train_epochs: a step is a batch of tasks; say how many: steps = epochs x rows / tasks_per_step"
-            )
-        return {}
-    return {"steps": ceil(v.whole("max_steps") / v.whole("num_iterations"))}
+        return {"epochs": float(v.number("num_train_epochs"))} if "num_train_epochs" in v.given else {}
+    return {"steps": ceil(v.whole("max_steps") / (v.whole("num_iterations") * _count_updates(v)))}
 
 
 def _advantage(v: Values) -> Settings:
@@ -170,18 +175,10 @@ def _resume(v: Values) -> Settings:
     return {"run.resume": bool(where)}
 
 
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation")
 TRL_RULES: tuple[JointRule, ...] = (
-    JointRule(
-        (
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "generation_batch_size",
-            "steps_per_generation",
-        ),
-        _batch,
-        ("num_generations",),
-    ),
-    JointRule(("max_steps", "num_train_epochs"), _steps, ("num_iterations",)),
+    JointRule(_BATCH, _batch, ("num_generations",)),
+    JointRule(("max_steps", "num_train_epochs"), _steps, ("num_iterations", *_BATCH)),
     JointRule(("scale_rewards", "multi_objective_aggregation"), _advantage),
     JointRule(("epsilon", "epsilon_high"), _clip, ("loss_type",)),
     JointRule(("use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"), _engine),

@@ -64,9 +64,7 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     joint(f"{_ACTOR}.kl_loss_coef", 0.001, "learner.beta"),
     absent(f"{_ACTOR}.kl_loss_type", "low_var_kl", "the estimator is k3, verl's low_var_kl", "k3"),
     here(f"{_ACTOR}.ppo_epochs", 1, "learner.num_iterations"),
-    joint(
-        f"{_ACTOR}.ppo_mini_batch_size", None, "rollout.tasks_per_step", "in prompts; a step learns from all it sampled"
-    ),
+    joint(f"{_ACTOR}.ppo_mini_batch_size", None, "learner.steps_per_generation", "in prompts"),
     nothing(f"{_ACTOR}.ppo_micro_batch_size", None, _PACKED),
     nothing(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", None, _PACKED),
     nothing(f"{_ACTOR}.use_dynamic_bsz", False, _PACKED),
@@ -130,7 +128,7 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     absent("custom_reward_function.path", None, "env.rewards = file.py:function"),
     absent("custom_reward_function.name", "compute_score", "env.rewards = file.py:function"),
     here("trainer.total_training_steps", None, "steps"),
-    absent("trainer.total_epochs", 30, "say how many steps: epochs x rows / rollout.tasks_per_step"),
+    here("trainer.total_epochs", 30, "epochs"),
     here("trainer.save_freq", -1, "run.save_every", "-1 is 0", convert_interval),
     here("trainer.test_freq", -1, "eval.every", "-1 is 0", convert_interval),
     here("trainer.logger", None, "run.trackers", "all but console", convert_logger),

@@ -34,12 +34,14 @@ def _advantage(v: Values) -> Settings:
 
 
 def _batch(v: Values) -> Settings:
-    trained, mini = v.whole(_TRAINED), v[_MINI]
-    if mini is not None and mini != trained and {_TRAINED, _MINI} <= v.explicit:
-        raise ConfigError(
-            f"{_MINI}: a step learns from all the prompts that it sampled, {trained}, not from {mini} of them at a time"
-        )
-    return {"rollout.tasks_per_step": trained if _TRAINED in v.explicit else mini}
+    trained = v.whole(_TRAINED)
+    if v[_MINI] is None or _TRAINED not in v.explicit:
+        return {"rollout.tasks_per_step": trained if _TRAINED in v.explicit else v.whole(_MINI)}
+    mini = v.whole(_MINI)
+    if trained % mini:
+        raise ConfigError(f"{_MINI}: {mini} prompts at a time do not make up the {trained} of data.train_batch_size")
+    settings: Settings = {"rollout.tasks_per_step": trained}
+    return settings | ({"learner.steps_per_generation": trained // mini} if mini < trained else {})
 
 
 VERL_RULES: tuple[JointRule, ...] = (

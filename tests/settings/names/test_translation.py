@@ -105,10 +105,26 @@ def test_trl_s_defaults_are_a_config_that_trains() -> None:
         ({"per_device_train_batch_size": 16}, {"rollout.tasks_per_step": 2}),
         ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 6}, {"rollout.tasks_per_step": 3}),
         ({"generation_batch_size": 32, "gradient_accumulation_steps": 4}, {"rollout.tasks_per_step": 4}),
+        ({"max_steps": -1}, {}),
         (
             {"per_device_train_batch_size": 3, "num_generations": 6, "gradient_accumulation_steps": 2},
             {"rollout.tasks_per_step": 1, "rollout.group_size": 6},
         ),
+        (
+            {"per_device_train_batch_size": 4, "steps_per_generation": 4},
+            {"rollout.tasks_per_step": 2, "learner.steps_per_generation": 4},
+        ),
+        (
+            {"generation_batch_size": 32, "gradient_accumulation_steps": 2},
+            {"rollout.tasks_per_step": 4, "learner.steps_per_generation": 2},
+        ),
+        (
+            {"max_steps": 12, "steps_per_generation": 3, "num_iterations": 2},
+            {"steps": 2, "rollout.tasks_per_step": 3, "learner.steps_per_generation": 3, "learner.num_iterations": 2},
+        ),
+        ({"num_train_epochs": 2}, {"epochs": 2.0}),
+        ({"num_train_epochs": 2, "max_steps": 9}, {"steps": 9}),
+        ({"dataset_name": "a/b", "dataset_train_split": "x"}, {"env.data": "a/b", "env.split": "x"}),
         ({"max_steps": 100}, {"steps": 100}),
         ({"max_steps": 101, "num_iterations": 2}, {"steps": 51, "learner.num_iterations": 2}),
         ({"use_vllm": True}, {"engine.name": "vllm"}),
@@ -173,7 +189,11 @@ def test_values_are_translated(values: dict[str, Any], ours: dict[str, Any] | No
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"per_device_train_batch_size": 3}, "3 completions are no multiple of num_generations = 8"),
+        ({"per_device_train_batch_size": 3}, "which is no multiple of num_generations = 8"),
+        (
+            {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
+            "an optimizer step of 16 completions",
+        ),
         ({"generation_batch_size": 12}, "12 is no multiple of the batch of all devices, 8"),
         ({"generation_batch_size": 8, "steps_per_generation": 2}, "one follows from the other"),
         ({"scale_rewards": "std"}, "scale_rewards: group, batch or none, not 'std'"),
@@ -237,7 +257,7 @@ def test_verl_s_names_are_read_by_their_paths_and_by_the_ends_of_these(
         ({"algorithm.adv_estimator": "gae"}, "no critic is trained"),
         ({"critic.optim.lr": 1e-4}, "no critic is trained"),
         ({"loss_agg_mode": "other"}, "there is no loss that sums tokens by other"),
-        ({"data.train_batch_size": 64, "ppo_mini_batch_size": 16}, "not from 16 of them at a time"),
+        ({"data.train_batch_size": 64, "ppo_mini_batch_size": 24}, "24 prompts at a time do not make up the 64"),
         ({"rollout.name": "sglang"}, "there is no engine 'sglang' here"),
         ({"tensor_parallel_size": 2}, "every engine holds a whole model"),
     ],
