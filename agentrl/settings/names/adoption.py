@@ -82,10 +82,10 @@ def describe_translation(done: Translation, given: Mapping[str, object]) -> list
     by_names: dict[tuple[str, ...], list[str]] = {}
     for setting, names in done.origins.items():
         by_names.setdefault(names, []).append(_show(setting, done.settings[setting]))
-    lines = [
-        f"{', '.join(_show(n, given.get(n)) for n in names)} {'is' if len(names) == 1 else 'are'} {', '.join(ours)} here"
-        for names, ours in by_names.items()
-    ]
+    lines = []
+    for names, ours in by_names.items():
+        theirs = ", ".join(_show(name, given.get(name)) for name in names)
+        lines.append(f"{theirs} {'is' if len(names) == 1 else 'are'} {', '.join(ours)} here")
     return lines + [f"{_show(name, given.get(name))}: nothing to set: {why}" for name, why in done.remarks.items()]
 
 
