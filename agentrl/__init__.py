@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from agentrl.environments.gymnasium.to_gymnasium import as_gymnasium, register_gymnasium
     from agentrl.evaluation.comparison import compare
     from agentrl.evaluation.evaluate import evaluate
-    from agentrl.training.train import train
+    from agentrl.library.run import Run
+    from agentrl.library.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Message",
     "Reply",
     "RewardModel",
+    "Run",
     "Step",
     "Tool",
     "ToolEnv",
@@ -49,7 +51,8 @@ __all__ = [
 
 
 _LAZY = {  # they bring torch with them, or gymnasium
-    "train": "agentrl.training.train",
+    "Run": "agentrl.library.run",
+    "train": "agentrl.library.train",
     "evaluate": "agentrl.evaluation.evaluate",
     "compare": "agentrl.evaluation.comparison",
     "as_gymnasium": "agentrl.environments.gymnasium.to_gymnasium",

@@ -31,17 +31,13 @@ PATIENCE_S = 600.0
 CELL = """
 import asyncio, json, sys
 from agentrl import train
-from agentrl.cli.progress import PlainLines
-from agentrl.settings.schema import TrainConfig
-from agentrl.settings.loader import build_config, read_overrides
-from rich.console import Console
+from agentrl.settings.loader import read_overrides
 
 source, given = read_overrides(sys.argv[1:])
 settings = {k: v for k, v in given.items() if k != "env"}
-callback = PlainLines(Console(), build_config((source, given)))
 
 async def cell():
-    return train(given["env"]["name"], callbacks=[callback], **settings)
+    return train(given["env"]["name"], **settings).summary
 
 summary = asyncio.new_event_loop().run_until_complete(cell())
 print("summary", json.dumps([summary["interrupted"], summary["signal"]]), flush=True)

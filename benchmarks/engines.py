@@ -53,8 +53,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agentrl import train
 from agentrl.engines.embedded.engine import TransformersEngine
-from agentrl.training.train import train
 from agentrl.types import Completion, SamplingParams
 
 VOCABULARY, TURNS, NEW_TOKENS = 512, 4, 64

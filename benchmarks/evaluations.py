@@ -44,7 +44,7 @@ def measure(every: int, steps: int, mode: str, staleness: int) -> Cost:
             eval={"every": every, "mode": mode, "tasks": 24, "final_tasks": 8},
             rollout={"max_staleness": staleness},
             run={"dir": str(run)},
-        )
+        ).summary
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         own = [row["eval/runtime"] for row in rows if "eval/runtime" in row and 0 < row["step"] < steps]
         files = sorted(run.glob("trajectories/train-*.parquet"))[1:]

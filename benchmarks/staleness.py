@@ -37,7 +37,7 @@ def trained(staleness: int, steps: int, seed: int) -> tuple[dict[str, Any], list
             rollout={"max_staleness": staleness},
             eval={"every": 0, "final_tasks": 256},
             run={"dir": f"{folder}/run"},
-        )
+        ).summary
         lines = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text().splitlines())
         return summary, [line for line in lines if "step_time" in line]
 

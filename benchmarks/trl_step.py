@@ -81,7 +81,7 @@ class Recorder(Callback):
 
     costs: list[Cost] = field(default_factory=list)
 
-    def on_step(self, step: int, values: Any) -> None:
+    def on_step_end(self, step: int, values: Any) -> None:
         calls = values["tools/call_frequency"]
         self.costs.append(Cost(values["step_time"], values["cpu_seconds"], calls, values["reward"]))
 

@@ -25,7 +25,7 @@ async def brief(completions: list[str], **columns: Any) -> list[float]:
 
 
 def main(steps: int = 60) -> None:
-    summary = train(
+    run = train(
         env="prompts",
         env_args={
             "data": str(DATA / "symbols.jsonl"),
@@ -36,7 +36,8 @@ def main(steps: int = 60) -> None:
         },
         steps=steps,
     )
-    print(f"held-out reward: {summary['reward_before']:.2f} before, {summary['reward_after']:.2f} after {steps} steps")
+    before, after = run.evaluations[0]["reward"], run.evaluations[-1]["reward"]
+    print(f"held-out reward: {before:.2f} before, {after:.2f} after {steps} steps")
 
 
 if __name__ == "__main__":

@@ -333,6 +333,7 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
         env_args: Any = None,
         curriculum: Any = None,
         callbacks: Any = (),
+        verbose: bool = True,
         **given: Any,
     ) -> Any:
         config = build_model_config(("arguments", {**given, "env": {"name": "of the snippet"}, "model": model}))
@@ -342,6 +343,7 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
             env_args=env_args,
             curriculum=curriculum,
             callbacks=callbacks,
+            verbose=verbose,
             **{**given, **desk.SMALL, "rollout": rollout, "steps": 1},
         )
 

@@ -17,7 +17,7 @@ DATA = Path(agentrl_envs.__file__).parent / "data"
 @pytest.mark.parametrize("seed", [0, 1])
 def test_math_tools_is_learned(seed: int, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    summary = train("math-tools", seed=seed, run={"dir": folder})
+    summary = train("math-tools", seed=seed, run={"dir": folder}).summary
     report("math-tools", summary)
     assert summary["reward_before"] <= 0.40
     assert summary["greedy_before"] <= 0.30
@@ -30,14 +30,14 @@ def test_math_tools_is_learned(seed: int, tmp_path: Path) -> None:
 
 
 def test_an_adapter_learns_as_much(tmp_path: Path) -> None:
-    summary = train("math-tools", lora={"rank": 8}, learner={"lr": 5e-3}, run={"dir": str(tmp_path / "run")})
+    summary = train("math-tools", lora={"rank": 8}, learner={"lr": 5e-3}, run={"dir": str(tmp_path / "run")}).summary
     report("math-tools, LoRA", summary)
     assert summary["reward_after"] >= 0.90
     assert summary["greedy_after"] >= 0.95
 
 
 def test_shop_is_learned(tmp_path: Path) -> None:
-    summary = train("shop", steps=20, run={"dir": str(tmp_path / "run")})
+    summary = train("shop", steps=20, run={"dir": str(tmp_path / "run")}).summary
     report("shop", summary)
     assert summary["reward_before"] <= 0.35
     assert summary["reward_after"] >= 0.80
@@ -50,7 +50,7 @@ def test_a_dataset_of_prompts_is_learned(tmp_path: Path) -> None:
         "test_data": str(DATA / "symbols-test.jsonl"),
         "system_prompt": "Answer with \\boxed{}.",
     }
-    summary = train("prompts", env_args=settings, steps=25, run={"dir": str(tmp_path / "run")})
+    summary = train("prompts", env_args=settings, steps=25, run={"dir": str(tmp_path / "run")}).summary
     report("prompts", summary)
     assert summary["reward_before"] <= 0.40
     assert summary["reward_after"] >= summary["reward_before"] + 0.3

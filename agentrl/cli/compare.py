@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.arguments import Arguments, Command
-from agentrl.cli.figures import format_difference, format_mean
 from agentrl.cli.output import print_line
 from agentrl.environments.task_sampler import describe_task
 from agentrl.evaluation.comparison import Comparison, compare
+from agentrl.library.figures import format_difference, format_mean
 from agentrl.settings.schema import Section
 from agentrl.view.escaping import escape_controls
 

@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentrl.cli.arguments import Arguments, Command
-from agentrl.cli.figures import describe_lost_episodes, format_mean, format_share
 from agentrl.cli.output import print_line, show_loading
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
@@ -22,6 +21,7 @@ from agentrl.evaluation.evaluate import EvaluationListener, check_key, open_poli
 from agentrl.evaluation.folder import EvaluationFolder
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.evaluation.scope import EvaluationScope, check_settings_used, check_split, is_setting_used, read_scope
+from agentrl.library.figures import describe_lost_episodes, format_mean, format_share
 from agentrl.models.policy import build_model_config
 from agentrl.runs.atomic import FolderWriteError
 from agentrl.settings.loader import Layer, build_config, flatten, read_toml

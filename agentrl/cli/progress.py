@@ -1,10 +1,10 @@
-"""The progress of a run: a live table on a terminal, plain lines elsewhere."""
+"""The progress of a run on the command line: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -13,12 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.figures import format_mean
+from agentrl.cli.output import print_line
 from agentrl.evaluation.measurement import Evaluation
+from agentrl.library.progress import (
+    COLUMNS,
+    Display,
+    PlainLines,
+    describe_stopping,
+    format_cells,
+    format_headline,
+)
 from agentrl.resources import TrainingResources
 from agentrl.runs.folder import RunFolder
 from agentrl.settings.schema import TrainConfig
-from agentrl.training.callbacks import Callback
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -27,56 +34,14 @@ ROWS = 12  # steps shown at once
 WIDE = 90  # characters, from which the table has room between its columns
 
 
-class Display(Callback):
-    """A callback that shows a run."""
-
-    run_folder: Path | None = None  # once there is one
-
-
 @contextmanager
 def open_display(console: Console, config: TrainConfig) -> Iterator[Display]:
     if not console.is_terminal:
-        yield PlainLines(console, config)
+        yield PlainLines(partial(print_line, console))
         return
     table = LiveTable(config)
     with Live(table, console=console, refresh_per_second=8, transient=False):
         yield table
-
-
-def _format_headline(resources: TrainingResources, run: RunFolder) -> str:
-    """Name the environment, the model, the engine, the seed and the run folder in one line."""
-    model = resources.policy.model
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    device = next(model.parameters()).device.type
-    return (
-        f"{resources.spec.name} · {resources.config.model} ({millions:.2f} M parameters, {device}) · "
-        f"{_ENGINES[resources.config.engine.name]} · seed {resources.config.seed} · {run.folder}"
-    )
-
-
-_ENGINES = {"transformers": "embedded transformers engine", "vllm": "vLLM in process", "server": "vLLM servers"}
-
-
-def _format_cells(step: int, v: Mapping[str, float]) -> list[str]:
-    """Format a step as a row, in the order of ``COLUMNS``."""
-    faults = int(sum(n for name, n in v.items() if name.startswith("faults/")))
-    return [
-        str(step),
-        f"{v.get('reward', float('nan')):.3f}",
-        f"{v.get('tools/call_frequency', 0.0):.2f}",
-        f"{v.get('tools/failure_frequency', 0.0):.0%}" if v.get("tools/call_frequency") else "-",
-        f"{v['tokens_per_second']:,.0f}",
-        f"{v['step_time']:.1f}",
-        f"{v['time/generate']:.1f}",
-        f"{v['time/tools']:.1f}",
-        f"{v['time/learn']:.1f}",
-        f"{v['entropy']:.2f}" if "entropy" in v else "-",
-        str(faults) if faults else "",
-    ]
-
-
-COLUMNS = ["step", "reward", "calls", "failed", "tokens/s", "seconds"]
-COLUMNS += ["generate", "tools", "learn", "entropy", "faults"]
 
 
 class LiveTable(Display):
@@ -97,31 +62,31 @@ class LiveTable(Display):
         self.overall = self.progress.add_task("steps", total=config.steps)
         self.current = self.progress.add_task("loading", total=None)
 
-    def on_start(self, resources: TrainingResources, run: RunFolder) -> None:
+    def on_train_begin(self, resources: TrainingResources, run: RunFolder) -> None:
         self.run_folder, self.steps = run.folder, resources.config.steps  # which epochs come to
         self.progress.update(self.overall, total=self.steps)
-        self.title = Text(_format_headline(resources, run), style="bold")
+        self.title = Text(format_headline(resources, run), style="bold")
         self.verdict = Text(resources.renderer.verdict(), style="dim")
 
-    def on_phase(self, name: str, episodes: int) -> None:
+    def on_phase_begin(self, name: str, episodes: int) -> None:
         self.progress.reset(self.current, description=name)
         self.progress.tasks[self.current].total = episodes or None
 
-    def on_episode(self, trajectory: Trajectory) -> None:
+    def on_episode_end(self, trajectory: Trajectory) -> None:
         task = self.progress.tasks[self.current]
         if task.total is not None and task.completed < task.total:  # others may end that are played ahead
             self.progress.advance(self.current)
 
-    def on_evaluation(self, step: int, found: Evaluation) -> None:
-        self.held_out.append((step, found))
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
+        self.held_out.append((step, evaluation))
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        self.rows.append(_format_cells(step, values))
-        self.rewards.append(values.get("reward", 0.0))
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.rows.append(format_cells(step, metrics))
+        self.rewards.append(metrics.get("reward", 0.0))
         self.progress.update(self.overall, completed=step)
 
     def on_interrupt(self, by: str) -> None:
-        self.note = _describe_stopping(by)
+        self.note = describe_stopping(by)
 
     def on_message(self, text: str) -> None:
         self.told.append(text)
@@ -146,38 +111,6 @@ class LiveTable(Display):
         yield from parts
 
 
-class PlainLines(Display):
-    """For pipes and logs: a line a step."""
-
-    def __init__(self, console: Console, config: TrainConfig) -> None:
-        self.console, self.steps = console, config.steps
-
-    def _say(self, text: str) -> None:
-        self.console.print(Text(escape_controls(text)), soft_wrap=True)
-
-    def on_start(self, resources: TrainingResources, run: RunFolder) -> None:
-        self.run_folder, self.steps = run.folder, resources.config.steps
-        self._say(_format_headline(resources, run))
-        self._say(resources.renderer.verdict())
-
-    def on_evaluation(self, step: int, found: Evaluation) -> None:
-        means = [f"{name} {format_mean(m.estimate)}" for name, m in found.parts]
-        tasks = max(m.tasks for _, m in found.parts)
-        self._say(f"held-out at step {step} ({tasks} tasks): {', '.join(means)}")
-
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        row = [
-            f"{name} {cell}" for name, cell in zip(COLUMNS[1:], _format_cells(step, values)[1:], strict=True) if cell
-        ]
-        self._say(f"step {step}/{self.steps}  " + "  ".join(row))
-
-    def on_message(self, text: str) -> None:
-        self._say(text)
-
-    def on_interrupt(self, by: str) -> None:
-        self._say(_describe_stopping(by))
-
-
 def _table(rows: list[list[str]], width: int) -> Table:
     """Return the steps as a table, narrow where two spaces between its columns would cut their names."""
     table = Table(*COLUMNS, box=None, header_style="bold cyan", collapse_padding=width < WIDE)
@@ -188,11 +121,6 @@ def _table(rows: list[list[str]], width: int) -> Table:
     return table
 
 
-def _describe_stopping(by: str) -> str:
-    """Say what the first signal makes a run do."""
-    return f"{by}: finishing this step, then saving a checkpoint and the model. Again to leave now."
-
-
 def _draw_sparkline(values: list[float], width: int = 50) -> str:
     """Draw the last values as a row of bars between their least and their greatest."""
     shown = values[-width:]
@@ -201,5 +129,5 @@ def _draw_sparkline(values: list[float], width: int = 50) -> str:
     return "".join(BARS[round((v - low) * scale)] for v in shown)
 
 
-def _held(step: int, found: Evaluation) -> str:
-    return f"step {step} {'/'.join(f'{m.reward:.2f}' for _, m in found.parts)}"
+def _held(step: int, evaluation: Evaluation) -> str:
+    return f"step {step} {'/'.join(f'{m.reward:.2f}' for _, m in evaluation.parts)}"

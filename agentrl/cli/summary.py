@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.figures import format_difference, format_mean, format_share
 from agentrl.errors import UserError
 from agentrl.evaluation.statistics import Estimate
+from agentrl.library.figures import format_difference, format_mean, format_share
 from agentrl.runs.reader import parse_episode_id
 from agentrl.runtime.interruption import WORDS
 from agentrl.types import Message

@@ -40,19 +40,20 @@ def _run(arguments: Arguments[_TrainOptions]) -> int:
     spec = EnvSpec.from_config(config)
     console = Console()
     if int(os.environ.get("RANK", "0")):  # a further process of the learner prints nothing
-        from agentrl.training.callbacks import Callback
+        from agentrl.training.callbacks import Callbacks
         from agentrl.training.train import run_config
 
-        run_config(config, spec, Callback())
+        run_config(config, spec, Callbacks([]))
         return 0
     with show_loading(console):  # torch: after whatever can be wrong with the words
         from agentrl.cli.progress import open_display
+        from agentrl.training.callbacks import Callbacks
         from agentrl.training.checkpoint import describe_resume
         from agentrl.training.train import run_config
 
     try:
         with open_display(console, config) as display:
-            summary = run_config(config, spec, display)
+            summary = run_config(config, spec, Callbacks([display])).summary
     except KeyboardInterrupt:
         if display.run_folder is not None:
             console.print(describe_resume(display.run_folder), highlight=False, soft_wrap=True)

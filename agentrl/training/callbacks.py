@@ -1,4 +1,4 @@
-"""Callbacks: they are told what happens in a run, and may end it by raising."""
+"""Callbacks: they hear what happens in a run, and may ask it to evaluate, to save, or to end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -23,23 +25,57 @@ if TYPE_CHECKING:
     from agentrl.runs.folder import RunFolder
 
 
-class Callback:
-    """A listener to a run, which does nothing: override what you want to hear. All methods are plain functions."""
+@dataclass
+class TrainerControl:
+    """The wishes of the callbacks, by the names of transformers. The run heeds them once the step has ended.
 
-    def on_start(self, resources: TrainingResources, run: RunFolder) -> None:
+    ``should_evaluate`` and ``should_save`` hold for one step, ``should_training_stop`` from then on: the run ends after
+    the step as after its last one, with a checkpoint, the model, an evaluation and the summary.
+    """
+
+    should_training_stop: bool = False
+    should_evaluate: bool = False
+    should_save: bool = False
+
+    def begin_step(self) -> None:
+        """Forget what was wished for the step before."""
+        self.should_evaluate = self.should_save = False
+
+
+class Callback:
+    """A listener to a run, which does nothing: override what you want to hear. All methods are plain functions.
+
+    ``control`` is there as soon as the run begins: ``self.control.should_training_stop = True`` ends it.
+    """
+
+    control: TrainerControl
+
+    def on_train_begin(self, resources: TrainingResources, run: RunFolder) -> None:
         """Hear that the model is loaded and the run folder is there."""
 
-    def on_phase(self, name: str, episodes: int) -> None:
+    def on_step_begin(self, step: int) -> None:
+        """Hear that a step begins: its groups are waited for."""
+
+    def on_phase_begin(self, name: str, episodes: int) -> None:
         """Hear that a rollout of so many episodes, an evaluation or an update (0) begins."""
 
-    def on_episode(self, trajectory: Trajectory) -> None:
+    def on_episode_end(self, trajectory: Trajectory) -> None:
         """Hear of an episode as it ends."""
 
-    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hear the row of a step in metrics.jsonl, once it is written."""
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
         """Hear what the policy after `step` earned on held-out tasks."""
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Hear the row of a step in metrics.jsonl, once it is written."""
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hear each row of metrics.jsonl, a step's and an evaluation's, once it is written."""
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        """Hear that the checkpoint of `step` is written, and where."""
+
+    def on_train_end(self, summary: Mapping[str, Any]) -> None:
+        """Hear what summary.json holds, as the last thing; not if the run ends by an error."""
 
     def on_interrupt(self, by: str) -> None:
         """Hear of the first Ctrl-C or signal: the run saves and returns."""
@@ -52,11 +88,13 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one. What one raises ends the run."""
+    """Several callbacks as one, with one ``control``. What one raises ends the run."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.control = TrainerControl()
         for callback in callbacks:
-            _check_names(callback)
+            _check_hooks(callback)
+            callback.control = self.control
         for name in _HOOKS:
             setattr(self, name, partial(_call_each, callbacks, name))
 
@@ -64,23 +102,25 @@ class Callbacks(Callback):
 _HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
-def _check_names(callback: Callback) -> None:
-    """Raise ContractError for what is no callback, or has a method that nobody would call."""
+def _check_hooks(callback: Callback) -> None:
+    """Raise ContractError for what is no callback, or has a hook that nobody would call, or that is async."""
     if not isinstance(callback, Callback):
         raise ContractError(
-            f"callbacks takes objects of subclasses of agentrl.training.callbacks.Callback, not {callback!r:.80}"
+            "callbacks takes objects of subclasses of agentrl.Callback or of transformers.TrainerCallback, not "
+            f"{callback!r:.80}"
         )
     for name in dir(callback):
-        if name.startswith("on_") and name not in _HOOKS:
+        if not name.startswith("on_"):
+            continue
+        if name not in _HOOKS:
             raise ContractError(f"{type(callback).__name__}.{name}: there is no such callback{suggest(name, _HOOKS)}")
+        if inspect.iscoroutinefunction(getattr(callback, name)):
+            raise ContractError(f"{type(callback).__name__}.{name} must be a plain `def`, not `async def`")
 
 
 def _call_each(callbacks: Sequence[Callback], name: str, *arguments: object) -> None:
     for callback in callbacks:
-        result = getattr(callback, name)(*arguments)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise ContractError(f"{type(callback).__name__}.{name} must be a plain `def`, not `async def`")
+        getattr(callback, name)(*arguments)
 
 
 @asynccontextmanager

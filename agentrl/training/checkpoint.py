@@ -27,8 +27,10 @@ from agentrl.settings.schema import TrainConfig
 VERSION = "5"  # another one where a state has other parts, or its classes have
 
 
-def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> None:
-    """Write a checkpoint, and remove the oldest. A process killed at any moment leaves the one before whole.
+def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> Path:
+    """Write a checkpoint, remove the oldest, and return its path.
+
+    A process killed at any moment leaves the one before whole.
 
     If there is no room, older ones than the newest are removed first, then it is written under ``elsewhere``, where a
     link leads to it.
@@ -41,14 +43,15 @@ def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None 
         _save(target, state)
     except OSError as error:
         if is_disk_full(error) and drop_older(folder):
-            save(folder, step, state, elsewhere)
-        elif elsewhere is not None:
+            return save(folder, step, state, elsewhere)
+        if elsewhere is not None:
             _save(elsewhere / target.name, state)
             link_folder(target, elsewhere / target.name)
         else:
             raise
     _sync(folder)
     prune(folder, step)
+    return target
 
 
 def _save(target: Path, state: dict[str, Any]) -> None:

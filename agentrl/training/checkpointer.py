@@ -85,9 +85,10 @@ class Checkpointer:
 
     async def save_due(self, step: int) -> None:
         """Write a checkpoint if it is due, if the run ends, or if one is missing for which there is room now."""
-        config, stop = self.resources.config, self.recorder.stop
-        due = config.run.save_every and step % config.run.save_every == 0
-        if due or stop.is_set or step == config.steps or self._may_save_again:
+        config, control = self.resources.config, self.recorder.callback.control
+        due = control.should_save or bool(config.run.save_every and step % config.run.save_every == 0)
+        ends = self.recorder.stop.is_set or control.should_training_stop or step == config.steps
+        if due or ends or self._may_save_again:
             await self.save(step)
 
     @asynccontextmanager
@@ -139,12 +140,14 @@ class Checkpointer:
         state, elsewhere = self.collect(), self.recorder.run.overflow_path("checkpoints")
         async with self._writing:
             try:
-                await to_thread.run_sync(checkpoint.save, self.folder, step, state, elsewhere)
-                self.saved, self._missed = step, None
+                written = await to_thread.run_sync(checkpoint.save, self.folder, step, state, elsewhere)
             except OSError as error:
                 self._missed = step
                 standing = checkpoint.describe_newest(self.folder)
                 self.recorder.say(f"no checkpoint of step {step}: {describe_os_error(error)}; {standing}")
+                return
+        self.saved, self._missed = step, None
+        self.recorder.callback.on_save(step, written)
 
 
 def _reduce_info(state: SchedulerState) -> SchedulerState:

@@ -50,8 +50,14 @@ class EvaluationSchedule:
         return self.rollout.waits() if self.rollout else []
 
     def is_due(self, step: int) -> bool:
-        """Return True if an evaluation follows the step; the last step's is the one after training."""
-        return bool(self.config.eval.every) and step % self.config.eval.every == 0 and step < self.config.steps
+        """Return True if an evaluation follows the step, as the settings or a callback want it.
+
+        The last step's is the one after training.
+        """
+        every, control = self.config.eval.every, self.recorder.callback.control
+        if step >= self.config.steps or control.should_training_stop:
+            return False
+        return control.should_evaluate or (bool(every) and step % every == 0)
 
     def pauses_after(self, step: int) -> bool:
         """Return True if nothing else is rolled out while the policy of `step` is evaluated."""
@@ -107,8 +113,8 @@ class EvaluationSchedule:
         trials, tasks = Trials(self.config.eval.trials), list_tasks(self.resources.spec, count)
         callback = self.recorder.callback
         if watched:
-            callback.on_phase("evaluate", trials.each * len(tasks))
-        on_episode = callback.on_episode if watched else None
+            callback.on_phase_begin("evaluate", trials.each * len(tasks))
+        on_episode = callback.on_episode_end if watched else None
         groups = await evaluate_tasks(rollout, tasks, trials, seed=self.config.seed, on_episode=on_episode)
         timeline.at("write")
         await self.recorder.write_held_out(step, groups)

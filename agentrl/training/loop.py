@@ -31,6 +31,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.config, self.stop = self.trainer.config, self.recorder.stop
+        self.control = self.recorder.callback.control
         self.checkpointer.parts = {
             "learner": self.trainer.learner,
             "schedule": self.trainer.schedule,
@@ -74,14 +75,16 @@ class TrainingLoop:
         """
         trainer, evaluations, checkpointer = self.trainer, self.evaluations, self.checkpointer
         first = checkpointer.done + 1
-        rollouts = trainer.open_scheduler(checkpointer.done, ahead, lambda: self.stop.is_set)
+        rollouts = trainer.open_scheduler(checkpointer.done, ahead, self._is_ending)
         async with rollouts as scheduler, open_task_group() as background:
             checkpointer.scheduler = scheduler
             background.start_soon(checkpointer.save_at_signal)
             evaluations.start_owed(background)
             for step in range(first, self.config.steps + 1):
-                if self.stop.is_set:
+                if self._is_ending():
                     break
+                self.control.begin_step()
+                self.recorder.callback.on_step_begin(step)
                 async with checkpointer.allow_at_signal():
                     batch = await trainer.sample(step, scheduler)  # groups of episodes
                 await evaluations.join()
@@ -100,14 +103,19 @@ class TrainingLoop:
                     scheduler.advance()
             background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
 
+    def _is_ending(self) -> bool:
+        """Return True if no step follows this one: a signal came, or a callback asks for the end."""
+        return self.stop.is_set or self.control.should_training_stop
+
     async def finish(self, before: Evaluation) -> dict[str, Any]:
         """Write the model, evaluate it, and return the summary, which is in the run folder too."""
         await self.checkpointer.write_model()
         after, final_tasks = None, self.config.eval.final_tasks
         if not self.stop.is_set:
-            after = await self.stop.run_unless_set(self.evaluations.run(self.config.steps, final_tasks))
+            after = await self.stop.run_unless_set(self.evaluations.run(self.checkpointer.done, final_tasks))
         summary = summarize(self.trainer.resources, self.recorder, before, after)
         await self.recorder.write_with_retry(partial(self.recorder.run.write_summary, summary), "the summary is")
+        self.recorder.callback.on_train_end(summary)
         return summary
 
 

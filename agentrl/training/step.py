@@ -74,7 +74,7 @@ class Trainer:
             steps=config.steps,
         )
         self.rollout.lanes = self.recorder.timeline.lanes
-        on_episode = self.recorder.callback.on_episode
+        on_episode = self.recorder.callback.on_episode_end
         return open_scheduler(
             self.rollout,
             self.tasks,
@@ -90,7 +90,8 @@ class Trainer:
         """Wait for the next batch of groups: sampled from the engine, tools run, rewards scored."""
         self.recorder.step = step
         self.recorder.timeline.at(EPISODES)
-        self.recorder.callback.on_phase("rollout", self.config.rollout.tasks_per_step * self.config.rollout.group_size)
+        r = self.config.rollout
+        self.recorder.callback.on_phase_begin("rollout", r.tasks_per_step * r.group_size)
         return await scheduler.next_batch()
 
     async def assign_credit(self, step: int, batch: StepBatch) -> Credit:
@@ -124,7 +125,7 @@ class Trainer:
             self.recorder.timeline.at("sync")
             await self.resources.engine.sleep()
             self.recorder.timeline.at("learn")
-        self.recorder.callback.on_phase("learn", 0)
+        self.recorder.callback.on_phase_begin("learn", 0)
         self.schedule.before(step)
         lr = self.learner.lrs[0][0]
         scored = [e.trajectory for e in credit.rows if e.trained_tokens]

@@ -39,7 +39,7 @@ def summarize(
         "conversation_before": list(before.conversations[shown]),
         "conversation_after": list(after.conversations[shown]) if after and shown_after else [],
         "episode_before": f"test-0:{_row_of(before, shown)}",
-        "episode_after": f"test-{config.steps}:{_row_of(after, shown)}" if after and shown_after else None,
+        "episode_after": f"test-{totals.steps}:{_row_of(after, shown)}" if after and shown_after else None,
         "run_dir": str(run.folder),
         "model_dir": str(run.folder / "model"),
         "metrics": str(run.folder / "metrics.jsonl"),

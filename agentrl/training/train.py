@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agentrl.environments.curriculum import Curriculum
-from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
 from agentrl.learner.distributed import ProcessGroup, init_process_group
 from agentrl.learner.optimizers import OptimizerSource
-from agentrl.models.policy import Policy, resolve_settings
+from agentrl.models.policy import Policy
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
 from agentrl.runs import trackers
 from agentrl.runs.disk import check_disk_space, prepare_fallback, warn_of_shortage
@@ -30,58 +28,24 @@ from agentrl.runtime.stalls import watch_stalls
 from agentrl.settings import registry
 from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
-from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.schema import TrainConfig
-from agentrl.settings.signature import convert_value
 from agentrl.training import checkpoint
 from agentrl.training.algorithm import build_learner
-from agentrl.training.callbacks import Callback, Callbacks, report_waits
+from agentrl.training.callbacks import Callback, report_waits
 from agentrl.training.checkpointer import Checkpointer
 from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.loop import TrainingLoop
 from agentrl.training.recorder import Recorder
-from agentrl.training.schedules import OptimizerPair, check_optimizers, compute_lr_scale
+from agentrl.training.schedules import OptimizerPair, compute_lr_scale
 from agentrl.training.step import Trainer
 
 
-def train(
-    env: str | type[Env],
-    model: Any = "nano",
-    *,
-    tokenizer: Any = None,
-    env_args: Mapping[str, Any] | None = None,
-    curriculum: Curriculum | None = None,
-    callbacks: Sequence[Callback] = (),
-    optimizers: OptimizerPair = (None, None),
-    **settings: Any,
-) -> dict[str, Any]:
-    """Train a model on an environment; the summary that is in the run folder too.
+@dataclass(frozen=True)
+class TrainingResult:
+    """The end of a training: what summary.json holds, and the policy as it is now."""
 
-    Args:
-        env: a registered name, ``module:Class``, or an ``Env`` subclass.
-        model: a name or folder, as ``--model`` takes it; or a loaded causal LM, with an adapter or without, which is
-            trained in place.
-        tokenizer: of a loaded model; found by its name by default.
-        env_args: the environment's own settings.
-        curriculum: of the outcomes so far to the options of the next task's ``reset``.
-        callbacks: told what happens; see ``agentrl.training.callbacks.Callback``.
-        optimizers: a torch optimizer and a scheduler of the learning rate, as transformers' Trainer takes them, instead
-            of those that the settings name; each an object, None, or a function: of the list of trained parameters to
-            an optimizer, of the optimizer to a scheduler. A scheduler is stepped once a step of training.
-        settings: as in a config file: ``steps=200, learner={"lr": 2e-6}, run={"dir": "runs/x"}``.
-
-    Raises:
-        UserError: a setting, the environment, a tool or the model is wrong; the sentence says what and the way out.
-    """
-    named_otherwise, settings = take_env_names(settings)
-    own = convert_value("env_args", {} if env_args is None else env_args, dict[str, Any])
-    spec = EnvSpec(env, **named_otherwise, **own)
-    spec.check_run_settings(settings)
-    callback = Callbacks(callbacks)
-    named = {"name": spec.name, **spec.settings}
-    config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
-    check_optimizers(optimizers, settings)
-    return run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum, optimizers)
+    summary: dict[str, Any]
+    policy: Policy
 
 
 def run_config(
@@ -91,23 +55,25 @@ def run_config(
     loaded: Policy | None = None,
     curriculum: Curriculum | None = None,
     optimizers: OptimizerPair = (None, None),
-) -> dict[str, Any]:
-    """Train as a checked configuration says; return the summary, {} in a further process of the learner."""
+) -> TrainingResult:
+    """Train as a checked configuration says. Further processes of the learner return what the first one does."""
     check_extras(config)
     compute_lr_scale(config)  # refuses what no schedule can be made of
     trackers.check_trackers(config.run.trackers)
     check_engine_processes(config.engine, deterministic=config.deterministic)
-    process_group = init_process_group()
+    process_group, result = init_process_group(), None
     try:
         if process_group.is_worker:
             return _follow(config, spec, loaded, process_group, optimizers[0])
         stop = Interruption(callback.on_interrupt)
         with stop.install_handlers():
             chosen = _choose_curriculum(config, curriculum)
-            return threads.run_sync(_train, config, spec, callback, loaded, chosen, process_group, stop, optimizers)
+            result = threads.run_sync(_train, config, spec, callback, loaded, chosen, process_group, stop, optimizers)
+        return result
     finally:
         if not process_group.is_worker:
             process_group.broadcast(None)
+            process_group.broadcast(result and result.summary)
         process_group.destroy()
 
 
@@ -133,12 +99,19 @@ def _follow(
     loaded: Policy | None,
     process_group: ProcessGroup,
     optimizer: OptimizerSource | None,
-) -> dict[str, Any]:
-    """Run a further process of the learner: it only learns, once the first one has come as far as its learner."""
+) -> TrainingResult:
+    """Run a further process of the learner: it only learns, once the first one has come as far as its learner.
+
+    Raises:
+        SystemExit: the first process ended by an error, which it tells.
+    """
     policy = load_trainable_policy(config, loaded)
     if process_group.receive() is not None:
         build_learner(config, spec, policy, process_group, optimizer).run_worker()
-    return {}
+    summary = process_group.receive()
+    if summary is None:
+        raise SystemExit(1)
+    return TrainingResult(summary, policy)
 
 
 def _choose_curriculum(config: TrainConfig, curriculum: Curriculum | None) -> Curriculum | None:
@@ -159,8 +132,8 @@ async def _train(
     process_group: ProcessGroup,
     stop: Interruption,
     optimizers: OptimizerPair,
-) -> dict[str, Any]:
-    """Set a run up, or resume it; train; evaluate; return the summary."""
+) -> TrainingResult:
+    """Set a run up, or resume it; train; evaluate."""
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
         config = _count_steps(resources.config, spec)
         resources = replace(resources, config=config)
@@ -168,7 +141,7 @@ async def _train(
         run = _open_run(resources, settings)
         stack.callback(run.close)
         begun, state = _read_checkpoint(run, config)
-        callback.on_start(resources, run)
+        callback.on_train_begin(resources, run)
         logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
         trainer = Trainer(resources, recorder, curriculum, process_group, begun, optimizers)
@@ -190,7 +163,7 @@ async def _train(
                 raise
             recorder.say(f"step {training.checkpointer.done + 1} did not end: {error}")
             training.checkpointer.give_up()
-        return await training.finish(before)
+        return TrainingResult(await training.finish(before), resources.policy)
 
 
 def _open_run(resources: TrainingResources, settings: str) -> RunFolder:

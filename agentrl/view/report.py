@@ -77,6 +77,34 @@ def render_report(store: Store, panels: Mapping[str, Panel] | None = None) -> st
     )
 
 
+def write_report(store: Store, out: Path, panels: Mapping[str, Panel] | None = None) -> Path:
+    """Write the page to a file, and return its path.
+
+    Raises:
+        UserError: the run has no step yet, the file cannot be written, or is there and is no report.
+    """
+    _check_ours(out)
+    page = render_report(store, panels)
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {str(out)!r}: {error.strerror}; give another --out") from None
+    return out
+
+
+def _check_ours(out: Path) -> None:
+    """Raise UserError if the file exists and is no report."""
+    try:
+        with out.open("rb") as file:  # a device may have no end
+            begin = file.read(500).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"cannot write {str(out)!r}: {error.strerror}; give another --out") from None
+    if GENERATOR not in begin:
+        raise UserError(f"{str(out)!r} exists and is no report of ours; give another --out")
+
+
 def _timelines(store: Store) -> list[str]:
     """Draw the lanes of a usual step and of the slowest."""
     timelines = Timelines(store.folder / "timeline.jsonl")

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from agentrl.cli.progress import COLUMNS, LiveTable
+from agentrl.cli.progress import LiveTable
+from agentrl.library.progress import COLUMNS
 from agentrl.settings.loader import build_config
 
 VALUES = {
@@ -29,7 +30,7 @@ def drawn(width: int, picture: object) -> list[str]:
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_names_and_numbers_of_a_step_are_whole(width: int) -> None:
     table = LiveTable(build_config(("test", {"env": {"name": "shop"}, "steps": 50})))
-    table.on_step(50, VALUES | TIMES)
+    table.on_step_end(50, VALUES | TIMES)
     head = next(line for line in drawn(width, table) if "reward" in line)
     row = next(line for line in drawn(width, table) if "123,456" in line)
     assert head.split() == COLUMNS

@@ -132,12 +132,12 @@ class Filling(Callback):
     def __init__(self, phase: str) -> None:
         self.phases, self.at, self.heard = 0, phase, list[str]()
 
-    def on_phase(self, name: str, episodes: int) -> None:
+    def on_phase_begin(self, name: str, episodes: int) -> None:
         self.phases += name == self.at
         if name == self.at and self.phases == 2:
             limit(1000)
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
         if self.at == "end" and step == 3:
             limit(1000)
 
@@ -218,7 +218,7 @@ class Ballast(Callback):
     def __init__(self, folder: Path, *then: Callable[[], None]) -> None:
         self.file, self.then, self.heard = folder / "ballast", list(then), list[str]()
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
         if step == 2:
             with suppress(OSError), self.file.open("wb", buffering=0) as file:
                 while True:
@@ -237,7 +237,7 @@ def test_a_policy_without_a_checkpoint_is_written_elsewhere_once_that_is_told(tm
         callback = Ballast(small, lambda: (small / "r" / "elsewhere").symlink_to(tmp_path / "big"))
         callback.then.append(callback.file.unlink)  # the measurement at the end waits as well
         run = {"dir": str(small / "r"), "save_every": 0}
-        summary = train("math-tools", run=run, callbacks=[callback], **EXACT | {"steps": 2})
+        summary = train("math-tools", run=run, callbacks=[callback], **EXACT | {"steps": 2}).summary
         first, model, measurement = callback.heard
         assert first == "no checkpoint of step 2: No space left on device; there is none yet"
         assert model.startswith("the model is not written: No space left on device; trying again in 1 s")
@@ -245,7 +245,7 @@ def test_a_policy_without_a_checkpoint_is_written_elsewhere_once_that_is_told(tm
         assert load_file(small / "r" / "model" / "model.safetensors")
         assert (small / "r" / "model").resolve() == tmp_path / "big" / "r" / "model"
         assert summary["checkpoint"] == 2
-        assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2})["steps"] == 2
+        assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2}).summary["steps"] == 2
 
 
 def test_a_signal_gives_up_a_policy_that_cannot_be_written_and_the_checkpoint_stands(tmp_path: Path) -> None:
@@ -260,4 +260,4 @@ def test_a_signal_gives_up_a_policy_that_cannot_be_written_and_the_checkpoint_st
             train("math-tools", run=run, callbacks=[callback], **EXACT | {"steps": 2})
         assert "no checkpoint of step 2: No space left on device; that of step 1 is whole" in callback.heard
         callback.file.unlink()
-        assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2})["steps"] == 2
+        assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2}).summary["steps"] == 2

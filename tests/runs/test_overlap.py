@@ -69,6 +69,6 @@ def test_a_run_says_in_its_summary_where_held_out_prompts_were_trained_on(tmp_pa
         eval={"every": 0, "final_tasks": 4},
         run={"dir": str(tmp_path / "run")},
         callbacks=[callback],
-    )
+    ).summary
     assert summary["prompts"] == {"held_out": 4, "also_trained": 4}
     assert sum("4 of 4 held-out prompts were trained on too" in text for text in callback.heard) == 1

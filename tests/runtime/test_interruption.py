@@ -49,7 +49,7 @@ class Sends(Callback):
         self.by: list[str] = []
         self.heard: list[str] = []
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
             os.kill(os.getpid(), self.number)
 
@@ -94,14 +94,14 @@ def test_a_signal_saves_and_returns_the_summary(
 ) -> None:
     callback = Sends(number)
     run = {"dir": str(tmp_path / "run"), "save_every": 0}
-    summary = called(lambda: train("math-tools", callbacks=[callback], run=run, **TINY))
+    summary = called(lambda: train("math-tools", callbacks=[callback], run=run, **TINY).summary)
     assert summary["interrupted"]
     assert summary["signal"] == number.name
     assert callback.by == [word]
     assert 2 <= summary["steps"] < 4
     assert summary["checkpoint"] == summary["steps"]
     assert (tmp_path / "run" / "model" / "config.json").is_file()
-    assert train("math-tools", run=run | {"resume": True}, **TINY)["steps"] == 4
+    assert train("math-tools", run=run | {"resume": True}, **TINY).summary["steps"] == 4
 
 
 class Hangs(Env):
@@ -137,8 +137,8 @@ def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leav
 
     def work() -> dict[str, Any]:
         late = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-        callback.on_step = lambda step, values: late.start()  # type: ignore[method-assign]
-        return train(Hangs, callbacks=[callback], run={"dir": str(tmp_path / "run"), "save_every": 0}, **TINY)
+        callback.on_step_end = lambda step, values: late.start()  # type: ignore[method-assign]
+        return train(Hangs, callbacks=[callback], run={"dir": str(tmp_path / "run"), "save_every": 0}, **TINY).summary
 
     with pytest.raises(Interrupted) as left:
         called(work)
@@ -147,13 +147,13 @@ def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leav
     assert found is not None
     assert found[0] == 1
     Hangs.played = -100
-    summary = train(Hangs, run={"dir": str(tmp_path / "run"), "resume": True}, **TINY | {"steps": 2})
+    summary = train(Hangs, run={"dir": str(tmp_path / "run"), "resume": True}, **TINY | {"steps": 2}).summary
     assert summary["steps"] == 2
 
 
 def test_before_anything_is_trained_the_first_signal_leaves(tmp_path: Path) -> None:
     class Early(Callback):
-        def on_phase(self, name: str, episodes: int) -> None:
+        def on_phase_begin(self, name: str, episodes: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
@@ -167,12 +167,14 @@ def test_handlers_of_the_program_itself_stay_and_ignored_signals_stay_ignored(tm
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
 
     class Both(Callback):
-        def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        summary = train("math-tools", callbacks=[Both()], run={"dir": str(tmp_path / "run")}, **TINY | {"steps": 1})
+        summary = train(
+            "math-tools", callbacks=[Both()], run={"dir": str(tmp_path / "run")}, **TINY | {"steps": 1}
+        ).summary
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,11 +1,22 @@
-"""Callbacks: several hear the same, and a method that nobody would call is refused."""
+"""Callbacks: several hear the same, ask the run for things, and a hook that nobody would call is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from agentrl import train
 from agentrl.errors import ContractError
+from agentrl.evaluation.measurement import Evaluation
 from agentrl.training.callbacks import Callback, Callbacks
+
+SMALL: dict[str, Any] = {
+    "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 32},
+    "eval": {"every": 0, "final_tasks": 1},
+}
 
 
 class Heard(Callback):
@@ -16,28 +27,88 @@ class Heard(Callback):
         self.texts.append(text)
 
 
+class Asks(Callback):
+    """Asks for an evaluation and a checkpoint after step 1, and for the end after step 2."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+        self.summary: Mapping[str, Any] = {}
+        self.checkpoints: list[Path] = []
+
+    def on_step_begin(self, step: int) -> None:
+        assert not self.control.should_evaluate
+        self.heard.append(("begin", step))
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.heard.append(("end", step))
+        self.control.should_evaluate = self.control.should_save = step == 1
+        self.control.should_training_stop = step == 2
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
+        self.heard.append(("evaluate", step))
+
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.heard.append(("log" if "loss" in metrics or "policy_version" in metrics else "log eval", step))
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        assert (checkpoint / "state.pt").is_file()
+        self.heard.append(("save", step))
+
+    def on_train_end(self, summary: Mapping[str, Any]) -> None:
+        self.summary = summary
+
+
 def test_several_callbacks_hear_the_same() -> None:
     one, other = Heard(), Heard()
     both = Callbacks([one, other])
     both.on_message("a")
-    both.on_phase("learn", 0)
+    both.on_phase_begin("learn", 0)
     assert one.texts == other.texts == ["a"]
+    assert one.control is other.control is both.control
+
+
+def test_a_callback_has_an_evaluation_and_a_checkpoint_made_and_ends_the_run(tmp_path: Path) -> None:
+    asks = Asks()
+    run = train("math-tools", steps=4, callbacks=[asks], run={"dir": str(tmp_path / "run"), "save_every": 0}, **SMALL)
+    first = [("log eval", 0), ("evaluate", 0)]
+    second = [("begin", 1), ("end", 1), ("log", 1), ("log eval", 1), ("evaluate", 1), ("save", 1)]
+    third = [("begin", 2), ("end", 2), ("log", 2), ("save", 2), ("log eval", 2), ("evaluate", 2)]
+    assert asks.heard == first + second + third
+    assert asks.summary["steps"] == run.summary["steps"] == run.summary["checkpoint"] == 2
+    assert not run.summary["interrupted"]
+    assert run.summary["episode_after"].startswith("test-2:")
+    assert sorted(p.name for p in (run.folder / "trajectories").glob("test-*")) == [
+        f"test-{step:06d}.parquet" for step in (0, 1, 2)
+    ]
+    again = train("math-tools", steps=3, run={"dir": str(tmp_path / "run"), "save_every": 0, "resume": True}, **SMALL)
+    assert again.summary["steps"] == 3
+
+
+def test_what_a_callback_raises_ends_the_run_and_what_was_saved_resumes(tmp_path: Path) -> None:
+    class Fails(Callback):
+        def on_save(self, step: int, checkpoint: Path) -> None:
+            raise OSError("the callback's own")
+
+    settings = {"run": {"dir": str(tmp_path / "run"), "save_every": 1}, "steps": 2, **SMALL}
+    with pytest.raises(OSError, match="the callback's own"):
+        train("math-tools", callbacks=[Fails()], **settings)
+    settings["run"]["resume"] = True
+    assert train("math-tools", **settings).summary["steps"] == 2
 
 
 def test_what_is_no_callback_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"subclasses of agentrl\.training\.callbacks\.Callback, not <class"):
+    with pytest.raises(ContractError, match=r"subclasses of agentrl\.Callback or of transformers.*, not <class"):
         Callbacks([Heard])  # type: ignore[list-item]
 
 
-def test_a_method_that_nobody_would_call_is_refused_with_the_nearest_name() -> None:
-    misspelt = type("Mine", (Callback,), {"on_steps": lambda self: None})
-    with pytest.raises(ContractError, match=r"Mine.on_steps: there is no such callback; did you mean 'on_step'\?"):
+def test_a_hook_that_nobody_would_call_is_refused_with_the_nearest_name() -> None:
+    misspelt = type("Mine", (Callback,), {"on_step_ends": lambda self: None})
+    with pytest.raises(ContractError, match=r"Mine.on_step_ends: there is no .*; did you mean 'on_step_end'"):
         Callbacks([misspelt()])
 
 
-def test_an_async_method_is_refused_when_it_is_called() -> None:
+def test_an_async_hook_is_refused() -> None:
     async def on_message(self: Callback, text: str) -> None: ...
 
-    callback = Callbacks([type("Mine", (Callback,), {"on_message": on_message})()])
     with pytest.raises(ContractError, match=r"Mine.on_message must be a plain `def`, not `async def`"):
-        callback.on_message("a")
+        Callbacks([type("Mine", (Callback,), {"on_message": on_message})()])

@@ -43,7 +43,7 @@ class Killed(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
             raise ProcessLookupError("killed")
 
@@ -78,7 +78,7 @@ def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path
         run = {"dir": str(broken), "save_every": 2, "resume": True}
         with pytest.raises(ProcessLookupError):
             train("math-tools", run=run, callbacks=[Killed(at)], **settings)
-    summary = train("math-tools", run={"dir": str(broken), "save_every": 2, "resume": True}, **settings)
+    summary = train("math-tools", run={"dir": str(broken), "save_every": 2, "resume": True}, **settings).summary
     one, other = weights(whole), weights(broken)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -352,7 +352,7 @@ def test_the_room_that_is_asked_for_is_what_is_written(more: dict[str, Any], tmp
     asked: list[DiskNeeds] = []
 
     class Looking(Callback):
-        def on_start(self, session: TrainingResources, run: RunFolder) -> None:
+        def on_train_begin(self, session: TrainingResources, run: RunFolder) -> None:
             asked.append(checkpoint.estimate_disk_needs(session.policy.model, session.config))
 
     train("math-tools", run={"dir": str(tmp_path)}, callbacks=[Looking()], **EXACT | {"steps": 1, "learner": {}} | more)

@@ -41,7 +41,7 @@ class Killed(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
             raise ProcessLookupError("killed")
 

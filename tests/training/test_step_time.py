@@ -39,10 +39,10 @@ class Bars(Callback):
     def __init__(self) -> None:
         self.phases: list[list[Any]] = []
 
-    def on_phase(self, name: str, episodes: int) -> None:
+    def on_phase_begin(self, name: str, episodes: int) -> None:
         self.phases.append([name, episodes, 0])
 
-    def on_episode(self, trajectory: Any) -> None:
+    def on_episode_end(self, trajectory: Any) -> None:
         self.phases[-1][2] += 1
 
 
@@ -58,7 +58,7 @@ def run(folder: Path, callback: Callback | None = None, **more: Any) -> tuple[Ro
         "run": {"dir": str(folder), "save_every": 1},
     }
     bars = Bars()
-    summary = train(Logged, callbacks=[callback or bars], **{**settings, **more})
+    summary = train(Logged, callbacks=[callback or bars], **{**settings, **more}).summary
     rows, pictures = (
         [json.loads(line) for line in (folder / name).read_text().splitlines()]
         for name in ("metrics.jsonl", "timeline.jsonl")
@@ -123,7 +123,7 @@ def test_overlapping_evaluations_and_determinism_do_not_go_together(tmp_path: Pa
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_after_an_interrupt_nothing_is_begun_that_is_not_learned_from(staleness: int, tmp_path: Path) -> None:
     class Interrupted(Callback):
-        def on_episode(self, trajectory: Any) -> None:
+        def on_episode_end(self, trajectory: Any) -> None:
             if LOG.count(("begin", "train")) and not self.sent:
                 self.sent = True
                 os.kill(os.getpid(), signal.SIGINT)
@@ -140,7 +140,7 @@ def test_after_an_interrupt_nothing_is_begun_that_is_not_learned_from(staleness:
 
 def test_an_evaluation_beside_that_a_kill_cuts_is_made_when_the_run_goes_on(tmp_path: Path) -> None:
     class Killed(Callback):
-        def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
             if step == 2:
                 raise ProcessLookupError("killed")
 

@@ -29,7 +29,7 @@ class Killed(Callback):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def on_step_end(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
             raise ProcessLookupError("killed")
 
@@ -68,7 +68,7 @@ def test_epochs_are_passes_over_the_tasks_there_are(epochs: float, steps: int, t
     run = {"dir": str(tmp_path / "run"), "save_every": 1}
     settings = {k: v for k, v in SMALL.items() if k != "steps"}
     own = {"data": str(data), "test_data": str(data), "rewards": "accuracy"}
-    summary = train("prompts", env_args=own, run=run, epochs=epochs, **settings)
+    summary = train("prompts", env_args=own, run=run, epochs=epochs, **settings).summary
     assert summary["steps"] == len(list((tmp_path / "run" / "trajectories").glob("train-*"))) == steps
     seen = [
         row["task"]

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return train("math-tools", run={"dir": str(tmp_path_factory.mktemp("runs") / "run")}, **SMALL)
+    return train("math-tools", run={"dir": str(tmp_path_factory.mktemp("runs") / "run")}, **SMALL).summary
 
 
 def rows(summary: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_the_learners_logprobs_are_kept_of_what_it_trained(summary: dict[str, An
 
 def test_played_ahead_the_learners_logprobs_are_others(tmp_path: Path) -> None:
     settings = SMALL | {"rollout": SMALL["rollout"] | {"max_staleness": 1}, "eval": {"final_tasks": 2, "every": 0}}
-    found = train("math-tools", run={"dir": str(tmp_path / "run")}, **settings, learner={"lr": 1e-3})
+    found = train("math-tools", run={"dir": str(tmp_path / "run")}, **settings, learner={"lr": 1e-3}).summary
     fresh, stale = ([s for r in rows(found, f"train-00000{n}") for s in r["segments"]] for n in (1, 2))
     (first, second) = (
         [
@@ -142,7 +142,7 @@ def test_a_dataset_is_the_same_path_with_one_turn(tmp_path: Path) -> None:
         return [1.0 / (1 + len(text)) for text in completions]
 
     settings = {"data": str(DATA / "symbols.jsonl"), "rewards": ["accuracy", brief], "reward_weights": [1.0, 0.1]}
-    summary = train("prompts", env_args=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    summary = train("prompts", env_args=settings, run={"dir": str(tmp_path / "run")}, **SMALL).summary
     config = Path(summary["run_dir"], "config.toml").read_text()
     assert "# given in Python, so not written here: env.rewards" in config
     assert "symbols.jsonl" in config
@@ -169,7 +169,7 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
         "    tools = (calculator,)\n"
     )
     more = SMALL | {"rollout": {"tasks_per_step": 8, "group_size": 8}, "eval": {"final_tasks": 32, "every": 0}}
-    summary = train(f"{tmp_path / 'mine.py'}:Mine", run={"dir": str(tmp_path / "run")}, **more)
+    summary = train(f"{tmp_path / 'mine.py'}:Mine", run={"dir": str(tmp_path / "run")}, **more).summary
     assert summary["faults"]["tool_timeout"] > 0
     faulted = [r for r in rows(summary, "train-000001") if r["fault"]]
     assert faulted
@@ -214,7 +214,7 @@ def test_a_stall_and_who_blocks_the_loop_are_kept_with_their_step(tmp_path: Path
 
 def test_episodes_longer_than_the_context_stop_with_a_reason(tmp_path: Path) -> None:
     more = SMALL | {"engine": {"max_model_len": 60}}
-    summary = train("math-tools", run={"dir": str(tmp_path / "run")}, **more)
+    summary = train("math-tools", run={"dir": str(tmp_path / "run")}, **more).summary
     stops = {r["stop"] for r in rows(summary, "train-000001")}
     assert "max_tokens" in stops
     for row in rows(summary, "train-000001"):
@@ -227,7 +227,7 @@ def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"Reverse the digits of {n}.", "solution": str(n)[::-1]}) for n in range(123, 143)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     settings = {"data": str(tmp_path / "rows.jsonl")}
-    summary = train("prompts", env_args=settings, run={"dir": str(tmp_path / "run")}, **SMALL)
+    summary = train("prompts", env_args=settings, run={"dir": str(tmp_path / "run")}, **SMALL).summary
     assert summary["after"]["sampled"]["episodes"] == 2
 
 
@@ -289,7 +289,7 @@ def test_where_no_task_was_scored_both_times_there_is_no_change_to_tell(tmp_path
         "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 4},
         "eval": {"every": 0, "final_tasks": 6},
     }
-    summary = train(Turning, steps=1, run={"dir": str(tmp_path / "run")}, **small)
+    summary = train(Turning, steps=1, run={"dir": str(tmp_path / "run")}, **small).summary
 
     def refuse(word: str) -> None:
         raise AssertionError(word)
@@ -309,7 +309,7 @@ def test_the_task_that_is_shown_was_tried_both_times_and_its_rows_are_those_of_e
     """A run that goes on may have fewer tasks at its end, and other trials."""
     run, more = {"dir": str(tmp_path / "run"), "resume": True}, {"rollout": SMALL["rollout"]}
     train("math-tools", steps=1, run=run, eval={"every": 0, "final_tasks": 8}, **more)
-    summary = train("math-tools", steps=2, run=run, eval={"every": 0, "final_tasks": 5, "trials": 2}, **more)
+    summary = train("math-tools", steps=2, run=run, eval={"every": 0, "final_tasks": 5, "trials": 2}, **more).summary
     for when in ("before", "after"):
         name, _, row = summary[f"episode_{when}"].partition(":")
         split, _, step = name.partition("-")

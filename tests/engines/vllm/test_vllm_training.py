@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrl import train
 from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
 from agentrl.models import policy
 from agentrl.training.callbacks import Callback
-from agentrl.training.train import train
 
 pytestmark = pytest.mark.vllm
 SETTINGS: dict[str, Any] = {
@@ -35,11 +35,11 @@ SETTINGS: dict[str, Any] = {
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The reward that the embedded engine's training comes to."""
     folder = tmp_path_factory.mktemp("embedded") / "run"
-    return float(train("math-tools", run={"dir": str(folder)}, **SETTINGS)["reward_after"])
+    return float(train("math-tools", run={"dir": str(folder)}, **SETTINGS).summary["reward_after"])
 
 
 def test_in_process(embedded: float, tmp_path: Path) -> None:
-    summary = train("math-tools", engine="vllm", run={"dir": str(tmp_path / "run")}, **SETTINGS)
+    summary = train("math-tools", engine="vllm", run={"dir": str(tmp_path / "run")}, **SETTINGS).summary
     check(summary, embedded)
 
 
@@ -50,7 +50,7 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
     again: list[VLLMServer] = []
 
     class Killer(Callback):
-        def on_step(self, step: int, values: Any) -> None:
+        def on_step_end(self, step: int, values: Any) -> None:
             if step == 3:  # while the next step is played
                 threading.Timer(0.3, os.kill, (two.pid, signal.SIGKILL)).start()
             if step == 5:
@@ -62,7 +62,7 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
             engine = {"name": "server", "urls": [one.url, two.url]}
             summary = train(
                 "math-tools", engine=engine, callbacks=[Killer()], run={"dir": str(tmp_path / "run")}, **SETTINGS
-            )
+            ).summary
         finally:
             for server in again:
                 server.close()
@@ -85,7 +85,9 @@ def test_an_adapter(mode: str, tmp_path: Path) -> None:
             engine["urls"] = [server.wait().url]
         run = {"dir": str(tmp_path / "run")}
         learner = {"lr": 5e-3, "lr_scheduler": "constant"}
-        summary = train("math-tools", engine=engine, run=run, lora={"rank": 8}, **SETTINGS | {"learner": learner})
+        summary = train(
+            "math-tools", engine=engine, run=run, lora={"rank": 8}, **SETTINGS | {"learner": learner}
+        ).summary
     assert summary["faults"] == {}
     assert summary["reward_after"] > summary["reward_before"] + 0.3
     assert (tmp_path / "run" / "model" / "adapter_config.json").is_file()

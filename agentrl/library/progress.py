@@ -1,0 +1,105 @@
+"""The progress of a training as lines of text: in a script, a pipe, a log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from agentrl.evaluation.measurement import Evaluation
+from agentrl.library.figures import format_mean
+from agentrl.resources import TrainingResources
+from agentrl.runs.folder import RunFolder
+from agentrl.training.callbacks import Callback
+from agentrl.view.escaping import escape_controls
+
+COLUMNS = ["step", "reward", "calls", "failed", "tokens/s", "seconds"]
+COLUMNS += ["generate", "tools", "learn", "entropy", "faults"]
+_ENGINES = {"transformers": "embedded transformers engine", "vllm": "vLLM in process", "server": "vLLM servers"}
+
+
+class Display(Callback):
+    """A callback that shows a run."""
+
+    run_folder: Path | None = None  # once there is one
+
+
+class PlainLines(Display):
+    """Writes a line a step, an evaluation and a message."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def on_train_begin(self, resources: TrainingResources, run: RunFolder) -> None:
+        self.run_folder, self.steps = run.folder, resources.config.steps  # which epochs come to
+        self._write(format_headline(resources, run))
+        self._write(resources.renderer.verdict())
+
+    def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
+        means = [f"{name} {format_mean(m.estimate)}" for name, m in evaluation.parts]
+        tasks = max(m.tasks for _, m in evaluation.parts)
+        self._write(f"held-out at step {step} ({tasks} tasks): {', '.join(means)}")
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        cells = zip(COLUMNS[1:], format_cells(step, metrics)[1:], strict=True)
+        self._write(f"step {step}/{self.steps}  " + "  ".join(f"{name} {cell}" for name, cell in cells if cell))
+
+    def on_message(self, text: str) -> None:
+        self._write(text)
+
+    def on_interrupt(self, by: str) -> None:
+        self._write(describe_stopping(by))
+
+
+def open_progress(*, verbose: bool) -> list[Callback]:
+    """Return the callbacks that show a training of `agentrl.train`, if it is verbose.
+
+    Further processes of the learner show nothing.
+    """
+    if not verbose or int(os.environ.get("RANK", "0")):
+        return []
+    return [PlainLines(_print_line)]
+
+
+def _print_line(text: str) -> None:
+    """Print a line; a reader that has gone, or an encoding without its characters, ends no run."""
+    with suppress(OSError, ValueError):
+        try:
+            print(escape_controls(text), flush=True)
+        except UnicodeEncodeError:
+            print(escape_controls(text).encode("ascii", "replace").decode(), flush=True)
+
+
+def format_headline(resources: TrainingResources, run: RunFolder) -> str:
+    """Name the environment, the model, the engine, the seed and the run folder in one line."""
+    model = resources.policy.model
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    device = next(model.parameters()).device.type
+    return (
+        f"{resources.spec.name} · {resources.config.model} ({millions:.2f} M parameters, {device}) · "
+        f"{_ENGINES[resources.config.engine.name]} · seed {resources.config.seed} · {run.folder}"
+    )
+
+
+def format_cells(step: int, v: Mapping[str, float]) -> list[str]:
+    """Format a step as a row, in the order of ``COLUMNS``."""
+    faults = int(sum(n for name, n in v.items() if name.startswith("faults/")))
+    return [
+        str(step),
+        f"{v.get('reward', float('nan')):.3f}",
+        f"{v.get('tools/call_frequency', 0.0):.2f}",
+        f"{v.get('tools/failure_frequency', 0.0):.0%}" if v.get("tools/call_frequency") else "-",
+        f"{v['tokens_per_second']:,.0f}",
+        f"{v['step_time']:.1f}",
+        f"{v['time/generate']:.1f}",
+        f"{v['time/tools']:.1f}",
+        f"{v['time/learn']:.1f}",
+        f"{v['entropy']:.2f}" if "entropy" in v else "-",
+        str(faults) if faults else "",
+    ]
+
+
+def describe_stopping(by: str) -> str:
+    """Say what the first signal makes a run do."""
+    return f"{by}: finishing this step, then saving a checkpoint and the model. Again to leave now."
