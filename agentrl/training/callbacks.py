@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import signal
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -86,6 +87,13 @@ class Callback:
     def on_waiting(self, text: str) -> None:
         """Hear, once a second, what the run waits for; an empty text where it goes on."""
 
+    def state(self) -> object:
+        """Return what a resumed run gives to ``load``: numbers, texts, lists, dicts, tensors; None for nothing."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Restore a ``state`` from the checkpoint that the run resumes from."""
+
 
 class Callbacks(Callback):
     """Several callbacks as one, with one ``control``. What one raises ends the run."""
@@ -95,11 +103,41 @@ class Callbacks(Callback):
         for callback in callbacks:
             _check_hooks(callback)
             callback.control = self.control
+        self._by_name = _name_each(callbacks)
         for name in _HOOKS:
             setattr(self, name, partial(_call_each, callbacks, name))
 
+    def state(self) -> dict[str, object]:
+        """Return the states of those that have one, by the names of their classes.
+
+        Raises:
+            ContractError: one is nothing that a checkpoint can hold.
+        """
+        states = {name: callback.state() for name, callback in self._by_name.items()}
+        for name, state in states.items():
+            try:
+                pickle.dumps(state)
+            except Exception as error:  # pickle raises whatever the object's own code does
+                raise ContractError(f"{name}.state returns what no checkpoint can hold: {error}") from None
+        return {name: state for name, state in states.items() if state is not None}
+
+    def load(self, state: Mapping[str, object]) -> None:
+        """Restore the states of callbacks that are here again; those of others are left out."""
+        for name in state.keys() & self._by_name.keys():
+            self._by_name[name].load(state[name])
+
 
 _HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def _name_each(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Name callbacks by their classes; a second one of a class has its number behind the name."""
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        name = type(callback).__qualname__
+        count = sum(type(other).__qualname__ == name for other in named.values())
+        named[f"{name} {count + 1}" if count else name] = callback
+    return named
 
 
 def _check_hooks(callback: Callback) -> None:

@@ -24,7 +24,7 @@ from agentrl.models.lora import has_adapter
 from agentrl.runs.disk import KEPT_CHECKPOINTS, DiskNeeds, is_disk_full, link_folder, remove_folder
 from agentrl.settings.schema import TrainConfig
 
-VERSION = "5"  # another one where a state has other parts, or its classes have
+VERSION = "6"  # another one where a state has other parts, or its classes have
 
 
 def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> Path:

@@ -38,6 +38,7 @@ class TrainingLoop:
             "task_sampler": self.trainer.tasks,
             "recorder": self.recorder,
             "evaluations": self.evaluations,
+            "callbacks": self.recorder.callback,
         }
 
     @property

@@ -12,6 +12,7 @@ from agentrl import train
 from agentrl.errors import ContractError
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.training.callbacks import Callback, Callbacks
+from agentrl.types import Trajectory
 
 SMALL: dict[str, Any] = {
     "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 32},
@@ -112,3 +113,50 @@ def test_an_async_hook_is_refused() -> None:
 
     with pytest.raises(ContractError, match=r"Mine.on_message must be a plain `def`, not `async def`"):
         Callbacks([type("Mine", (Callback,), {"on_message": on_message})()])
+
+
+class Counter(Callback):
+    """Counts the episodes of a run, also where it is resumed."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.episodes, self.at = 0, at
+
+    def on_episode_end(self, trajectory: Trajectory) -> None:
+        self.episodes += 1
+
+    def on_step_end(self, step: int, metrics: Any) -> None:
+        if step == self.at:
+            raise ProcessLookupError("killed")
+
+    def state(self) -> object:
+        return {"episodes": self.episodes}
+
+    def load(self, state: Any) -> None:
+        self.episodes = state["episodes"]
+
+
+def test_what_a_callback_returns_as_its_state_is_in_the_checkpoint(tmp_path: Path) -> None:
+    exact: dict[str, Any] = SMALL | {"steps": 3, "deterministic": True}
+    whole, killed, resumed = Counter(), Counter(at=2), Counter()
+    train("math-tools", callbacks=[whole], run={"dir": str(tmp_path / "a"), "save_every": 1}, **exact)
+    run = {"dir": str(tmp_path / "b"), "save_every": 1}
+    with pytest.raises(ProcessLookupError):
+        train("math-tools", callbacks=[killed], run=run, **exact)
+    train("math-tools", callbacks=[resumed], run={**run, "resume": True}, **exact)
+    assert resumed.episodes == whole.episodes
+
+
+def test_states_belong_to_their_callbacks_by_name() -> None:
+    one, two = Counter(), Counter()
+    one.episodes, two.episodes = 1, 2
+    state = Callbacks([one, two, Heard()]).state()
+    assert state == {"Counter": {"episodes": 1}, "Counter 2": {"episodes": 2}}
+    again = Counter()
+    Callbacks([again]).load({**state, "Gone": 3})
+    assert again.episodes == 1
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused() -> None:
+    odd = type("Odd", (Callback,), {"state": lambda self: lambda: None})
+    with pytest.raises(ContractError, match=r"Odd\.state returns what no checkpoint can hold"):
+        Callbacks([odd()]).state()
