@@ -25,6 +25,7 @@ class EnvSpec:
     """An environment class and its settings. `make` makes a fresh environment for each episode."""
 
     shared: Any = None  # of the run, while it is open
+    _is_open = False
 
     def __init__(self, env: str | type[Env], /, **settings: Any) -> None:
         """Look up the class and check its settings.
@@ -79,11 +80,14 @@ class EnvSpec:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[EnvSpec]:
-        """Hold the run-wide state while the environments live.
+        """Hold the run-wide state while the environments live; inside another such block, that one's.
 
         Raises:
             ContractError: ``open_shared``, ``__init__`` or a toolset's ``open`` raises.
         """
+        if self._is_open:
+            yield self
+            return
         async with AsyncExitStack() as held:
             what, settings = f"{self.cls.__name__}.open_shared", self.settings
             self.shared = await enter_author_context(
@@ -92,6 +96,8 @@ class EnvSpec:
             env = self.sample()
             if isinstance(env, ToolEnv):
                 await held.enter_async_context(self.tool_binding.open(env))
+            self._is_open = True
+            held.callback(setattr, self, "_is_open", False)
             yield self
 
     def make(self) -> Env:

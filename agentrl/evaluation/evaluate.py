@@ -188,23 +188,35 @@ async def run_evaluation(
     listener, trials = listener or EvaluationListener(), scope.trials
     if retry_faults and (out is None or read_scope(Path(out)) is None):
         raise ConfigError("retry_faults does nothing in a new folder: name one that holds an evaluation with faults")
-    tasks = list_tasks(spec, scope.tasks, scope.split, scope.first)
-    folder = open_evaluation(out, config, scope._replace(tasks=len(tasks)), tasks, partial(is_setting_used, scope))
-    try:
-        missing = folder.missing(retry_faults=retry_faults)
-        listener.started(folder, len(tasks) * trials.each, len(missing) * trials.each)
-        if missing:
-            async with playing as player:
-                folder.check_policy(player.identity)
-                rollout = player.rollout(scope.split)
-                await _roll_out_tasks(rollout, missing, trials, folder.add, seed=config.seed, on_episode=listener.ended)
-                folder.run.write_tools(rollout.offered_tools)
-                for note in player.notes:
-                    folder.run.log_message(0, note)
-                    listener.said(note)
-        return folder.finish(), folder
-    finally:
-        folder.close()
+    async with spec.open():  # `Env.count` may read what is shared
+        tasks = list_tasks(spec, scope.tasks, scope.split, scope.first)
+        folder = open_evaluation(out, config, scope._replace(tasks=len(tasks)), tasks, partial(is_setting_used, scope))
+        try:
+            missing = folder.missing(retry_faults=retry_faults)
+            listener.started(folder, len(tasks) * trials.each, len(missing) * trials.each)
+            if missing:
+                await _roll_out_missing(folder, missing, scope, playing, config.seed, listener)
+            return folder.finish(), folder
+        finally:
+            folder.close()
+
+
+async def _roll_out_missing(
+    folder: EvaluationFolder,
+    missing: Sequence[int],
+    scope: EvaluationScope,
+    playing: OpenPolicy,
+    seed: int,
+    listener: EvaluationListener,
+) -> None:
+    async with playing as player:
+        folder.check_policy(player.identity)
+        rollout = player.rollout(scope.split)
+        await _roll_out_tasks(rollout, missing, scope.trials, folder.add, seed=seed, on_episode=listener.ended)
+        folder.run.write_tools(rollout.offered_tools)
+        for note in player.notes:
+            folder.run.log_message(0, note)
+            listener.said(note)
 
 
 def evaluate(

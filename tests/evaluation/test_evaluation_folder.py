@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import agentrl
+from agentrl import Env, Reply, Step, Trajectory
 from agentrl.errors import UserError
 from agentrl.evaluation.folder import CHUNK
 from agentrl.evaluation.scope import EvaluationScope, read_scope
@@ -151,3 +155,40 @@ async def test_a_table_of_something_else_is_no_chunk(tmp_path: Path) -> None:
     pq.write_table(pa.table({"price": [1.0]}), tmp_path / "a" / "trajectories" / "test-000001.parquet")
     with pytest.raises(UserError, match=r"test-000001\.parquet is no file of episodes: it has no column 'task'"):
         await evaluated(tmp_path / "a")
+
+
+def test_tasks_are_counted_in_what_is_shared_which_is_opened_once(tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    class Counted(Env[Sequence[str]]):
+        @classmethod
+        @asynccontextmanager
+        async def open_shared(cls, **_: Any) -> AsyncIterator[Sequence[str]]:
+            opened.append("open")
+            yield ["a", "b", "c"]
+            opened.append("closed")
+
+        def list_splits(self) -> Sequence[str]:
+            return ("train", "test", "hard")
+
+        def count(self, split: str) -> int:
+            return len(self.shared[: {"test": 2, "hard": 1}.get(split, 3)])
+
+        async def reset(self, *, seed: int, options: Any = None) -> tuple[str, dict[str, str]]:
+            return self.shared[seed], {"split": options["split"]}
+
+        async def step(self, action: Reply) -> Step:
+            return Step([], 0.0, True, False, {})
+
+        async def score(self, trajectory: Trajectory) -> dict[str, float]:
+            return {"right": 1.0}
+
+    for split, count in (("test", 2), ("hard", 1)):
+        short = {"max_tokens": 4}
+        measured = agentrl.evaluate(
+            Counted, split=split, tasks=8, greedy=True, out=str(tmp_path / split), rollout=short
+        )
+        assert (measured.tasks, measured.reward) == (count, 1.0)
+    assert opened == ["open", "closed"] * 2
+    with pytest.raises(UserError, match="split is train, test or hard, not 'hrd'; did you mean 'hard'"):
+        agentrl.evaluate(Counted, split="hrd")
