@@ -67,10 +67,17 @@ class Interrupted(KeyboardInterrupt):
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence that names the closest known word, ``; did you mean 'shop'?``, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or _find_transposed(name, names)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def _find_transposed(name: str, names: Iterable[str]) -> list[str]:
+    """Return the word that has most letters of a name, in another order: ``grpo`` for ``gprs``."""
+    by_letters = {"".join(sorted(known)): known for known in names}
+    close = difflib.get_close_matches("".join(sorted(name)), by_letters, n=1, cutoff=0.75)
+    return [by_letters[letters] for letters in close]
 
 
 def describe_raised(error: BaseException) -> str:

@@ -10,19 +10,23 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.engines.factories import prefers_vllm
 from agentrl.engines.vllm import launch
-from agentrl.engines.vllm.engine import VLLMEngine
-from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.environments.spec import EnvSpec
-from agentrl.errors import UserError
+from agentrl.errors import ContractError, UserError
 from agentrl.models import lora, policy
 from agentrl.models.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout.engine_protocol import OpenEngine
 from agentrl.rollout.rollout import Rollout, check_deadlines
 from agentrl.runtime.memory import collect_garbage_seldom, keep_freed_memory
+from agentrl.settings.catalogue import bind_choices
 from agentrl.settings.schema import EngineConfig, TrainConfig
+
+_ENGINE_NEEDS = (
+    *("capacity", "max_context", "generate", "end_session", "update_weights", "close"),
+    *("version", "meter", "__aenter__", "__aexit__"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,7 @@ async def open_resources(
     """
     keep_freed_memory()
     loaded = load_trainable_policy(config, loaded)
-    settings = _choose_engine(config.engine, loaded.model, embedded=config.deterministic)
-    config = config.model_copy(update={"engine": settings})
+    config = _choose_engine(config, loaded.model)
     renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template), loaded.end_tokens)
     async with spec.open(), _build_engine(config, loaded.model) as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
@@ -72,12 +75,12 @@ def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None) -> 
     return loaded
 
 
-def _choose_engine(e: EngineConfig, model: PreTrainedModel, *, embedded: bool = False) -> EngineConfig:
-    """Replace "auto" by an engine's name. On the CPU the embedded one is as fast, and starts at once."""
-    if e.name != "auto":
-        return e
-    vllm = model.device.type == "cuda" and launch.is_installed() and not embedded
-    return e.model_copy(update={"name": "vllm" if vllm else "transformers"})
+def _choose_engine(config: TrainConfig, model: PreTrainedModel) -> TrainConfig:
+    """Replace "auto" by an engine's name."""
+    if config.engine.name != "auto":
+        return config
+    name = "vllm" if prefers_vllm(model, config) else "transformers"
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"name": name})})
 
 
 def check_engine_processes(e: EngineConfig, *, deterministic: bool = False) -> None:
@@ -103,15 +106,9 @@ def check_engine_processes(e: EngineConfig, *, deterministic: bool = False) -> N
 
 
 def _build_engine(config: TrainConfig, model: PreTrainedModel) -> OpenEngine:
-    """Build the engine named in the config, not yet started."""
-    e, overlaps = config.engine, config.rollout.max_staleness > 0  # it samples while the learner learns
-    update = e.update or "in-flight"
-    if e.name == "vllm":
-        return VLLMEngine(model, capacity=e.max_num_seqs, max_context=e.max_model_len, threads=e.threads, update=update)
-    if e.name == "server":
-        return ServerEngine(e.urls, model, capacity=e.max_num_seqs, max_context=e.max_model_len, update=update)
-    if config.deterministic:  # rounding depends on the rows beside a row, and on what was cached
-        return TransformersEngine(model, capacity=1, max_context=e.max_model_len, threads=e.threads, keep_bytes=0)
-    return TransformersEngine(
-        model, capacity=e.max_num_seqs, max_context=e.max_model_len, threads=e.threads, snapshot=overlaps
-    )
+    """Build the engine named in the config, not yet started. Raises ContractError if it is none."""
+    bound = bind_choices("engine", config.engine)["engine"]
+    engine: OpenEngine = bound.call_safely(model, config)
+    if missing := [name for name in _ENGINE_NEEDS if not hasattr(engine, name)]:
+        raise ContractError(f"{bound.what} returned {engine!r:.80}, which is no OpenEngine: it has no {missing[0]}")
+    return engine

@@ -28,11 +28,14 @@ from agentrl.credit import (
     assign_credit,
     record_held_out,
 )
-from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import reduce_rows
 from agentrl.runs import metrics
+from agentrl.settings.catalogue import list_own_entries
 from agentrl.types import Fault, Group, Observation, Sample, Segment, Stop, Trajectory
+
+ADVANTAGES = dict(list_own_entries("advantage"))
+LOSSES = dict(list_own_entries("loss"))
 
 PROMPT, TAIL = Segment("prompt", (1, 2)), Segment("env", (5,) * 900)
 FIRST = Segment("model", (3, 4), (-0.5, -0.25), (0, 0))
@@ -48,7 +51,7 @@ def played(
 
 
 def credit_of(*groups: Group, rule: Any = ADVANTAGES["dr_grpo"], loss: str = "dapo", **more: Any) -> Credit:
-    return assign_credit(groups, rule, reduce=lambda lengths: REDUCTIONS[loss](lengths, 10), **more)
+    return assign_credit(groups, rule, reduce=lambda lengths: reduce_rows(LOSSES[loss], lengths, 10), **more)
 
 
 def group(*members: Trajectory) -> Group:
@@ -153,7 +156,7 @@ MEMBERS = st.builds(
 GROUPS = st.lists(st.lists(MEMBERS, min_size=1, max_size=5).map(lambda ms: group(*ms)), max_size=4)
 
 
-@given(GROUPS, GROUPS, st.sampled_from(sorted(ADVANTAGES)), st.sampled_from(sorted(REDUCTIONS)), st.integers(1, 4))
+@given(GROUPS, GROUPS, st.sampled_from(sorted(ADVANTAGES)), st.sampled_from(sorted(LOSSES)), st.integers(1, 4))
 def test_every_episode_has_one_outcome_and_what_goes_with_it(
     groups: Sequence[Group], resampled: Sequence[Group], rule: str, loss: str, min_group_size: int
 ) -> None:
@@ -181,14 +184,14 @@ def test_every_episode_has_one_outcome_and_what_goes_with_it(
         assert not sample.loss_mask or sample.loss_mask[-1] == 1
 
 
-@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 7), st.sampled_from(sorted(REDUCTIONS)), st.booleans())
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 7), st.sampled_from(sorted(LOSSES)), st.booleans())
 def test_a_batch_is_cut_into_even_optimizer_steps(lengths: list[int], steps: int, loss: str, own: bool) -> None:
-    cut, whole = BatchCut(steps, "0-1", own), REDUCTIONS[loss](lengths, 10)
+    cut, whole = BatchCut(steps, "0-1", own), reduce_rows(LOSSES[loss], lengths, 10)
     updates = cut.assign(len(lengths))
     sizes = [updates.count(k) for k in range(steps)]
     assert max(sizes) - min(sizes) <= 1
     assert updates == cut.assign(len(lengths))  # a resumed run cuts as before
-    weights = cut.weigh(lengths, updates, lambda rows: REDUCTIONS[loss](rows, 10))
+    weights = cut.weigh(lengths, updates, lambda rows: reduce_rows(LOSSES[loss], rows, 10))
     if not own:  # the sum over the optimizer steps is that of one, so many times
         assert weights == pytest.approx([steps * w for w in whole])
     elif loss == "bnpo":

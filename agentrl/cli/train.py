@@ -15,6 +15,7 @@ from agentrl.cli.summary import print_summary
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.models.policy import build_model_config
+from agentrl.settings.catalogue import describe_algorithm
 from agentrl.settings.loader import Layer, read_toml
 from agentrl.settings.schema import Section
 
@@ -38,6 +39,7 @@ class _TrainOptions(Section):
 def _run(arguments: Arguments[_TrainOptions]) -> int:
     config = build_model_config(*_build_layers(arguments))
     spec = EnvSpec.from_config(config)
+    describe_algorithm(config)
     console = Console()
     if int(os.environ.get("RANK", "0")):  # a further process of the learner prints nothing
         from agentrl.training.callbacks import Callbacks

@@ -12,9 +12,10 @@ from typing import Any
 
 from agentrl.environments.task_sampler import Outcome, TaskDraw, TaskSampler
 from agentrl.errors import ContractError, author_errors
+from agentrl.settings.entries import sampler
 from agentrl.spread import is_rounding
 
-__all__ = ["Curriculum", "CurriculumSampler", "DifficultySampler", "Outcome"]
+__all__ = ["Curriculum", "CurriculumSampler", "DifficultySampler", "Outcome", "difficulty", "order"]
 
 MEMORY = 0.5  # weight of what was known of a task before, when it is rolled out again
 RAREST = 0.1  # the chance of a task of which nothing can be learned, where the best has 1
@@ -132,3 +133,7 @@ class CurriculumSampler(TaskSampler):
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
         self.history = [Outcome(**{**o, "rewards": tuple(o["rewards"])}) for o in state["history"]]
+
+
+order = sampler(explain="tasks in order, each epoch of a dataset in an order of its own")(TaskSampler)
+difficulty = sampler(explain="tasks that are always or never solved come seldom")(DifficultySampler)

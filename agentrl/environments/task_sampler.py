@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from agentrl.errors import ContractError, UserError
+from agentrl.errors import ContractError, UserError, author_errors
 
 HELD_OUT = 2_000_000_000  # the first held-out integer: held-out task 5 of a generator is 2000000005
 _HELD_OUT_UP_TO = 2**31  # so that it is a seed for everybody
@@ -116,3 +116,42 @@ def _permutation(count: int, seed: int, epoch: int) -> list[int]:
     rows = list(range(count))
     random.Random(f"{seed}:{epoch}").shuffle(rows)
     return rows
+
+
+@dataclass
+class GuardedSampler(TaskSampler):
+    """A sampler from outside of agentrl, whose draws are checked: it never trains on a held-out task."""
+
+    sampler: TaskSampler = field(kw_only=True)
+
+    def draw(self) -> TaskDraw:
+        what = type(self.sampler).__name__
+        with author_errors(f"{what}.draw"):
+            drawn = self.sampler.draw()
+        if not isinstance(drawn, tuple) or len(drawn) != 2 or not isinstance(drawn[1], Mapping):
+            raise ContractError(f"{what}.draw returned {drawn!r:.80}; it returns TaskDraw(task, options)")
+        task, options = drawn
+        if "split" in options:
+            raise ContractError(f"{what}.draw returned the option 'split', which is set for it: train; leave it out")
+        return TaskDraw(_check_training_task(what, task, self.count), dict(options))
+
+    def record(self, outcome: Outcome) -> None:
+        with author_errors(f"{type(self.sampler).__name__}.record"):
+            self.sampler.record(outcome)
+
+    def state(self) -> dict[str, Any]:
+        return self.sampler.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.sampler.load(state)
+
+
+def _check_training_task(what: str, task: object, count: int | None) -> int:
+    """Return a drawn task if it is one to train on. Raises ContractError; ``what`` names who drew it."""
+    if not isinstance(task, int) or isinstance(task, bool):
+        raise ContractError(f"{what} drew the task {task!r:.80}; a task is an integer")
+    if count is not None and not 0 <= task < count:
+        raise ContractError(f"{what} drew task {task}; the environment has the tasks 0 to {count - 1}")
+    if count is None and (task < 0 or HELD_OUT <= task < _HELD_OUT_UP_TO):
+        raise ContractError(f"{what} drew task {task}, which is {'none' if task < 0 else 'held out for evaluations'}")
+    return task

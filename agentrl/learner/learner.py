@@ -24,7 +24,7 @@ from agentrl.learner.hidden_states import PADDED, PREFIX, Packing, check_trainab
 from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.losses.losses import Tokens, entropy_threshold
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import reduce_rows
 from agentrl.learner.packing import MicroBatch
 from agentrl.learner.updates import MicroBatchState, Update, cut_batch, order_by_row
 from agentrl.models.lm_head import NotProven, build_lm_head, unwrap_model
@@ -54,8 +54,10 @@ class Learner:
     """Updates the policy in place; ``version`` counts the updates.
 
     The old policy is the policy before the batch's first update. There its logprobs are ``logp.detach()``: a forward
-    pass is made for them only where a batch is cut into several optimizer steps. ``old_logprobs`` holds them for each
-    row of the last update: (trained,), on the CPU; None for a row that did not go through the model.
+    pass is made for them only where a batch is cut into several optimizer steps. ``learned`` holds what the last update
+    knew of each row's trained tokens, (trained, 3), on the CPU: the old logprob, d loss / d logprob at the first
+    iteration (weight and KL term included), and the weight of the importance-sampling rule; None for a row that did not
+    go through the model.
 
     The reference of the KL term is the policy as it was given, with its adapter: a copy of the trained parameters.
     """
@@ -71,13 +73,18 @@ class Learner:
         self.process_group = process_group or ProcessGroup()
         self.process_group.broadcast_parameters(policy.parameters())
         self.optimizers = list(optimizers)
-        self.old_logprobs: list[Tensor | None] = []
+        self.learned: list[Tensor | None] = []
         self._lm_head = build_lm_head(policy)
         check_trainable(policy)
         self._packing = PADDED if settings.packing == "padded" else None  # not yet known
         self._reference = self._copy_trained() if settings.beta else None
         self._layers = _enable_checkpointing(policy) if settings.gradient_checkpointing else []
         self._base_lrs = self.lrs
+
+    @property
+    def old_logprobs(self) -> list[Tensor | None]:
+        """List the old logprobs of each row of the last update, (trained,); None for one that was not passed."""
+        return [None if values is None else values[:, 0] for values in self.learned]
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
@@ -171,8 +178,8 @@ class Learner:
         """Learn from a batch; return the metrics of its tokens.
 
         Rows that contribute nothing are not passed through the model: those without a token, and, where neither a KL
-        term nor an entropy bonus acts on every row, those whose advantages are all 0. If no row contributes, nothing
-        is changed.
+        term nor an entropy bonus nor the loss acts on every row, those whose advantages are all 0. If no row
+        contributes, nothing is changed.
 
         Args:
             rows: all that count in the denominators.
@@ -186,12 +193,13 @@ class Learner:
         """
         s = self.settings
         lengths = [sum(r.loss_mask) for r in rows]
-        weights = REDUCTIONS[s.loss](lengths, s.longest) if weights is None else weights
+        weights = reduce_rows(s.loss_entry.entry, lengths, s.longest) if weights is None else weights
         teaches = [any(a for a, m in zip(r.advantages, r.loss_mask, strict=True) if m) for r in rows]
         all_act = bool(s.beta or s.entropy_coef or (s.top_entropy_quantile < 1.0 and any(teaches)))
+        all_act = all_act or s.loss_entry.entry.every_row
         forwarded = [i for i, n in enumerate(lengths) if n and (teaches[i] or all_act)]
         trained = [i for i in forwarded if teaches[i]]
-        self.old_logprobs = [None] * len(rows)
+        self.learned = [None] * len(rows)
         counts = {
             f"{name}_{unit}": float(value)
             for name, indices in (("scored", range(len(rows))), ("trained", trained), ("forwarded", forwarded))
@@ -203,15 +211,15 @@ class Learner:
         numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
         self.process_group.broadcast((self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers))
-        metrics, old_logprobs = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
-        for i, values in zip(forwarded, old_logprobs, strict=True):
-            self.old_logprobs[i] = values
+        metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
+        for i, values in zip(forwarded, learned, strict=True):
+            self.learned[i] = values
         return counts | metrics
 
     def _run_steps(
         self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float], numbers: Sequence[int]
     ) -> tuple[dict[str, float], list[Tensor]]:
-        """Make the optimizer steps of a batch, on this process's shard; return metrics and each row's old logprobs."""
+        """Make the optimizer steps of a batch, on this process's shard; return metrics and each row's ``learned``."""
         s = self.settings
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
         updates = [self._prepare(packing, *own) for own in cut_batch(rows, weights, numbers)]
@@ -224,17 +232,18 @@ class Learner:
                     with packing.context(unwrap_model(self.policy)), self._checkpoint_layers():
                         loss, batch_metrics = self._compute_loss(packing, batch, state, update.bonus_tokens)
                         loss.backward()  # type: ignore[no-untyped-call]
+                    state.keep_gradients()
                     metrics.add(batch_metrics)
                     total += float(loss.detach())
                 grad_norms.append(self._step_optimizers())
-        own_logprobs = [[s.old_logprobs.cpu() for _, s in u.shard if s.old_logprobs is not None] for u in updates]
-        gathered = self.process_group.all_gather((total, metrics.totals(), own_logprobs))
-        logprobs: list[Tensor] = []
+        own_learned = [[state.learned() for _, state in update.shard] for update in updates]
+        gathered = self.process_group.all_gather((total, metrics.totals(), own_learned))
+        learned: list[Tensor] = []
         for shards in zip(*(own for *_, own in gathered), strict=True):
-            logprobs += self.process_group.unshard(shards)
+            learned += self.process_group.unshard(shards)
         step = {"loss": sum(loss for loss, *_ in gathered) / len(grad_norms), "grad_norm": fmean(grad_norms)}
         batches = [b for update in updates for b in update.batches]
-        return step | combine_metrics([totals for _, totals, _ in gathered]), order_by_row(rows, batches, logprobs)
+        return step | combine_metrics([totals for _, totals, _ in gathered]), order_by_row(rows, batches, learned)
 
     def _prepare(self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]) -> Update:
         """Pack the rows of an optimizer step, and compute what stays the same over all iterations."""
@@ -313,7 +322,8 @@ class Learner:
         tokens = Tokens(
             logp, state.old_logprobs, sampled, advantages, index, len(batch.rows), entropy, state.ref_logprobs
         )
-        losses, metrics = compute_token_losses(s, tokens, state.high_entropy_mask)
+        losses, correction, metrics = compute_token_losses(s, tokens, state.high_entropy_mask)
+        state.begin(logp, correction)
         loss = (losses * weights).sum()
         if s.entropy_coef:
             bonus = entropy if state.high_entropy_mask is None else entropy * state.high_entropy_mask

@@ -1,43 +1,58 @@
-"""Optimizers, by name."""
+"""Optimizers over the trained parameters: made by name, or adopted from the user."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from agentrl.errors import UserError
-from agentrl.learner.muon import Muon
+from agentrl.errors import ContractError, UserError
+from agentrl.learner.named_optimizers import list_trained
+from agentrl.settings.catalogue import BoundEntry, bind_entry
 
-INSTALL = 'needs bitsandbytes: pip install "agentrl-gym[quant]"'
 Optimizers = list[torch.optim.Optimizer]
 OptimizerSource = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def make_optimizers(
-    policy: nn.Module,
-    name: str,
-    lr: float,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> Optimizers:
-    """Make the named optimizer over the trained parameters; several where parameters are of different kinds.
+def make_optimizers(policy: nn.Module, name: str, lr: float, **parameters: Any) -> Optimizers:
+    """Make the named optimizer, with its ``parameters``, as `build_optimizers`."""
+    return build_optimizers(policy, bind_entry("optimizer", name, parameters), lr)
 
-    ``betas`` and ``eps`` are AdamW's, which is a part of each of them.
+
+def build_optimizers(policy: nn.Module, bound: BoundEntry, lr: float) -> Optimizers:
+    """Make an optimizer over the trained parameters; several where parameters are of different kinds.
 
     Parameters of half precision are kept in single precision beside it, where a small step is not rounded away: of a
     weight of 1, bfloat16 knows no change under 0.004.
 
     Raises:
-        UserError: the optimizer's library is not installed.
+        UserError: the optimizer's library is not installed, or it is not agentrl's own and broke its contract.
     """
-    optimizers = OPTIMIZERS[name](policy, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps)
+    optimizers = _check_optimizers(bound, bound.call_safely(policy, lr), policy)
     _keep_masters(policy, optimizers)
     return optimizers
+
+
+def _check_optimizers(bound: BoundEntry, made: Any, policy: nn.Module) -> Optimizers:
+    """Return the optimizers as a list. Raises ContractError if they are none, or step something else."""
+    optimizers = [made] if isinstance(made, torch.optim.Optimizer) else made
+    if not isinstance(optimizers, list | tuple) or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
+        raise ContractError(f"{bound.what} returns a torch.optim.Optimizer, or a list of them, not {made!r:.80}")
+    stepped = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    trained = {id(p): name for name, p in list_trained(policy).items()}
+    if len(set(map(id, stepped))) < len(stepped):
+        raise ContractError(f"{bound.what}: two optimizers step the same parameter")
+    if any(id(p) not in trained for p in stepped):
+        raise ContractError(f"{bound.what} steps a parameter that is not trained, or none of the policy's")
+    if missing := trained.keys() - set(map(id, stepped)):
+        first = next(name for key, name in trained.items() if key in missing)
+        raise ContractError(
+            f"{bound.what} leaves out {len(missing)} trained parameters, such as {first}; freeze what is not to be "
+            "trained: parameter.requires_grad_(False)"
+        )
+    return list(optimizers)
 
 
 def adopt_optimizer(policy: nn.Module, source: OptimizerSource) -> Optimizers:
@@ -49,7 +64,7 @@ def adopt_optimizer(policy: nn.Module, source: OptimizerSource) -> Optimizers:
     Raises:
         UserError: it is none, or is not of this policy's parameters.
     """
-    trained = _list_trained(policy)
+    trained = list_trained(policy)
     optimizer: object = source
     if callable(source) and not isinstance(source, torch.optim.Optimizer):
         optimizer = source(list(trained.values()))
@@ -73,7 +88,7 @@ def adopt_optimizer(policy: nn.Module, source: OptimizerSource) -> Optimizers:
 
 def _keep_masters(policy: nn.Module, optimizers: Optimizers) -> None:
     """Let the optimizers step copies in single precision of what is in half precision."""
-    masters = {p: p.detach().float().requires_grad_() for p in _list_trained(policy).values() if p.itemsize < 4}
+    masters = {p: p.detach().float().requires_grad_() for p in list_trained(policy).values() if p.itemsize < 4}
     for optimizer in optimizers if masters else ():
         _step_masters(optimizer, masters)
 
@@ -97,41 +112,3 @@ def _step_masters(optimizer: torch.optim.Optimizer, masters: dict[nn.Parameter, 
 
     optimizer.register_step_pre_hook(copy_gradients)
     optimizer.register_step_post_hook(copy_back)
-
-
-def _adamw(policy: nn.Module, **settings: Any) -> Optimizers:
-    return [torch.optim.AdamW(_list_trained(policy).values(), **settings)]
-
-
-def _adamw_8bit(policy: nn.Module, **settings: Any) -> Optimizers:
-    """Keep the state in 8 bits, a quarter of AdamW's (arXiv 2110.02861); of tensors under 4096 elements in full."""
-    try:
-        import bitsandbytes
-    except ImportError:
-        raise UserError(f"learner.optimizer adamw_8bit {INSTALL}") from None
-    return [bitsandbytes.optim.AdamW8bit(list(_list_trained(policy).values()), **settings)]
-
-
-def _muon(policy: nn.Module, *, betas: tuple[float, float], eps: float, **settings: Any) -> Optimizers:
-    """Use Muon for the hidden matrices, AdamW for embeddings, norms and heads.
-
-    Muon orthogonalises the update of a matrix (Jordan et al. 2024); scaled to AdamW's root mean square
-    (arXiv 2502.16982), both can share one learning rate.
-    """
-    named = _list_trained(policy)
-    tables = {id(m.weight) for m in policy.modules() if isinstance(m, nn.Embedding)}
-    tables |= {id(p) for n, p in named.items() if "lm_head" in n}
-    matrices = [p for p in named.values() if p.ndim == 2 and id(p) not in tables]
-    rest = [p for p in named.values() if p.ndim != 2 or id(p) in tables]
-    kinds: list[tuple[Callable[..., torch.optim.Optimizer], list[nn.Parameter]]] = [
-        (Muon, matrices),
-        (partial(torch.optim.AdamW, betas=betas, eps=eps), rest),
-    ]
-    return [kind(parameters, **settings) for kind, parameters in kinds if parameters]
-
-
-def _list_trained(policy: nn.Module) -> dict[str, nn.Parameter]:
-    return {n: p for n, p in policy.named_parameters() if p.requires_grad}
-
-
-OPTIMIZERS: dict[str, Callable[..., Optimizers]] = {"adamw": _adamw, "adamw_8bit": _adamw_8bit, "muon": _muon}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from agentrl.learner.packing import MicroBatch
@@ -18,6 +19,30 @@ class MicroBatchState:
     ref_logprobs: Tensor | None
     old_logprobs: Tensor | None = None
     high_entropy_mask: Tensor | None = None
+    _first: Tensor | None = None  # logprobs of the first iteration, until it is over
+    _correction: Tensor | None = None
+    _gradients: Tensor | None = None
+
+    def begin(self, logp: Tensor, correction: Tensor) -> None:
+        """Begin an iteration; autograd keeps the gradient of the first one's logprobs."""
+        if self._correction is None:
+            self._first, self._correction = logp, correction
+            if logp.requires_grad:
+                logp.retain_grad()
+
+    def keep_gradients(self) -> None:
+        """Take the gradient of the first iteration's logprobs, once it is computed; 0 for a loss that has none."""
+        if self._first is not None:
+            logp, self._first = self._first, None
+            self._gradients = torch.zeros_like(logp) if logp.grad is None else logp.grad
+
+    def learned(self) -> Tensor:
+        """Return the old logprobs, gradients and corrections side by side, (trained, 3)."""
+        assert self.old_logprobs is not None
+        assert self._gradients is not None
+        assert self._correction is not None
+        columns = (self.old_logprobs, self._gradients, self._correction)
+        return torch.stack([c.detach().float() for c in columns], 1).cpu()
 
 
 @dataclass(frozen=True)

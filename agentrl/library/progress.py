@@ -78,7 +78,7 @@ def format_headline(resources: TrainingResources, run: RunFolder) -> str:
     device = next(model.parameters()).device.type
     return (
         f"{resources.spec.name} · {resources.config.model} ({millions:.2f} M parameters, {device}) · "
-        f"{_ENGINES[resources.config.engine.name]} · seed {resources.config.seed} · {run.folder}"
+        f"{_ENGINES.get(name := resources.config.engine.name, name)} · seed {resources.config.seed} · {run.folder}"
     )
 
 

@@ -3,6 +3,7 @@
 config.toml       its settings; `agentrl train runs/x/config.toml` repeats the run
 metrics.jsonl     a line a step, and a line an evaluation
 events.jsonl        messages about it: signs of trouble, stalls
+algorithm.json    the loss, the advantage ... with their parameters and metrics, as the run began
 timeline.jsonl    who was busy from when to when: a line a step, and a line an evaluation
 tools.json        the tools that were offered, as schemas
 trajectories/     a Parquet file a step, a row an episode: `agentrl.runs.writer`
@@ -17,7 +18,7 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +30,7 @@ from agentrl.credit import Credit
 from agentrl.errors import UserError
 from agentrl.runs.atomic import FolderLock, FolderWriteError, describe_os_error, raise_write_errors, replace_atomically
 from agentrl.runs.disk import OVERFLOW_LINK, is_disk_full, link_folder
-from agentrl.runs.writer import LearnerLogprobs, write_episodes
+from agentrl.runs.writer import Learned, write_episodes
 from agentrl.settings.loader import flatten
 from agentrl.tools.offered_tools import OfferedTools
 from agentrl.types import to_utf8
@@ -70,6 +71,19 @@ class RunFolder:
                 partial_path.write_text(offered.dump() + "\n", encoding="utf-8")
                 offered.changed = False
 
+    def write_algorithm(self, described: Mapping[str, Any]) -> list[str]:
+        """Write ``algorithm.json``; return the kinds of entries that are not as they were when the run began."""
+        path = self.folder / "algorithm.json"
+        try:
+            before = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            before = {}
+        now = json.loads(json.dumps(_finite(described)))
+        before = before if isinstance(before, dict) else {}
+        with raise_write_errors(self.folder), replace_atomically(path) as partial_path:
+            partial_path.write_text(to_utf8(json.dumps(now, indent=2, ensure_ascii=False)) + "\n", encoding="utf-8")
+        return [kind for kind in now if kind in before and before[kind] != now[kind]]
+
     def _append_when_possible(self, name: str, line: Mapping[str, Any]) -> None:
         lines = self.unwritten.setdefault(name, [])
         lines.append(line)
@@ -90,15 +104,13 @@ class RunFolder:
                     os.truncate(path, size)  # a part of it may have been written
                 raise
 
-    def write_trajectories(
-        self, step: int, credit: Credit, split: str = "train", learned: Sequence[Sequence[LearnerLogprobs]] = ()
-    ) -> None:
+    def write_trajectories(self, step: int, credit: Credit, split: str = "train", learned: Learned = ()) -> None:
         """Write a step's episodes to one file.
 
         Args:
             credit: of each episode, as it was learned from.
-            learned: for each member of each group the learner's logprobs of its sampled tokens before the update; None
-                for a member that did not go through the learner. By default none did.
+            learned: for each member of each group what the learner knew of its sampled tokens; None for a member that
+                did not go through the learner. By default none did.
         """
         target = self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
         with raise_write_errors(self.folder), replace_atomically(target) as partial_path:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +29,8 @@ _SEGMENT = pa.struct(
         ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
         ("versions", pa.list_(pa.int32())),
         ("learner_logprobs", pa.list_(pa.float32())),  # before the update; null where it was not trained
+        ("loss_gradients", pa.list_(pa.float32())),  # d loss / d logprob at the first update, likewise
+        ("corrections", pa.list_(pa.float32())),  # the weights of the importance-sampling rule, likewise
     ]
 )
 _CALL = pa.struct([("turn", pa.int32()), ("name", pa.string()), ("status", pa.string()), ("seconds", pa.float64())])
@@ -64,27 +65,34 @@ SCHEMA = pa.schema(
     metadata={"agentrl_trajectories": SCHEMA_VERSION},
 )
 
-LearnerLogprobs = Sequence[float] | None  # one for each sampled token of an episode
+
+class LearnedTokens(NamedTuple):
+    """The learner's numbers of an episode's sampled tokens at the first update, in order: one entry a token."""
+
+    logprobs: Sequence[float]  # before it
+    gradients: Sequence[float]  # d loss / d logprob: weight, correction and KL term included
+    corrections: Sequence[float]  # weights of the importance-sampling rule
 
 
-def write_episodes(
-    path: Path, step: int, split: str, credit: Credit, learned: Sequence[Sequence[LearnerLogprobs]] = ()
-) -> None:
+Learned = Sequence[Sequence[LearnedTokens | None]]  # of each member of each group; None: it was not trained
+
+
+def write_episodes(path: Path, step: int, split: str, credit: Credit, learned: Learned = ()) -> None:
     """Write a step's episodes to one file; the arguments are those of ``RunFolder.write_trajectories``.
 
     Raises:
         OSError: it cannot be written.
     """
-    logprobs = learned or [[None] * len(entries) for entries in credit.entries]
+    learned = learned or [[None] * len(entries) for entries in credit.entries]
     rows = [
         _row(step, split, member, entry, own)
-        for entries, group in zip(credit.entries, logprobs, strict=True)
+        for entries, group in zip(credit.entries, learned, strict=True)
         for member, (entry, own) in enumerate(zip(entries, group, strict=True))
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
 
 
-def _row(step: int, split: str, member: int, entry: EpisodeCredit, logprobs: LearnerLogprobs) -> dict[str, Any]:
+def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: LearnedTokens | None) -> dict[str, Any]:
     t = entry.trajectory
     return {
         "step": step,
@@ -102,7 +110,7 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, logprobs: Lea
         "stop": t.stop.value,
         "fault": t.fault.kind if t.fault else None,
         "fault_message": to_utf8(t.fault.message) if t.fault else None,
-        "segments": _segments(t, logprobs),
+        "segments": _segments(t, learned),
         "messages": to_utf8(json.dumps(t.messages, ensure_ascii=False)),
         "calls": [{"turn": c.turn, "name": to_utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
         "timings": _named(t.timings.items()),
@@ -115,19 +123,24 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, logprobs: Lea
     }
 
 
-def _segments(trajectory: Trajectory, logprobs: LearnerLogprobs) -> list[dict[str, Any]]:
-    """Make the rows of the segments; each of the model's takes its own stretch of ``logprobs``."""
-    left = None if logprobs is None else iter(logprobs)
-    return [
-        {
-            "author": s.author,
-            "token_ids": s.token_ids,
-            "logprobs": s.logprobs,
-            "versions": s.versions,
-            "learner_logprobs": None if left is None or s.author != "model" else list(islice(left, len(s.token_ids))),
-        }
-        for s in trajectory.segments
-    ]
+def _segments(trajectory: Trajectory, learned: LearnedTokens | None) -> list[dict[str, Any]]:
+    """Make the rows of the segments; each of the model's takes its own stretch of ``learned``."""
+    rows, at = [], 0
+    for s in trajectory.segments:
+        own = None if learned is None or s.author != "model" else slice(at, at + len(s.token_ids))
+        at += len(s.token_ids) if own else 0
+        rows.append(
+            {
+                "author": s.author,
+                "token_ids": s.token_ids,
+                "logprobs": s.logprobs,
+                "versions": s.versions,
+                "learner_logprobs": learned.logprobs[own] if learned and own else None,
+                "loss_gradients": learned.gradients[own] if learned and own else None,
+                "corrections": learned.corrections[own] if learned and own else None,
+            }
+        )
+    return rows
 
 
 def _named(items: Iterable[tuple[str, float | None]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -15,6 +15,7 @@ import tomli_w
 
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.settings import registry
+from agentrl.settings.catalogue import CHOICES, describe_shared
 from agentrl.settings.names.adoption import Adoption
 from agentrl.settings.names.translation import find_name, list_hints
 from agentrl.settings.schema import Section, TrainConfig, find_import_name
@@ -36,6 +37,7 @@ def build_config(*layers: Layer) -> TrainConfig:
         leaves = adoption.adopt(source, _flatten_layer(_with_names(layer)), flatten(merged))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
             del merged["env"]  # another environment: the first one's settings are not its own
+        _drop_parameters(merged, leaves)
         for name, other in (("epochs", "steps"), ("steps", "epochs")):
             if name in leaves and other not in leaves:
                 merged.pop(other, None)
@@ -49,8 +51,25 @@ def build_config(*layers: Layer) -> TrainConfig:
     try:
         return TrainConfig.model_validate(merged)
     except pydantic.ValidationError as error:
-        where, what = list_problems(error)[0]
-        raise ConfigError(f"{where}: {_plain(what)}{_shown(merged, where)} [{_origin(origin, where)}]") from None
+        raise ConfigError(_describe_problem(error, merged, origin)) from None
+
+
+def _describe_problem(error: pydantic.ValidationError, merged: Mapping[str, Any], origin: Mapping[str, str]) -> str:
+    """Say which setting is wrong, why, and where it stands. A sentence that begins with the setting stays as it is."""
+    where, what = list_problems(error)[0]
+    what = _plain(what)
+    first = what.partition(" ")[0]
+    if first.startswith(f"{where}."):
+        return f"{what} [{_origin(origin, first)}]"
+    return f"{where}: {what}{_shown(merged, where)} [{_origin(origin, where)}]"
+
+
+def _drop_parameters(merged: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+    """Drop the parameters of entries that a later layer replaces by another one."""
+    for choice in CHOICES:
+        path, section = f"{choice.section}.{choice.name}", merged.get(choice.section)
+        if path in leaves and isinstance(section, dict) and section.get(choice.name) not in (None, leaves[path]):
+            section.pop(choice.arguments, None)
 
 
 def _get(settings: Mapping[str, Any], path: str) -> Any:
@@ -185,12 +204,17 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def list_settings() -> dict[str, pydantic.fields.FieldInfo]:
-    """Every setting by its dotted name, but the environments' own."""
+@cache
+def list_settings() -> Mapping[str, pydantic.fields.FieldInfo]:
+    """List every setting by its dotted name, but those of environments, tools and entries.
+
+    The default of a setting that is a parameter of entries is the one that the first of them declares.
+    """
     found: dict[str, pydantic.fields.FieldInfo] = {}
     for name, field in TrainConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found |= {f"{name}.{n}": f for n, f in field.annotation.model_fields.items()}
+            own = describe_shared(name, field.annotation.model_fields)
+            found |= {f"{name}.{n}": f for n, f in own.items()}
         else:
             found[name] = field
     return found

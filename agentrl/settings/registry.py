@@ -1,37 +1,118 @@
-"""Names: environments, tools, models and commands by entry point, or by ``module:attribute`` unregistered."""
+"""Names of whatever is chosen by name: environments, tools, losses, engines ...
+
+A name is one of agentrl's own, an entry point of a package, or ``module:attribute`` (``file.py:attribute`` too).
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.errors import UserError, describe_raised, suggest
+from agentrl.errors import ContractError, UserError, describe_raised, suggest
+from agentrl.settings.entries import Entry, as_entry
 
-RegistryKind = Literal["env", "tool", "model", "reward", "command", "panel", "metric"]
+EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine", "call_format"]
+RegistryKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric"] | EntryKind
+_OWN = "agentrl-gym"  # the distribution whose names no other package takes
+_MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; they load no torch
+    "loss": ("agentrl.learner.losses.losses",),
+    "advantage": ("agentrl.learner.advantages.group", "agentrl.learner.advantages.turn"),
+    "importance_sampling": ("agentrl.learner.losses.correction",),
+    "optimizer": ("agentrl.learner.named_optimizers",),
+    "sampler": ("agentrl.environments.curriculum",),
+    "engine": ("agentrl.engines.factories",),
+    "call_format": ("agentrl.renderer.call_formats",),
+}
+
+
+@cache
+def _list_own(kind: str) -> Mapping[str, EntryPoint]:
+    """List agentrl's own entries of a kind: the public ones of its modules."""
+    listed: dict[str, EntryPoint] = {}
+    for module in _MODULES.get(kind, ()):
+        for name, thing in vars(importlib.import_module(module)).items():
+            if isinstance(thing, Entry) and thing.kind == kind and not name.startswith("_"):
+                listed.setdefault(name, EntryPoint(name, f"{module}:{name}", _group(kind)))
+    return listed
 
 
 def list_registered(kind: RegistryKind) -> dict[str, EntryPoint]:
-    """List what is registered in the entry-point group ``agentrl.envs``, ``.tools``, ``.models`` or ``.commands``."""
-    return {e.name: e for e in entry_points(group=f"agentrl.{kind}s")}
+    """List what is registered: agentrl's own, and the entry points of ``agentrl.envs``, ``agentrl.losses`` ..."""
+    ordered = sorted(entry_points(group=_group(kind)), key=_is_own)
+    return {**{e.name: e for e in ordered}, **_list_own(kind)}
+
+
+def _group(kind: str) -> str:
+    return "agentrl.importance_sampling" if kind == "importance_sampling" else f"agentrl.{kind}s"
+
+
+def _is_own(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == _OWN
+
+
+def is_own(kind: RegistryKind, name: str) -> bool:
+    """Return True for an entry that is part of agentrl: it is safe and quick to load."""
+    return name in _list_own(kind)
+
+
+def check_name(kind: RegistryKind, name: str) -> str:
+    """Return a name if something may be called so; nothing of others is imported. Raises UserError if not."""
+    known = list_registered(kind)
+    module, colon, attribute = name.partition(":")
+    if name not in known and not (colon and module and attribute):
+        raise UserError(f"no {_say(kind)} {name!r}{suggest(name, known)} (or say module:function)")
+    return name
+
+
+def _say(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def load_registered(kind: RegistryKind, name: str) -> Any:
     """Load the object called ``name``: a registered one, or ``module:attribute`` (``file.py:attribute`` too).
 
     Raises:
-        UserError: there is no such name, or importing it failed; the sentence says which.
+        UserError: there is no such name, several packages register it, or importing it failed.
     """
     known = list_registered(kind)
+    what = f"{_say(kind)} {name!r}"
     if name in known:
-        return import_object(f"{kind} {name!r}", f"{known[name].module}:{known[name].attr}")
+        _check_unique(kind, name, known[name])
+        return import_object(what, f"{known[name].module}:{known[name].attr}")
     if ":" not in name:
-        raise UserError(f"no {kind} {name!r}{suggest(name, known)} (or say module:attribute)")
-    return import_object(f"{kind} {name!r}", name)
+        raise UserError(f"no {what}{suggest(name, known)} (or say module:attribute)")
+    return import_object(what, name)
+
+
+def _check_unique(kind: RegistryKind, name: str, entry: EntryPoint) -> None:
+    """Raise UserError if several packages register a name that is none of agentrl's own."""
+    if _is_own(entry) or is_own(kind, name):
+        return
+    others = {e.value: e.dist.name if e.dist else "?" for e in entry_points(group=_group(kind), name=name)}
+    if len(others) > 1:
+        offers = " and ".join(f"{package} ({value})" for value, package in sorted(others.items()))
+        raise UserError(f"{_say(kind)} {name!r} is registered by {offers}; say which: {min(others)}")
+
+
+def load_entry(kind: EntryKind, name: str) -> Entry:
+    """Load the entry called ``name``; a plain function becomes one, with the defaults of its kind.
+
+    Raises:
+        UserError: as `load_registered`, or it is something else, or a parameter of it has no type.
+    """
+    thing = load_registered(kind, name)
+    try:
+        entry = as_entry(kind, thing)
+        entry.arguments  # noqa: B018 - its parameters have types, or are refused here
+    except ContractError as error:
+        raise ContractError(f"{_say(kind)} {name!r}: {error}") from None
+    return entry
 
 
 def load_member(kind: RegistryKind, name: str) -> tuple[Any, str | None]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from agentrl.errors import UserError
+from agentrl.settings.catalogue import bind_choices, shared
+from agentrl.settings.registry import EntryKind, check_name
 from agentrl.settings.signature import refuse_bool
 from agentrl.types import Stop
 
@@ -49,6 +53,30 @@ def _name_objects(objects: Sequence[object]) -> list[str]:
 NamedObjects = Annotated[
     tuple[Any, ...], pydantic.BeforeValidator(_list_objects), pydantic.PlainSerializer(_name_objects)
 ]
+Parameters = dict[str, Any]
+
+
+def _named(kind: EntryKind, name: str) -> str:
+    try:
+        return check_name(kind, name)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
+AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
+ImportanceSamplingName = Annotated[str, AfterValidator(partial(_named, "importance_sampling"))]
+OptimizerName = Annotated[str, AfterValidator(partial(_named, "optimizer"))]
+SamplerName = Annotated[str, AfterValidator(partial(_named, "sampler"))]
+EngineName = Annotated[str, AfterValidator(partial(_named, "engine"))]
+
+
+def _check_entries(section: str, settings: pydantic.BaseModel) -> None:
+    """Check the parameters of agentrl's own entries. Raises ValueError. Others are loaded when they are used."""
+    try:
+        bind_choices(section, settings, foreign=False)
+    except UserError as error:
+        raise ValueError(str(error)) from None
 
 
 class Section(pydantic.BaseModel):
@@ -64,35 +92,24 @@ class Section(pydantic.BaseModel):
 class EngineConfig(Section):
     """The engine that samples."""
 
-    name: Literal["auto", "transformers", "vllm", "server"] = Field(
+    name: EngineName = Field(
         "auto",
         description="transformers: embedded; vllm: vLLM in process; server: vLLM servers at engine.urls; "
-        "auto: vllm on a GPU where it is installed, else transformers",
+        "auto: vllm on a GPU where it is installed, else transformers; or module:function",
     )
+    args: Parameters = Field({}, description="parameters of an engine: --engine.args.NAME VALUE")
     max_num_seqs: int = Field(128, ge=1, description="rows sampled at the same time; of each server, as it was started")
     max_model_len: int | None = Field(
         None, ge=2, description="positions of an episode; the model's own limit by default"
     )
-    threads: int | None = Field(None, ge=1, description="threads while sampling; by the model's size by default")
-    urls: CommaSeparated = Field((), description="vLLM servers, as agentrl serve prints them; commas between them")
-    update: Literal["in-flight", "drain"] | None = Field(
-        None,
-        description="in-flight (default): requests continue with new weights; drain: they end first; vllm, server",
-    )
+    threads: int | None = shared("threads while sampling; by the model's size by default")
+    urls: CommaSeparated | None = shared("vLLM servers, as agentrl serve prints them; commas between them")
+    update: str | None = shared("in-flight: requests continue with new weights; drain: they end first")
 
     @pydantic.model_validator(mode="after")
     def _check_engine(self) -> EngineConfig:
         """Reject settings that the chosen engine ignores."""
-        if self.name == "server" and not self.urls:
-            raise ValueError("engine server needs engine.urls, the servers' addresses; agentrl serve starts one")
-        if wrong := [u for u in self.urls if not u.startswith(("http://", "https://"))]:
-            raise ValueError(f"engine.urls are such as http://127.0.0.1:8000, not {wrong[0]!r}")
-        if self.name == "server" and "threads" in self.model_fields_set:
-            raise ValueError("engine.threads is a server's own: agentrl serve --threads N")
-        if self.name != "server" and self.urls:
-            raise ValueError(f"engine.urls is for --engine server; engine {self.name} talks to no server")
-        if self.name in ("auto", "transformers") and self.update is not None:
-            raise ValueError("engine.update is for the engines vllm and server")
+        _check_entries("engine", self)
         return self
 
 
@@ -105,9 +122,10 @@ class RolloutConfig(Section):
     max_staleness: int = Field(
         0, ge=0, description="updates between a group's beginning and its being learned from; over 0 both overlap"
     )
-    sampler: Literal["order", "difficulty"] = Field(
-        "order", description="difficulty: tasks that are always or never solved come seldom"
+    sampler: SamplerName = Field(
+        "order", description="difficulty: tasks that are always or never solved come seldom; or module:function"
     )
+    sampler_args: Parameters = Field({}, description="parameters of a sampler: --rollout.sampler_args.NAME VALUE")
     curriculum: str | None = Field(
         None, description="module:function, from the outcomes so far to the options of a reset"
     )
@@ -142,8 +160,9 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"min_group_size {self.min_group_size} is over group_size {self.group_size}: every group is dropped"
             )
+        _check_entries("rollout", self)
         if self.curriculum is not None and self.sampler != "order":
-            raise ValueError("curriculum and sampler difficulty do not go together")
+            raise ValueError(f"curriculum and sampler {self.sampler} do not go together")
         if self.group_size % self.branches:
             raise ValueError(f"group_size {self.group_size} is no multiple of branches {self.branches}")
         if self.oversample and self.branches > 1:
@@ -151,12 +170,6 @@ class RolloutConfig(Section):
         if self.turn_timeout_s > self.episode_timeout_s:
             raise ValueError("turn_timeout_s is over episode_timeout_s; deadlines nest")
         return self
-
-
-LossName = Literal["dapo", "grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"]
-ImportanceSamplingMode = Literal[
-    "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"
-]
 
 
 LRSchedulerName = Literal[
@@ -171,16 +184,17 @@ LRSchedulerName = Literal[
     "inverse_sqrt",
     "warmup_stable_decay",
 ]
-AdvantageName = Literal["grpo", "dr_grpo", "batch", "rloo", "gdpo", "rebn", "first_turn", "gigpo"]
-BY_TURN = ("rebn", "first_turn", "gigpo")
-CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 
 
 class LearnerConfig(Section):
     """The update of the policy."""
 
-    optimizer: Literal["adamw", "adamw_8bit", "muon"] = Field(
-        "adamw", description="adamw_8bit keeps its state in 8 bits (bitsandbytes); muon: docs/algorithms.md"
+    optimizer: OptimizerName = Field(
+        "adamw",
+        description="adamw_8bit keeps its state in 8 bits (bitsandbytes); muon: docs/algorithms.md; or module:function",
+    )
+    optimizer_args: Parameters = Field(
+        {}, description="parameters of an optimizer: --learner.optimizer_args.NAME VALUE"
     )
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
     lr_scheduler: LRSchedulerName = Field("constant", description="of the rate, by the names of transformers")
@@ -189,31 +203,37 @@ class LearnerConfig(Section):
     )
     warmup_steps: int = Field(0, ge=0, description="steps in which the rate rises to its peak; the first one has 0")
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="the same as a share of all steps")
-    weight_decay: float = Field(0.0, ge=0)
-    betas: Annotated[tuple[float, float], _listed] = Field((0.9, 0.999), description="of AdamW's two running means")
-    adam_epsilon: float = Field(1e-8, gt=0, description="added to the denominator of AdamW's step")
-    loss: LossName = Field("dapo", description="docs/algorithms.md has them all")
+    weight_decay: float | None = shared("of the weights, a step")
+    betas: Annotated[tuple[float, float], _listed] | None = shared("of AdamW's two running means")
+    adam_epsilon: float | None = shared("added to the denominator of AdamW's step")
+    loss: LossName = Field("dapo", description="agentrl list losses has them all; or module:function")
+    loss_args: Parameters = Field({}, description="parameters of a loss: --learner.loss_args.NAME VALUE")
     advantage: AdvantageName = Field(
-        "grpo", description="of an episode in its group, or of its turns: docs/algorithms.md"
+        "grpo", description="of an episode in its group, or of its turns: agentrl list advantages; or module:function"
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="what a later turn's reward counts in a turn's return")
-    step_weight: float = Field(1.0, ge=0, description="of the turn's part in gigpo's advantage")
+    advantage_args: Parameters = Field({}, description="parameters of it: --learner.advantage_args.NAME VALUE")
+    gamma: float | None = shared("what a later turn's reward counts in a turn's return")
+    step_weight: float | None = shared("of the turn's part in the advantage")
     importance_level: Literal["token", "sequence"] = Field("token", description="whose ratio; sequence: GSPO")
     num_iterations: int = Field(1, ge=1, description="passes over one batch, each an optimizer step or several")
     steps_per_generation: int = Field(
         1, ge=1, description="optimizer steps that a batch is cut into, its episodes in random order"
     )
-    epsilon: float = Field(0.2, gt=0, description="lower clip of the ratio; from a batch's second update on")
-    epsilon_high: float = Field(0.28, gt=0, description="upper clip of the ratio; cispo's cap, 5.0 by default there")
-    delta: float | None = Field(None, gt=1, description="cap of the ratio where the advantage is negative")
+    epsilon: float | None = shared("lower clip of the ratio; from a batch's second update on")
+    epsilon_high: float | None = shared("upper clip of the ratio; cispo's cap, 5.0 by default there")
+    delta: float | None = shared("cap of the ratio where the advantage is negative")
     beta: float = Field(0.0, ge=0, description="of the KL term to the reference, the policy as the run began")
     use_bias_correction_kl: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
     ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference is the policy again")
-    importance_sampling_mode: ImportanceSamplingMode = Field(
-        "token_truncate", description="of p_learner / p_engine outside its bounds; docs/algorithms.md"
+    importance_sampling_mode: ImportanceSamplingName = Field(
+        "token_truncate",
+        description="of p_learner / p_engine outside its bounds: agentrl list importance_sampling; or module:function",
     )
-    importance_sampling_min: float | None = Field(None, ge=0, description="its lower bound")
-    importance_sampling_max: float | None = Field(2.0, gt=0, description="its upper bound")
+    importance_sampling_args: Parameters = Field(
+        {}, description="parameters of it: --learner.importance_sampling_args.NAME VALUE"
+    )
+    importance_sampling_min: float | None = shared("its lower bound")
+    importance_sampling_max: float | None = shared("its upper bound")
     off_policy_threshold: float | None = Field(
         None, description="rows to be punished whose mean(sampled - learner's logprob) is above it are left out"
     )
@@ -232,45 +252,16 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _cap_of_cispo(cls, given: Any) -> Any:
-        """Set cispo's cap. TRL takes epsilon_high itself, whose usual values make every weight that small."""
-        if isinstance(given, dict) and given.get("loss") == "cispo" and "epsilon_high" not in given:
-            return {**given, "epsilon_high": 5.0}
-        return given
-
     @pydantic.model_validator(mode="after")
     def _check_loss(self) -> LearnerConfig:
-        """Reject settings that the chosen loss ignores."""
-        given = {
-            n for n, f in type(self).model_fields.items() if getattr(self, n) != f.default
-        }  # a saved config has all
-        for name, heeding in (("epsilon", CLIPPED), ("delta", CLIPPED), ("epsilon_high", (*CLIPPED, "cispo"))):
-            if name in given and self.loss not in heeding:
-                raise ValueError(f"{name} is for the losses {', '.join(heeding)}; {self.loss} has no such bound")
-        if "gamma" in given and self.advantage not in BY_TURN:
-            raise ValueError(f"gamma is for the advantages {', '.join(BY_TURN)}; {self.advantage} is of whole episodes")
-        if "step_weight" in given and self.advantage != "gigpo":
-            raise ValueError(f"step_weight is for the advantage gigpo, not {self.advantage}")
-        if self.loss == "cispo" and self.epsilon_high < 1:
-            raise ValueError(f"epsilon_high {self.epsilon_high} caps cispo's weights below 1; 5.0 is usual")
-        if self.loss == "vespo" and not self.importance_sampling_mode.startswith("token"):
-            raise ValueError(
-                f"importance_sampling_mode {self.importance_sampling_mode} is by row; "
-                "vespo sums the corrections of tokens"
-            )
+        """Reject settings that the chosen entries ignore."""
+        _check_entries("learner", self)
         if not self.beta and (not self.use_bias_correction_kl or self.ref_sync_steps):
             raise ValueError("use_bias_correction_kl and ref_sync_steps are of the KL term, which beta = 0 leaves out")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} and warmup_ratio {self.warmup_ratio} say the same twice"
             )
-        if wrong := [b for b in self.betas if not 0 <= b < 1]:
-            raise ValueError(f"betas are two numbers from 0 to below 1, not {wrong[0]}")
-        low, high = self.importance_sampling_min, self.importance_sampling_max
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"importance_sampling_min {low} is over importance_sampling_max {high}")
         return self
 
 
@@ -401,7 +392,7 @@ class TrainConfig(Section):
 
     @pydantic.field_validator("env", mode="before")
     @classmethod
-    def _named(cls, env: Any) -> Any:
+    def _with_name(cls, env: Any) -> Any:
         env = {"name": env} if isinstance(env, str) else env
         if not isinstance(env, dict) or not isinstance(env.get("name"), str):
             raise ValueError("env needs a name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
@@ -15,31 +15,35 @@ from agentrl.errors import ConfigError, ContractError, suggest
 
 
 def build_arguments_model(
-    function: Callable[..., Any], what: str, *, described: bool = False
+    function: Callable[..., Any], what: str, *, described: bool = False, keyword_only: bool = False
 ) -> type[pydantic.BaseModel]:
     """Build a pydantic model with one field a parameter, ``self`` left out; unknown arguments are refused.
 
     Args:
         what: how a sentence calls the function, such as ``tool 'search'``.
         described: take each parameter's description from the docstring (Google, NumPy or reST style).
+        keyword_only: leave all out but keyword-only parameters; types of others need not be importable.
 
     Raises:
         ContractError: a parameter has no type or an unknown one, or is ``*args``, ``**kwargs`` or positional-only.
     """
     inner, bound = _unwrap(function)
     try:
-        hints = get_type_hints(inner, include_extras=True)
+        hints = _read_hints(inner, keyword_only)
         parameters = inspect.signature(function).parameters.values()
     except (NameError, SyntaxError, AttributeError, TypeError) as error:
         raise ContractError(f"{what}: a type in its signature cannot be found: {error}") from None
     except ValueError:
         raise ContractError(f"{what} is written in C and has no signature; write a def with types around it") from None
-    doc = docstring_parser.parse(inspect.getdoc(inner) or "") if described else None
+    source = inner if inspect.isroutine(inner) or isinstance(inner, type) else _find_signature_source(inner)
+    doc = docstring_parser.parse(inspect.getdoc(source) or "") if described else None
     descriptions = {p.arg_name: p.description for p in doc.params} if doc else {}
     fields: dict[str, Any] = {}
     for parameter in parameters:
         name = parameter.name
         if name == "self" or name in bound:
+            continue
+        if keyword_only and parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ContractError(f"{what} takes {parameter}; name each argument, with its type")
@@ -61,6 +65,24 @@ def _unwrap(function: Callable[..., Any]) -> tuple[Callable[..., Any], frozenset
         return function, frozenset()
     inner, bound = _unwrap(function.func)
     return inner, bound | function.keywords.keys()
+
+
+def _read_hints(function: Callable[..., Any], keyword_only: bool) -> dict[str, Any]:
+    """Resolve the types of a signature, or those of its keyword-only part."""
+    if not keyword_only:
+        return get_type_hints(function, include_extras=True)
+    source: Any = function if inspect.isroutine(function) else _find_signature_source(function)
+    kinds = inspect.signature(function).parameters
+    types = getattr(source, "__annotations__", {})
+    holder = SimpleNamespace(
+        __annotations__={n: t for n, t in types.items() if n in kinds and kinds[n].kind == kinds[n].KEYWORD_ONLY}
+    )
+    return get_type_hints(holder, getattr(inspect.unwrap(source), "__globals__", {}), include_extras=True)
+
+
+def _find_signature_source(thing: Any) -> Any:
+    """Return the function whose signature a class, or an object that can be called, has."""
+    return getattr(thing, "__init__") if isinstance(thing, type) else type(thing).__call__  # noqa: B009
 
 
 def convert_arguments(model: type[pydantic.BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,27 +137,48 @@ def convert_settings(
     Raises:
         ContractError: a setting is unknown, missing or wrong.
     """
-    model = build_arguments_model(cls.__init__, what)
+    values = convert_parameters(build_arguments_model(cls.__init__, what), settings, what, section, family)
+    return {name: values[name] for name in settings}
+
+
+def convert_parameters(
+    model: type[pydantic.BaseModel],
+    settings: Mapping[str, Any],
+    what: str,
+    section: str,
+    family: tuple[str, str | None] = ("", None),
+    paths: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Convert settings to the types of a model of arguments, and add the defaults of the others.
+
+    Args:
+        what, section, family: as in `convert_settings`.
+        paths: how the user calls a setting, where that is not ``section.NAME``.
+
+    Raises:
+        ContractError: a setting is unknown, missing or wrong.
+    """
     known = {f.alias or "": f.annotation for f in model.model_fields.values()}
+    named = {name: f"{section}.{name}" for name in (*known, *settings)} | dict(paths or {})
     for name in settings:
         if name not in known:
-            raise ContractError(f"{what} has no setting '{section}.{name}'{suggest(name, known)}")
+            raise ContractError(f"{what} has no setting '{named[name]}'{suggest(name, known)}")
         try:
             refuse_bool(settings[name], known[name])
         except ValueError as error:
-            raise ContractError(f"{section}.{name} of {what}: {error}, not {settings[name]!r}") from None
+            raise ContractError(f"{named[name]} of {what}: {error}, not {settings[name]!r}") from None
     try:
-        values = convert_arguments(model, _listed(settings, known))
+        return convert_arguments(model, _listed(settings, known))
     except pydantic.ValidationError as error:
         where, wrong = list_problems(error)[0]
+        name, _, deeper = where.partition(".")
+        path = named[name] + f".{deeper}" * bool(deeper)
         if wrong == "field required":
-            name, named_by = family
-            value = f"value for --{section}.{where}{_in_python(section, where)}"
-            form = f"name: {name}:{where.upper()}" if where == named_by else value
+            family_name, named_by = family
+            value = f"value for --{path}{_in_python(section, where)}"
+            form = f"name: {family_name}:{where.upper()}" if where == named_by else value
             raise ContractError(f"{what} needs a {form}") from None
-        value = settings[where.partition(".")[0]]
-        raise ContractError(f"{section}.{where} of {what}: {wrong}, not {value!r:.200}") from None
-    return {name: values[name] for name in settings}
+        raise ContractError(f"{path} of {what}: {wrong}, not {settings[name]!r:.200}") from None
 
 
 def _in_python(section: str, name: str) -> str:

@@ -7,20 +7,25 @@ from dataclasses import fields
 from functools import partial
 
 from agentrl.credit import AdvantageRule
-from agentrl.environments.curriculum import Curriculum, CurriculumSampler, DifficultySampler
+from agentrl.environments.curriculum import Curriculum, CurriculumSampler
 from agentrl.environments.spec import EnvSpec
-from agentrl.environments.task_sampler import TaskSampler
-from agentrl.learner.advantages.group import ADVANTAGES
-from agentrl.learner.advantages.turn import TURN_ADVANTAGES
+from agentrl.environments.task_sampler import GuardedSampler, TaskSampler
+from agentrl.errors import ContractError
+from agentrl.learner.advantages.rule import apply_advantage
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.losses.objective import Objective
-from agentrl.learner.optimizers import OptimizerSource, adopt_optimizer, make_optimizers
+from agentrl.learner.optimizers import OptimizerSource, adopt_optimizer, build_optimizers
 from agentrl.models.policy import Policy
+from agentrl.settings.catalogue import bind_choices, find_entries
+from agentrl.settings.registry import is_own
 from agentrl.settings.schema import LearnerConfig, TrainConfig
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
-OBJECTIVE = tuple(f.name for f in fields(Objective))  # settings of the learner that say what is minimised
+_BY_ENTRIES = ("loss", "loss_args", "importance_sampling_mode", "importance_sampling_args")
+OBJECTIVE = tuple(  # settings of the learner that say what is minimised, beside the entries and their parameters
+    f.name for f in fields(Objective) if f.name not in _BY_ENTRIES and not find_entries("learner", f.name)
+)
 
 
 def build_learner(
@@ -32,10 +37,9 @@ def build_learner(
 ) -> Learner:
     """Make the learner with the objective that the settings name, and their optimizer or the one given."""
     c, model = config.learner, policy.model
+    entries = bind_choices("learner", c)
     optimizers = (
-        make_optimizers(model, c.optimizer, c.lr, c.weight_decay, c.betas, c.adam_epsilon)
-        if optimizer is None
-        else adopt_optimizer(model, optimizer)
+        build_optimizers(model, entries["optimizer"], c.lr) if optimizer is None else adopt_optimizer(model, optimizer)
     )
     turns = config.rollout.max_turns or spec.sample().max_turns
     longest = turns * config.rollout.max_tokens
@@ -47,6 +51,10 @@ def build_learner(
             stacklevel=2,
         )
     settings = LossSettings(
+        loss=c.loss,
+        loss_args=entries["loss"].parameters,
+        importance_sampling_mode=c.importance_sampling_mode,
+        importance_sampling_args=entries["importance_sampling"].parameters,
         **{name: getattr(c, name) for name in OBJECTIVE},
         temperature=config.rollout.temperature,
         max_grad_norm=c.max_grad_norm,
@@ -62,16 +70,20 @@ def build_learner(
 
 
 def choose_advantage(c: LearnerConfig) -> AdvantageRule:
-    """Return the advantage function that the settings name, with its parameters bound."""
-    if c.advantage in ADVANTAGES:
-        return ADVANTAGES[c.advantage]
-    more = {"step_weight": c.step_weight} if c.advantage == "gigpo" else {}
-    return partial(TURN_ADVANTAGES[c.advantage], gamma=c.gamma, **more)
+    """Return the advantage function that the settings name, with its parameters bound, and its results checked."""
+    return partial(apply_advantage, bind_choices("learner", c)["advantage"])
 
 
 def build_task_sampler(config: TrainConfig, count: int | None, curriculum: Curriculum | None) -> TaskSampler:
-    """Make the sampler that the settings name; ``count``: the tasks there are, None for any number."""
+    """Make the sampler that the settings name; ``count``: the tasks there are, None for any number.
+
+    Raises:
+        ContractError: the settings name what makes no sampler.
+    """
     if curriculum is not None:
         return CurriculumSampler(count, config.seed, curriculum=curriculum)
-    kind = {"order": TaskSampler, "difficulty": DifficultySampler}[config.rollout.sampler]
-    return kind(count, config.seed)
+    bound = bind_choices("rollout", config.rollout)["sampler"]
+    sampler = bound.call_safely(count, config.seed)
+    if not isinstance(sampler, TaskSampler):
+        raise ContractError(f"{bound.what} returns a subclass of TaskSampler, not {sampler!r:.80}")
+    return sampler if is_own("sampler", bound.name) else GuardedSampler(count, config.seed, sampler=sampler)

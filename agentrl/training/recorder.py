@@ -21,6 +21,7 @@ from agentrl.runs.folder import RunFolder
 from agentrl.runs.metric_functions import MetricFunctions
 from agentrl.runs.overlap import PromptOverlap
 from agentrl.runs.trackers import Trackers
+from agentrl.runs.writer import LearnedTokens
 from agentrl.runtime.interruption import Interruption
 from agentrl.runtime.timeline import MeasuredStretch, Timeline
 from agentrl.training.callbacks import Callback
@@ -116,11 +117,11 @@ class Recorder:
         self.callback.on_log(step, values)
         self._tell(step, self.health.check_step(values, batch.groups))
 
-    async def write_episodes(self, step: int, credit: Credit, logprobs: Sequence[torch.Tensor | None]) -> None:
-        """Write a step's episodes with their credit, and the ``logprobs`` that the learner had of each trained row."""
-        rows = iter(logprobs)
-        learned = [[next(rows, None) if e.weight is not None else None for e in own] for own in credit.entries]
-        lists = [[None if values is None else values.tolist() for values in own] for own in learned]
+    async def write_episodes(self, step: int, credit: Credit, learned: Sequence[torch.Tensor | None]) -> None:
+        """Write a step's episodes with their credit, and `Learner.learned` of each trained row."""
+        rows = iter(learned)
+        by_group = [[next(rows, None) if e.weight is not None else None for e in own] for own in credit.entries]
+        lists = [[None if t is None else LearnedTokens(*t.T.tolist()) for t in own] for own in by_group]
         write = partial(self.run.write_trajectories, step, credit, learned=lists)
         await self.write_with_retry(write, f"the episodes of step {step} are")
 

@@ -33,7 +33,7 @@ class Schedule(Protocol):
     def load(self, state: SchedulerStates | None) -> None: ...
 
 
-_BY_OPTIMIZER = ("optimizer", "lr", "weight_decay", "betas", "adam_epsilon")
+_BY_OPTIMIZER = ("optimizer", "optimizer_args", "lr", "weight_decay", "betas", "adam_epsilon")
 _BY_SCHEDULER = ("lr_scheduler", "lr_scheduler_args", "warmup_steps", "warmup_ratio")
 
 

@@ -14,7 +14,7 @@ from agentrl.environments.curriculum import Curriculum
 from agentrl.errors import UserError
 from agentrl.evaluation.measurement import describe_first_fault
 from agentrl.learner.distributed import ProcessGroup
-from agentrl.learner.losses.reduction import PER_UPDATE, REDUCTIONS
+from agentrl.learner.losses.reduction import PER_UPDATE, reduce_rows
 from agentrl.resources import TrainingResources
 from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
 from agentrl.rollout.engine_protocol import Sleeper
@@ -101,15 +101,15 @@ class Trainer:
             UserError: not one episode could be scored. The episodes are kept, to be looked at.
         """
         self.recorder.timeline.at("learn")
-        c = self.config.learner
+        c, loss = self.config.learner, self.learner.settings.loss_entry.entry
         credit = assign_credit(
             batch.groups,
             self.advantage,
-            reduce=lambda lengths: REDUCTIONS[c.loss](lengths, self.learner.settings.longest),
+            reduce=partial(reduce_rows, loss, longest=self.learner.settings.longest),
             mask_stop_reasons=frozenset(c.mask_stop_reasons),
             min_group_size=self.config.rollout.min_group_size,
             resampled=batch.resampled,
-            cut=BatchCut(c.steps_per_generation, f"{self.config.seed}-{step}", c.loss in PER_UPDATE),
+            cut=BatchCut(c.steps_per_generation, f"{self.config.seed}-{step}", loss.reduction in PER_UPDATE),
         )
         groups = [*batch.groups, *batch.resampled]
         if not any(g.scored for g in groups):
@@ -159,7 +159,7 @@ class Trainer:
     async def record(self, step: int, batch: StepBatch, credit: Credit, update: dict[str, float]) -> None:
         """Write the step: its episodes with their credit, then its metrics."""
         self.recorder.timeline.at("write")
-        await self.recorder.write_episodes(step, credit, self.learner.old_logprobs)
+        await self.recorder.write_episodes(step, credit, self.learner.learned)
         await self.recorder.record_step(step, batch, credit, update, self.rollout)
         self.recorder.timeline.at(IDLE)
 

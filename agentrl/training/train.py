@@ -26,6 +26,7 @@ from agentrl.runtime.interruption import Interruption
 from agentrl.runtime.loop_watchdog import watch_event_loop
 from agentrl.runtime.stalls import watch_stalls
 from agentrl.settings import registry
+from agentrl.settings.catalogue import describe_algorithm
 from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
 from agentrl.settings.schema import TrainConfig
@@ -58,6 +59,7 @@ def run_config(
 ) -> TrainingResult:
     """Train as a checked configuration says. Further processes of the learner return what the first one does."""
     check_extras(config)
+    describe_algorithm(config)  # loads what the settings name, so that it is refused before a model is loaded
     compute_lr_scale(config)  # refuses what no schedule can be made of
     trackers.check_trackers(config.run.trackers)
     check_engine_processes(config.engine, deterministic=config.deterministic)
@@ -140,6 +142,7 @@ async def _train(
         settings = dump_toml(config)
         run = _open_run(resources, settings)
         stack.callback(run.close)
+        changed = run.write_algorithm(describe_algorithm(resources.config))
         begun, state = _read_checkpoint(run, config)
         callback.on_train_begin(resources, run)
         logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
@@ -148,6 +151,8 @@ async def _train(
         training = TrainingLoop(
             trainer, recorder, EvaluationSchedule(resources, recorder), Checkpointer(resources, recorder)
         )
+        for kind in changed:
+            recorder.say(f"the {kind.replace('_', ' ')} is not as it was when the run began: its code was changed")
         stack.enter_context(watch_event_loop(recorder.say))
         await stack.enter_async_context(watch_stalls(training, config.rollout.stall_timeout_s, recorder.say))
         await stack.enter_async_context(report_waits(training, callback))

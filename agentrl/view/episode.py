@@ -14,7 +14,7 @@ from agentrl.runs.reader import EpisodeId, Row
 from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, find_failed_answers
 from agentrl.view.call_matching import LONGEST, list_calls, match_records, split_calls
 from agentrl.view.escaping import truncate
-from agentrl.view.importance_ratio import segment_log_ratios
+from agentrl.view.importance_ratio import segment_gradients, segment_log_ratios
 from agentrl.view.store import Store
 from agentrl.view.tokens import CONTEXT, TokenTexts
 
@@ -170,10 +170,12 @@ def describe_tokens(row: Row, texts: TokenTexts, start: int, limit: int = TOKENS
 
     Returns:
         ``texts`` and ``ids``; ``logprobs`` and ``versions``, null for tokens that are not the model's; ``log_ratios``,
-        the logarithm of the learner's probability over the engine's, null for tokens that were not trained.
+        the logarithm of the learner's probability over the engine's, and ``gradients``, d loss / d logprob, null for
+        tokens that were not trained.
     """
     end, at = start + limit, 0
     columns: dict[str, list[Any]] = {"texts": [], "ids": [], "logprobs": [], "versions": [], "log_ratios": []}
+    columns["gradients"] = []
     for s in row["segments"]:
         count = len(s["token_ids"])
         low, high = max(start - at, 0), min(end - at, count)
@@ -183,5 +185,6 @@ def describe_tokens(row: Row, texts: TokenTexts, start: int, limit: int = TOKENS
             for name, key in (("ids", "token_ids"), ("logprobs", "logprobs"), ("versions", "versions")):
                 columns[name] += s[key][low:high] if s[key] is not None else [None] * (high - low)
             columns["log_ratios"] += segment_log_ratios(s)[low:high] or [None] * (high - low)
+            columns["gradients"] += segment_gradients(s)[low:high] or [None] * (high - low)
         at += count
     return {"start": start, "total": at, "why": texts.why, **columns}

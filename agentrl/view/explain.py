@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import exp, isclose
+from collections.abc import Sequence
+from math import exp
 from statistics import fmean, stdev
 from typing import Any
 
@@ -13,6 +13,7 @@ from agentrl import credit
 from agentrl.environments.task_sampler import describe_task
 from agentrl.errors import UserError
 from agentrl.runs.reader import EpisodeId, Row, parse_episode_id
+from agentrl.settings.entries import fill_blanks
 from agentrl.spread import center
 from agentrl.view import episode, importance_ratio
 from agentrl.view.escaping import escape_controls
@@ -22,41 +23,10 @@ from agentrl.view.search import list_episodes
 from agentrl.view.store import Store
 from agentrl.view.tokens import TokenTexts
 
-EPS = 1e-4  # added to a standard deviation, as the learner does
 AUTHORS = {
     "prompt": "the prompt: the template, the system's words, the task",
     "model": "the model",
     "env": "the environment: tools, observations, the template between turns",
-}
-_DESCRIPTIONS = {
-    "batch": "its distance from the group's mean, divided by the standard deviation of all rewards of the step",
-    "gdpo": "each reward component normalised in the group, their weighted sum normalised over the step",
-    "rebn": "each turn's return, normalised over all turns of the group",
-    "first_turn": "each turn's return, normalised by the group's returns at the first turn",
-    "gigpo": "GRPO's advantage of the episode, plus that of the turn among turns that answered the same observation",
-}
-
-
-def _grpo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
-    mean, std = fmean(rewards), stdev(rewards)
-    return (own - mean) / (std + EPS), f"({own:g} - {mean:.4g}) / ({std:.4g} + {EPS:g})"
-
-
-def _dr_grpo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
-    return own - fmean(rewards), f"{own:g} - {fmean(rewards):.4g}"
-
-
-def _rloo(own: float, rewards: Sequence[float]) -> tuple[float, str]:
-    others = (sum(rewards) - own) / (len(rewards) - 1)
-    return own - others, f"{own:g} - {others:.4g}, the mean of the others"
-
-
-# From an episode's reward and its group's rewards: the advantage, and its formula; compared with the learner's in
-# tests/view/test_gradient.py.
-FORMULAS: dict[str, Callable[[float, Sequence[float]], tuple[float, str]]] = {
-    "grpo": _grpo,
-    "dr_grpo": _dr_grpo,
-    "rloo": _rloo,
 }
 
 
@@ -118,22 +88,20 @@ def _explain_zero(store: Store, scored: Sequence[Row]) -> str:
 
 def explain_advantage(store: Store, row: Row, group: Sequence[Row]) -> str:
     """Explain the advantage of an episode by its group's rewards."""
-    name = str(store.setting("learner.advantage", "grpo"))
     rewards = [m["reward"] for m in group if m["reward"] is not None and m["fault"] is None]
     own, advantage = row["reward"], row["advantage"]
     if own is None or advantage is None or len(rewards) < 2:
         return f"advantage {_number(advantage)}"
     mean, std = fmean(rewards), stdev(rewards)
     spread = f"mean {mean:.3g}, standard deviation {std:.3g}"
-    others = f"the group's {len(rewards)} rewards are {_list_values(rewards)}: {spread}"
-    if name in FORMULAS:
-        value, text = FORMULAS[name](own, rewards)
-        if isclose(value, advantage, rel_tol=1e-3, abs_tol=1e-6):
-            return f"advantage {advantage:+.4g} = {text} ({name}); {others}"
-        return f"advantage {advantage:+.4g} is stored, though {name} gives {text} = {value:+.4g}; {others}"
+    group_rewards = f"the group's {len(rewards)} rewards are {_list_values(rewards)}: {spread}"
+    others = (sum(rewards) - own) / (len(rewards) - 1)
+    rule = store.entry("advantage")
+    line = fill_blanks(rule.explain, {"reward": own, "mean": mean, "std": std, "others": others}) or "a rule of its own"
     by_turn = ", ".join(f"{a:+.3g}" for a in row["advantages"])
     turns = f" (by turn: {by_turn})" if len(set(row["advantages"])) > 1 else ""
-    return f"advantage {advantage:+.4g}{turns} ({name}): {_DESCRIPTIONS.get(name, 'a rule of its own')}; {others}"
+    how = f"= {line} ({rule.name})" if "{reward" in rule.explain else f"({rule.name}): {line}"
+    return f"advantage {advantage:+.4g}{turns} {escape_controls(how)}; {group_rewards}"
 
 
 def explain_episode(store: Store, name: str) -> list[str]:
@@ -204,10 +172,9 @@ def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: 
         sentences.append(f"logprob {logprob:.4g}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
     if why := explain_exclusion(store, row, group):
         return [*sentences, why]
-    weighting = importance_ratio.explain_token_ratio(store, row, segment, at, part["advantage"] or 0.0)
-    turns = [p for p in parts if p["author"] == "model"]
+    weighting = importance_ratio.explain_token_ratio(store, segment, at, part["advantage"] or 0.0)
     trained = (
-        [_explain_turn(part), *importance_ratio.explain_token_gradient(store, row, turns, number)]
+        [_explain_turn(part), *importance_ratio.explain_token_gradient(store, row, segment, at)]
         if weighting.trained
         else []
     )

@@ -1,23 +1,21 @@
-"""The importance ratio of a token: its probability by the learner before the update, over that by the engine."""
+"""The importance ratio of a token, and its part in the gradient of the loss: what the learner recorded, in words.
+
+The ratio is the token's probability by the learner before the update, over that by the engine. The weight that the
+importance-sampling rule gave it, and d loss / d logprob, are the learner's own numbers: no formula is computed here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Mapping
+from math import exp, isclose, isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentrl.view.gradient import (
-    GradientSettings,
-    bound_ratio,
-    correction_ratios,
-    exp_bounded,
-    is_off_policy,
-    logprob_gradients,
-)
+from agentrl.view.escaping import escape_controls
 from agentrl.view.store import Store
 
 Row = Mapping[str, Any]
+FARTHEST = 80.0  # nats, beyond which a ratio is not told apart
 
 
 def _episode_log_ratios(row: Row) -> list[float]:
@@ -31,13 +29,23 @@ def segment_log_ratios(segment: Row) -> list[float | None]:
     return [p - q if p is not None and q is not None and isfinite(p - q) else None for p, q in pairs]
 
 
+def _exp_bounded(nats: float) -> float:
+    """Compute an exponential, of an argument cut to what can be told apart."""
+    return exp(max(min(nats, FARTHEST), -FARTHEST))
+
+
 def explain_episode_ratios(row: Row) -> list[str]:
     """Return a sentence on the ratios of an episode, or none."""
     log_ratios = _episode_log_ratios(row)
     if not log_ratios:
         return []
-    low, mean, high = (exp_bounded(reduce(log_ratios)) for reduce in (min, fmean, max))
+    low, mean, high = (_exp_bounded(reduce(log_ratios)) for reduce in (min, fmean, max))
     return [f"the learner's probabilities over the engine's: {low:.4g} to {high:.4g}, {mean:.4g} in the mean"]
+
+
+def segment_gradients(segment: Row) -> list[float | None]:
+    """Return d loss / d logprob of each token; None if it was not trained, or is not finite."""
+    return [g if g is not None and isfinite(g) else None for g in segment.get("loss_gradients") or ()]
 
 
 class _TokenWeighting(NamedTuple):
@@ -47,64 +55,61 @@ class _TokenWeighting(NamedTuple):
     trained: bool = True
 
 
-def explain_token_ratio(store: Store, row: Row, segment: Row, at: int, advantage: float) -> _TokenWeighting:
+def explain_token_ratio(store: Store, segment: Row, at: int, advantage: float) -> _TokenWeighting:
     """Explain a token of an episode that was learned from: its ratio, the correction, the clip."""
     if segment.get("learner_logprobs") is None:
         return _TokenWeighting(["ratio unknown: the learner's logprobs were not kept"])
-    own = segment_log_ratios(segment)[at]
-    if own is None:
+    log_ratio = segment_log_ratios(segment)[at]
+    if log_ratio is None:
         return _TokenWeighting(["ratio unknown: a logprob of the token is not finite"])
-    logprob = segment["learner_logprobs"][at]
-    sentence = f"ratio {exp_bounded(own):.4g}: the learner gave it a logprob of {logprob:.4g} before the update"
-    rule = GradientSettings.of(store)
-    if rule is None:
+    ratio, logprob = _exp_bounded(log_ratio), segment["learner_logprobs"][at]
+    sentence = f"ratio {ratio:.4g}: the learner gave it a logprob of {logprob:.4g} before the update"
+    gradient, correction = _entry_at(segment, "loss_gradients", at), _entry_at(segment, "corrections", at)
+    if correction is None:
         return _TokenWeighting([sentence])
-    if is_off_policy(rule, _episode_log_ratios(row), advantage):
-        threshold = f"learner.off_policy_threshold, {rule.off_policy_threshold:g}"
-        return _TokenWeighting(
-            [sentence, f"not trained: its episode is farther from the policy than {threshold}"], trained=False
-        )
-    corrected = _explain_correction(rule, row, own)
+    corrected = _explain_correction(store, ratio, correction)
+    if corrected.trained and gradient == 0.0 and advantage:
+        return _TokenWeighting([sentence, *corrected.sentences, _explain_no_gradient(store)], trained=False)
     clipped = _explain_clip(store) if corrected.trained else []
     return _TokenWeighting([sentence, *corrected.sentences, *clipped], corrected.trained)
 
 
-def _explain_correction(rule: GradientSettings, row: Row, own: float) -> _TokenWeighting:
-    """Explain the effect of ``learner.importance_sampling_mode`` on a token; ``own`` is the logarithm of its ratio."""
-    name, low, high = rule.importance_sampling_mode, rule.importance_sampling_min, rule.importance_sampling_max
-    (value, *_) = correction_ratios(name, [own] if name.startswith("token") else _episode_log_ratios(row))
-    of = "it" if name.startswith("token") else f"the episode's ratio, {value:.4g},"
-    bounds = f"{low or 0:g} to {high:g}" if high is not None else f"{low or 0:g} on"
-    cut = bound_ratio(rule, value)
-    if cut == value:
-        return _TokenWeighting(
-            [f"in bounds: learner.importance_sampling_mode {name} weighs the token by {of} as it is, from {bounds}"]
-        )
-    if name.endswith("_mask"):
-        why = f"not trained: learner.importance_sampling_mode {name} leaves the token out, as {of} is not from {bounds}"
-        return _TokenWeighting([why], trained=False)
-    return _TokenWeighting(
-        [f"cut to {cut:g}: learner.importance_sampling_mode {name} weighs the token by {of} within {bounds}"]
-    )
+def _entry_at(segment: Row, column: str, at: int) -> float | None:
+    values = segment.get(column)
+    return None if values is None else values[at]
 
 
-def explain_token_gradient(store: Store, row: Row, turns: Sequence[Row], number: int) -> list[str]:
-    """Return a sentence on the gradient of a trained token's logprob at the first update, or none.
+def _explain_correction(store: Store, ratio: float, weight: float) -> _TokenWeighting:
+    """Explain the weight that ``learner.importance_sampling_mode`` gave a token."""
+    rule = store.entry("importance_sampling")
+    setting = f"learner.importance_sampling_mode {escape_controls(rule.name)}"
+    line = f" ({escape_controls(rule.explain)})" if rule.explain else ""
+    if weight == 0.0:
+        return _TokenWeighting([f"not trained: {setting} leaves the token out{line}"], trained=False)
+    if isclose(weight, ratio, rel_tol=1e-4):
+        return _TokenWeighting([f"in bounds: {setting} weighs the token by its ratio as it is{line}"])
+    return _TokenWeighting([f"weighed by {weight:.4g}: {setting} gives it that instead of its own ratio{line}"])
 
-    Args:
-        turns: the model's segments: their ``start``, ``length`` and ``advantage``.
-        number: the token's place in the episode.
-    """
-    rule, own = GradientSettings.of(store), _episode_log_ratios(row)
-    numbers = [i for t in turns for i in range(t["start"], t["start"] + t["length"])]
-    known = rule is not None and store.setting("learner.loss") is not None and row.get("weight") is not None
-    if rule is None or not known or len(own) != len(numbers):
+
+def _explain_no_gradient(store: Store) -> str:
+    """Name the settings that may have taken a token's gradient away."""
+    values = {name: store.setting(f"learner.{name}") for name in ("off_policy_threshold", "top_entropy_quantile")}
+    causes = [f"learner.{name} {v:g}" for name, v in values.items() if isinstance(v, int | float) and v != 1.0]
+    return f"not trained: {' or '.join(causes) or 'the loss'} leaves it out, its gradient is 0"
+
+
+def explain_token_gradient(store: Store, row: Row, segment: Row, at: int) -> list[str]:
+    """Return a sentence on the gradient of a trained token's logprob at the first update, or none."""
+    gradients = segment_gradients(segment)
+    gradient, weight = gradients[at] if gradients else None, row.get("weight")
+    if gradient is None or not weight:
         return []
-    advantages = [t["advantage"] or 0.0 for t in turns for _ in range(t["length"])]
-    slope = logprob_gradients(rule, own, advantages)[numbers.index(number)]
+    loss = store.entry("loss")
+    line = f": {escape_controls(loss.explain)}" if loss.explain else ""
+    terms = "advantage, correction and KL term" if store.setting("learner.beta") else "advantage and correction"
     return [
-        f"the loss falls by {-slope * row['weight']:.3g} a nat of its logprob: {-slope:.4g} by the advantage and the "
-        f"correction, times its weight in the step's loss, {row['weight']:.3g} (learner.loss {rule.loss})"
+        f"the loss falls by {-gradient:.3g} a nat of its logprob: {-gradient / weight:.4g} by {terms}, "
+        f"times its weight in the step's loss, {weight:.3g} (learner.loss {escape_controls(loss.name)}{line})"
     ]
 
 

@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from agentrl.errors import UserError, suggest
 from agentrl.evaluation.scope import read_scope
+from agentrl.settings.catalogue import describe_own_entry
+from agentrl.settings.registry import EntryKind
 from agentrl.view import index
 from agentrl.view.index_cache import FileStamp, read_cached_index, write_cached_index
 from agentrl.view.metrics_file import MetricsFile
@@ -37,6 +39,13 @@ class Snapshot(NamedTuple):
     version: int
     table: pa.Table  # index.SCHEMA
     progress: float  # share of the files that are in it
+
+
+class _ChosenEntry(NamedTuple):
+    """A run's choice by name: a loss, an advantage ...; empty where it is not known."""
+
+    name: str
+    explain: str
 
 
 class Store:
@@ -83,6 +92,24 @@ class Store:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
+
+    def entry(self, kind: EntryKind) -> _ChosenEntry:
+        """Return the loss, the advantage ... of the run, as its folder describes it.
+
+        A run that does not have ``algorithm.json`` is described by its settings, as far as they name agentrl's own.
+        """
+        recorded = self._algorithm.get(kind)
+        if not isinstance(recorded, dict):
+            recorded = describe_own_entry(kind, self.config)
+        return _ChosenEntry(*(str(recorded.get(name) or "") for name in _ChosenEntry._fields))
+
+    @cached_property
+    def _algorithm(self) -> dict[str, Any]:
+        try:
+            recorded = json.loads((self.folder / "algorithm.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return recorded if isinstance(recorded, dict) else {}
 
     def tools(self) -> list[list[dict[str, Any]]]:
         """Read the lists of tools that were offered, as schemas; none if an older run did not keep them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import exp
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,9 +15,11 @@ from tokenizers import Tokenizer
 
 from agentrl.credit import Credit, assign_credit
 from agentrl.learner.advantages.group import grpo
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.learner.losses.losses import dapo
+from agentrl.learner.losses.reduction import reduce_rows
 from agentrl.runs.folder import RunFolder
 from agentrl.runs.metrics import credit_metrics, group_metrics
+from agentrl.runs.writer import LearnedTokens
 from agentrl.types import CallRecord, Fault, Group, Message, Segment, Stop, Trajectory
 
 CONFIG = (
@@ -117,9 +120,11 @@ def lost(task: int, version: int = 0) -> Trajectory:
 APART = (0.0, 0.03, -0.03, 0.3, -0.3, 1.0, -1.0)  # the learner's logprobs from the engine's
 
 
-def learned(trajectory: Trajectory) -> list[float]:
+def learned(trajectory: Trajectory) -> LearnedTokens:
+    """What a learner knows of each token: logprobs apart from the engine's, corrections that are not cut."""
     own = [p for s in trajectory.segments for p in s.logprobs or ()]
-    return [p + APART[i % len(APART)] for i, p in enumerate(own)]
+    apart = [APART[i % len(APART)] for i in range(len(own))]
+    return LearnedTokens([p + a for p, a in zip(own, apart, strict=True)], [-0.25] * len(own), [exp(a) for a in apart])
 
 
 def credited(groups: Sequence[Group], advantages: Sequence[Sequence[Any]]) -> Credit:
@@ -131,7 +136,7 @@ def credited(groups: Sequence[Group], advantages: Sequence[Sequence[Any]]) -> Cr
             for g, own in zip(groups, advantages, strict=True)
         ]
 
-    return assign_credit(groups, rule, reduce=lambda lengths: REDUCTIONS["dapo"](lengths, 1), min_group_size=0)
+    return assign_credit(groups, rule, reduce=lambda lengths: reduce_rows(dapo, lengths, 1), min_group_size=0)
 
 
 def write(
@@ -143,7 +148,7 @@ def write(
 ) -> None:
     """A step, as a training writes it."""
     credit = assign_credit(
-        groups, grpo, reduce=lambda lengths: REDUCTIONS["dapo"](lengths, 1), mask_stop_reasons=mask_stop_reasons
+        groups, grpo, reduce=lambda lengths: reduce_rows(dapo, lengths, 1), mask_stop_reasons=mask_stop_reasons
     )
     own = [[learned(e.trajectory) if e.outcome == "trained" else None for e in its] for its in credit.entries]
     run.write_trajectories(step, credit, learned=own)

@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.losses.correction import CORRECTIONS
-from agentrl.learner.losses.losses import LOSSES
 from agentrl.learner.optimizers import make_optimizers
+from agentrl.settings.catalogue import list_own_entries
 from agentrl.types import Sample
 
 VOCABULARY = 48
@@ -58,6 +57,10 @@ def alike(count: int = 4) -> list[Sample]:
         mask = [0] * 40 + r.loss_mask
         found.append(Sample(prompt + r.token_ids, mask, [-3.8 * m for m in mask], [r.advantages[0]] * len(mask)))
     return found
+
+
+LOSSES = [name for name, _ in list_own_entries("loss")]
+CORRECTIONS = [name for name, _ in list_own_entries("importance_sampling")]
 
 
 def learner(model: Any, name: str = "adamw", lr: float = 1e-3, **settings: Any) -> Learner:

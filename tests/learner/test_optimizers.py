@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentrl.learner.optimizers import OPTIMIZERS, make_optimizers
+from agentrl.learner.optimizers import make_optimizers
+from agentrl.settings.catalogue import list_own_entries
 
 
 def test_the_state_of_an_optimizer_in_8_bits() -> None:
@@ -18,7 +19,7 @@ def test_the_state_of_an_optimizer_in_8_bits() -> None:
     torch.testing.assert_close(model.weight, before - 1e-3 * (1 + 0 * before), atol=1e-4, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name, _ in list_own_entries("optimizer")])
 def test_small_steps_of_weights_in_half_precision_add_up(name: str) -> None:
     """As if the weights were in single precision; alone, each step would be rounded away."""
     torch.manual_seed(0)

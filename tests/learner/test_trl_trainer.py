@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from agentrl.credit import BatchCut, Credit, assign_credit
-from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.learner.learner import Learner, LossSettings
-from agentrl.learner.losses.reduction import PER_UPDATE, REDUCTIONS
+from agentrl.learner.losses.reduction import PER_UPDATE, reduce_rows
 from agentrl.runs import metrics
+from agentrl.settings.catalogue import list_own_entries
 from agentrl.types import Group, Segment, Stop, Trajectory
 from tests.helpers.tiny import qwen3
+
+ADVANTAGES = dict(list_own_entries("advantage"))
+LOSSES = dict(list_own_entries("loss"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 
@@ -77,7 +80,7 @@ class Case:
 
     @property
     def cut(self) -> BatchCut:
-        return BatchCut(self.steps, "any", self.loss in PER_UPDATE)
+        return BatchCut(self.steps, "any", LOSSES[self.loss].reduction in PER_UPDATE)
 
     def masks(self, t: Trajectory) -> bool:
         return self.masked and t.stop == Stop.MAX_TOKENS
@@ -166,7 +169,7 @@ def ledger(groups: Sequence[Group], case: Case) -> Credit:
     return assign_credit(
         groups,
         ADVANTAGES[case.advantage],
-        reduce=lambda lengths: REDUCTIONS[case.loss](lengths, LONGEST),
+        reduce=lambda lengths: reduce_rows(LOSSES[case.loss], lengths, LONGEST),
         mask_stop_reasons=frozenset({Stop.MAX_TOKENS} if case.masked else ()),
         cut=case.cut,
     )

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 from agentrl import ContractError, Env, EnvSpec, InfraError, Reply, Step, ToolEnv, Toolset, Trajectory, tool
 from agentrl.credit import TRAINED, assign_credit
-from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.learner.prefix_tree.tree import build_forest
 from agentrl.rollout.episode import Branching
 from agentrl.rollout.rollout import Rollout
 from agentrl.runs import metrics
+from agentrl.settings.catalogue import list_own_entries
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine, call
 from agentrl.types import Completion, Observation
+
+ADVANTAGES = dict(list_own_entries("advantage"))
 
 
 class Walk(Env):

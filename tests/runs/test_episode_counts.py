@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from agentrl import Env, EnvSpec, InfraError, Reply, Step, Trajectory
 from agentrl.credit import OUTCOMES, assign_credit
 from agentrl.environments.task_sampler import TaskSampler
-from agentrl.learner.advantages.group import ADVANTAGES
 from agentrl.rollout.rollout import Rollout
 from agentrl.rollout.scheduler import BatchPlan, open_scheduler
+from agentrl.settings.catalogue import list_own_entries
 from agentrl.testing import STOP, ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Observation, Stop
+
+ADVANTAGES = dict(list_own_entries("advantage"))
 
 FATES = ("lost", "no reward", "cut", "0", "0", "1")
 MASKED = frozenset({Stop.TRUNCATED})

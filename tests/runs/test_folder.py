@@ -13,7 +13,7 @@ import pytest
 from agentrl import UserError
 from agentrl.credit import record_held_out
 from agentrl.runs.folder import create_run_folder
-from agentrl.runs.writer import SCHEMA
+from agentrl.runs.writer import SCHEMA, LearnedTokens
 from agentrl.types import CallRecord, Fault, Group, Segment, Stop, Trajectory
 from tests.helpers.runs import credited
 
@@ -78,9 +78,12 @@ def test_the_learners_logprobs_stand_beside_the_engines() -> None:
     run = create_run_folder("runs/a", "shop", "")
     turns = (*GOOD.segments, Segment("model", (6,), (-2.0,), (8,)))
     credit = credited([Group(2**40, (replace(GOOD, segments=turns), LOST))], [(0.5, 0.0)])
-    run.write_trajectories(3, credit, learned=[[[-0.5, -0.125, -1.5], None]])
+    tokens = LearnedTokens([-0.5, -0.125, -1.5], [0.5, 0.25, -0.125], [1.0, 2.0, 0.0])
+    run.write_trajectories(3, credit, learned=[[tokens, None]])
     good, lost = pq.read_table("runs/a/trajectories/train-000003.parquet").to_pylist()
     assert [s["learner_logprobs"] for s in good["segments"]] == [None, [-0.5, -0.125], None, [-1.5]]
+    assert [s["loss_gradients"] for s in good["segments"]] == [None, [0.5, 0.25], None, [-0.125]]
+    assert [s["corrections"] for s in good["segments"]] == [None, [1.0, 2.0], None, [0.0]]
     assert [s["learner_logprobs"] for s in lost["segments"]] == [None]
 
 

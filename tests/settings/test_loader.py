@@ -109,7 +109,7 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
         ("learner.lr = nan", "learner.lr: input should be a finite number, not nan"),
         (
             "learner.loss = 'ppo'",
-            "learner.loss: input should be 'dapo', 'grpo', 'bnpo', ",
+            "learner.loss: no loss 'ppo'; known: bnpo, cispo, dapo, ",
         ),
         ("learner.mask_stop_reasons = ['tired']", "learner.mask_stop_reasons.0: input should be 'terminated', "),
         ("rollout.temperature = 0", "rollout.temperature: input should be greater than 0, not 0"),

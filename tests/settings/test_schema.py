@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentrl
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
+from agentrl.settings.catalogue import CHOICES, bind_choices, find_entries
 from agentrl.settings.loader import build_config, list_settings, read_overrides
-from agentrl.settings.schema import LearnerConfig
 from agentrl.training.algorithm import OBJECTIVE
 from agentrl.types import Stop
 
@@ -24,14 +26,19 @@ def test_lists_may_be_written_with_commas() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--engine", "server"], "engine server needs engine.urls"),
-        (["--engine.urls", "http://127.0.0.1:1"], "engine.urls is for --engine server; engine auto talks to no"),
-        (["--engine", "vllm", "--engine.urls", "http://127.0.0.1:1"], "engine vllm talks to no server"),
-        (["--engine.update", "drain"], "engine.update is for the engines vllm and server"),
-        (["--engine", "server", "--engine.urls", "http://a:1", "--engine.threads", "2"], "agentrl serve --threads N"),
+        (["--engine", "server"], "engine 'server' needs a value for --engine.urls [command line]"),
+        (["--engine.urls", "http://127.0.0.1:1"], "engine.urls is for the engine server; auto has no such parameter"),
+        (["--engine", "vllm", "--engine.urls", "http://127.0.0.1:1"], "server; vllm has no such parameter"),
+        (["--engine.update", "drain"], "engine.update is for the engines vllm, server; auto has no such"),
+        (["--engine", "server", "--engine.urls", "http://a:1", "--engine.threads", "2"], "engine.threads is for the"),
         (["--engine", "server", "--engine.urls", "127.0.0.1:8000"], "such as http://127.0.0.1:8000, not '127.0.0.1:80"),
-        (["--engine", "vlm"], "'transformers', 'vllm' or 'server', not 'vlm'"),
+        (["--engine", "vlm"], "engine.name: no engine 'vlm'; did you mean 'vllm'? (or say module:function), not 'vlm'"),
         (["--engine", "vllm", "--engine.update", "now"], "'in-flight' or 'drain', not 'now'"),
+        (["--engine", "vllm", "--engine.args.update", "now"], "engine.args.update of engine 'vllm': input should be"),
+        (
+            ["--engine", "transformers", "--engine.threads", "0"],
+            "engine.threads of engine 'transformers'",
+        ),
     ],
 )
 def test_what_an_engine_would_not_heed_is_refused(words: list[str], message: str) -> None:
@@ -53,7 +60,9 @@ def test_every_setting_does_something() -> None:
     source = "\n".join(text for text in files if "Config" in text or "config" in text)
     objective = {f"learner.{name}" for name in OBJECTIVE}  # handed on as they are
     unread = [name for name in list_settings() if not re.search(_read(name), source)]
-    assert set(unread) <= objective
+    by_entries = {name for name in list_settings() if find_entries(*name.rpartition(".")[::2])}
+    by_entries |= {f"{c.section}.{part}" for c in CHOICES for part in (c.name, c.arguments)}
+    assert set(unread) <= objective | by_entries
     source = (root / "learner" / "losses" / "objective.py").read_text() + (root / "learner" / "learner.py").read_text()
     assert [name for name in OBJECTIVE if not re.search(rf"\b(o|s)\.{name}\b", source)] == []
 
@@ -76,15 +85,34 @@ def _read(name: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"loss": "sapo", "epsilon": 0.1}, "epsilon is for the losses dapo"),
-        ({"loss": "cispo", "delta": 2.0}, "delta is for the losses dapo"),
+        (
+            {"loss": "sapo", "epsilon": 0.1},
+            "learner.epsilon is for the losses dapo, grpo, bnpo, dr_grpo, luspo; sapo",
+        ),
+        ({"loss": "cispo", "delta": 2.0}, "learner.delta is for the losses dapo"),
         ({"loss": "cispo", "epsilon_high": 0.28}, "caps cispo's weights below 1; 5.0 is usual"),
         ({"loss": "vespo", "importance_sampling_mode": "sequence_mask"}, "vespo sums the corrections of tokens"),
         ({"ref_sync_steps": 5}, "which beta = 0 leaves out"),
         ({"importance_sampling_min": 3.0}, "importance_sampling_min 3.0 is over importance_sampling_max 2.0"),
-        ({"loss": "dappo"}, "dappo"),
-        ({"gamma": 0.9}, "gamma is for the advantages rebn, first_turn, gigpo; grpo is of whole episodes"),
-        ({"advantage": "rebn", "step_weight": 0.5}, "step_weight is for the advantage gigpo, not rebn"),
+        ({"loss": "gprs"}, "learner.loss: no loss 'gprs'; did you mean 'grpo'? (or say module:function), not 'gprs'"),
+        ({"loss": ":mine"}, "learner.loss: no loss ':mine'"),
+        ({"gamma": 0.9}, "learner.gamma is for the advantages rebn, first_turn, gigpo; grpo has no such parameter"),
+        ({"advantage": "rebn", "step_weight": 0.5}, "learner.step_weight is for the advantage gigpo; rebn has no such"),
+        ({"epsilon": -1}, "learner.epsilon of loss 'dapo': input should be greater than 0, not -1.0 [test]"),
+        ({"epsilon": True}, "learner.epsilon: input should be a valid number, not True [test]"),
+        ({"epsilon": "x"}, "learner.epsilon: input should be a valid number, unable to parse string as a number"),
+        ({"loss_args": {"epsilon": "x"}}, "learner.loss_args.epsilon of loss 'dapo': input should be a valid number"),
+        (
+            {"loss_args": {"epsilom": 1}},
+            "loss 'dapo' has no setting 'learner.loss_args.epsilom'; did you mean 'eps",
+        ),
+        (
+            {"epsilon": 0.1, "loss_args": {"epsilon": 0.1}},
+            "epsilon is given twice: learner.epsilon and learner.loss_args.epsilon",
+        ),
+        ({"optimizer": "sgd"}, "no optimizer 'sgd'; known: adamw, adamw_8bit, muon"),
+        ({"betas": [0.9, 1.5]}, "betas are two numbers from 0 to below 1, not 1.5"),
+        ({"optimizer_args": {"momentum": 0.9}}, "optimizer 'adamw' has no setting 'learner.optimizer_args.momentum'"),
     ],
 )
 def test_what_a_loss_would_not_heed_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -92,24 +120,34 @@ def test_what_a_loss_would_not_heed_is_refused(settings: dict[str, Any], said: s
         build_config(("test", {"env": "math-tools", "learner": settings}))
 
 
-def test_cispo_has_a_cap_of_its_own() -> None:
-    assert build_config(("test", {"env": "math-tools", "learner": {"loss": "cispo"}})).learner.epsilon_high == 5.0
+def test_a_parameter_has_the_default_of_its_entry() -> None:
+    def cap(**settings: Any) -> object:
+        learner = build_config(("test", {"env": "math-tools", "learner": settings})).learner
+        return bind_choices("learner", learner)["loss"].parameters["epsilon_high"]
+
+    assert (cap(), cap(loss="cispo"), cap(loss="cispo", epsilon_high=3.0)) == (0.28, 5.0, 3.0)
+    assert cap(loss="cispo", loss_args={"epsilon_high": 4.0}) == 4.0
+    assert list_settings()["learner.epsilon"].default == 0.2
 
 
-def test_the_names_are_those_that_the_learner_knows() -> None:
-    from typing import get_args
+def test_parameters_stay_behind_where_another_entry_is_chosen() -> None:
+    first = ("file", {"env": "math-tools", "learner": {"loss": "my.losses:mine", "loss_args": {"tau": 0.5}}})
+    assert build_config(first).learner.loss_args == {"tau": 0.5}
+    assert build_config(first, ("line", {"learner": {"loss": "sapo"}})).learner.loss_args == {}
 
-    from agentrl.learner.advantages import group, turn
-    from agentrl.learner.losses import correction, losses
-    from agentrl.learner.optimizers import OPTIMIZERS
-    from agentrl.settings.schema import BY_TURN, CLIPPED, AdvantageName, ImportanceSamplingMode, LossName
 
-    assert set(get_args(LossName)) == losses.LOSSES.keys()
-    assert set(get_args(ImportanceSamplingMode)) == correction.CORRECTIONS.keys()
-    assert set(CLIPPED) == losses.CLIPPED
-    assert get_args(AdvantageName) == (*group.ADVANTAGES, *turn.TURN_ADVANTAGES)
-    assert tuple(turn.TURN_ADVANTAGES) == BY_TURN
-    assert set(get_args(LearnerConfig.model_fields["optimizer"].annotation)) == OPTIMIZERS.keys()
+def test_what_others_wrote_is_not_loaded_by_a_config() -> None:
+    config = build_config(("test", {"env": "math-tools", "learner": {"loss": "no_such_module:mine", "epsilon": 0.1}}))
+    with pytest.raises(UserError, match="loss 'no_such_module:mine': cannot import 'no_such_module'"):
+        bind_choices("learner", config.learner)
+
+
+def test_no_name_of_agentrl_loads_torch() -> None:
+    code = (
+        "import sys; from agentrl.settings.catalogue import CHOICES, list_own_entries\n"
+        "assert all(list(list_own_entries(c.kind)) for c in CHOICES); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(("setting", "why"), [("max_staleness", "how old"), ("oversample", "which episodes end last")])

@@ -123,7 +123,9 @@ def test_betas_and_epsilon_reach_adamw() -> None:
     seen: list[dict[str, Any]] = []
     model = load_policy("nano").model
     for name in ("adamw", "muon"):
-        seen += [g for o in make_optimizers(model, name, 1e-3, 0.0, (0.8, 0.9), 1e-6) for g in o.param_groups]
+        seen += [
+            g for o in make_optimizers(model, name, 1e-3, betas=(0.8, 0.9), adam_epsilon=1e-6) for g in o.param_groups
+        ]
     assert [(g["betas"], g["eps"]) for g in seen if "betas" in g] == [((0.8, 0.9), 1e-6)] * 2
 
 

@@ -1,37 +1,45 @@
 """Advantages of episodes over their groups: pure functions of the groups of a step.
 
+Each is declared with `agentrl.advantage`, which makes it a name of ``learner.advantage``. It is called with all groups
+that the step learns from, and returns a number (or one a turn: `turn`) for each member of each group. What stands in
+braces in ``explain`` is the episode's reward and its group's mean, std and mean of the others.
+
 A reward of ``None`` is that of a member that cannot be scored (an infrastructure error, or no reward applies): it is
 in no mean and no standard deviation, and its advantage is 0. Standard deviations are unbiased.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
+from agentrl.settings.entries import advantage
 from agentrl.spread import Scored, Values, center, center_rewards
 
 EPS = 1e-4  # added to a standard deviation, as TRL does
-AdvantageFunction = Callable[[Sequence[Sequence[Scored]]], list[list[float]]]  # groups to groups
 
 
+@advantage(explain="({reward} - {mean:.4g}) / ({std:.4g} + 0.0001)")
 def grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """Compute (r - mean) / std of the group (GRPO, arXiv 2402.03300)."""
     return [[a / (compute_std(_rewards(group)) + EPS) for a in center_rewards(group)] for group in groups]
 
 
-def _dr_grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+@advantage(explain="{reward} - {mean:.4g}")
+def dr_grpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """Compute r - mean: no division, so hard and easy tasks weigh by what they teach (Dr. GRPO, arXiv 2503.20783)."""
     return [center_rewards(group) for group in groups]
 
 
-def _batch(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+@advantage(explain="its distance from the group's mean, divided by the standard deviation of all rewards of the step")
+def batch(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """Compute (r - the group's mean) / the std of all rewards of the step (REINFORCE++-baseline, arXiv 2501.03262)."""
     std = compute_std([r for group in groups for r in _rewards(group)])
     return [[a / (std + EPS) for a in center_rewards(group)] for group in groups]
 
 
-def _rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+@advantage(explain="{reward} - {others:.4g}, the mean of the others")
+def rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """Compute r - the mean of the others (RLOO, arXiv 2402.14740)."""
     advantages = []
     for group in groups:
@@ -40,7 +48,8 @@ def _rloo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     return advantages
 
 
-def _gdpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
+@advantage(explain="each reward component normalised in the group, their weighted sum normalised over the step")
+def gdpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     """Normalise each component of the reward in its group, then their weighted sum over the step (GDPO,
     arXiv 2601.05242): components of different scale do not drown each other."""
     sums = [_sum_normalised(group) for group in groups]
@@ -74,12 +83,3 @@ def compute_std(values: Values) -> float:
         return 0.0
     mean = sum(scored) / len(scored)
     return sqrt(sum((v - mean) ** 2 for v in scored) / (len(scored) - 1))
-
-
-ADVANTAGES: dict[str, AdvantageFunction] = {
-    "grpo": grpo,
-    "dr_grpo": _dr_grpo,
-    "batch": _batch,
-    "rloo": _rloo,
-    "gdpo": _gdpo,
-}

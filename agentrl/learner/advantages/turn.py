@@ -12,11 +12,14 @@ observation.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from math import fsum
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
 
 from agentrl.learner.advantages.group import EPS, compute_std, grpo
+from agentrl.settings.entries import advantage
 from agentrl.spread import Scored, center, sum_magnitudes
 
 
@@ -34,13 +37,17 @@ class _SteppedEpisode(Scored, Protocol):
 
 
 TurnValues = tuple[float, ...]  # of each turn
-TurnAdvantageFunction = Callable[..., list[list[TurnValues]]]
+Gamma = Annotated[float, Field(gt=0, le=1)]
 
 
-def _rebn(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0) -> list[list[TurnValues]]:
+@advantage(explain="each turn's return, normalised over all turns of the group (gamma {gamma})")
+def rebn(groups: Sequence[Sequence[_SteppedEpisode]], *, gamma: Gamma = 1.0) -> list[list[TurnValues]]:
     """Normalise each turn's return G over all turns of the group: (G - mean) / std.
 
     This is return batch normalisation, as Turn-PPO and RAGEN have it.
+
+    Args:
+        gamma: what a later turn's reward counts in a turn's return.
     """
     advantages = []
     for group, returns in zip(groups, _compute_returns(groups, gamma), strict=True):
@@ -49,10 +56,14 @@ def _rebn(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0) -> li
     return advantages
 
 
-def _first_turn(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0) -> list[list[TurnValues]]:
+@advantage(explain="each turn's return, normalised by the group's returns at the first turn (gamma {gamma})")
+def first_turn(groups: Sequence[Sequence[_SteppedEpisode]], *, gamma: Gamma = 1.0) -> list[list[TurnValues]]:
     """Normalise each turn's return G by the mean and std of the group's returns at the first turn.
 
     With gamma = 1 and the outcome as the only reward this is GRPO.
+
+    Args:
+        gamma: what a later turn's reward counts in a turn's return.
     """
     return [
         _normalise(returns, [own[0] for own in returns if own], _magnitudes(group))
@@ -60,12 +71,23 @@ def _first_turn(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0)
     ]
 
 
-def _gigpo(
-    groups: Sequence[Sequence[_SteppedEpisode]], gamma: float = 1.0, step_weight: float = 1.0
+@advantage(
+    explain="GRPO's advantage of the episode, plus {step_weight} times that of the turn among turns that answered the "
+    "same observation (gamma {gamma})"
+)
+def gigpo(
+    groups: Sequence[Sequence[_SteppedEpisode]],
+    *,
+    gamma: Gamma = 1.0,
+    step_weight: Annotated[float, Field(ge=0)] = 1.0,
 ) -> list[list[TurnValues]]:
     """Add to GRPO's advantage of the episode that of the turn among those that answered the same observation.
 
     Compared are all turns of the group (GiGPO, arXiv 2505.10978).
+
+    Args:
+        gamma: what a later turn's reward counts in a turn's return.
+        step_weight: of the turn's part.
     """
     advantages = []
     for group, whole, returns in zip(groups, grpo(groups), _compute_returns(groups, gamma), strict=True):
@@ -119,6 +141,3 @@ def _normalise(
     """Normalise each return by the mean and the standard deviation of the pool."""
     scale = compute_std(pool) + EPS
     return [tuple(a / scale for a in center(own, magnitudes, pool)) for own in returns]
-
-
-TURN_ADVANTAGES: dict[str, TurnAdvantageFunction] = {"rebn": _rebn, "first_turn": _first_turn, "gigpo": _gigpo}

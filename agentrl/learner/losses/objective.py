@@ -7,27 +7,19 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import suggest
-from agentrl.learner.losses.correction import CORRECTIONS
-from agentrl.learner.losses.losses import (
-    CLIPPED,
-    LOSSES,
-    Clip,
-    Tokens,
-    clip_masks,
-    high_entropy_mask,
-    k3_kl,
-    off_policy_mask,
-    vespo_weight,
-)
-from agentrl.learner.losses.ratio import LEVELS, row_mean, row_sum
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.errors import ContractError, suggest
+from agentrl.learner.losses.losses import Tokens, high_entropy_mask, k3_kl, off_policy_mask
+from agentrl.learner.losses.ratio import LEVELS
+from agentrl.learner.losses.reduction import reduce_rows
+from agentrl.settings.catalogue import BoundEntry, bind_entry, check_correction
+from agentrl.settings.entries import Pick
 
 
 @dataclass(frozen=True)
@@ -35,11 +27,11 @@ class Objective:
     """Settings of the objective; the names are those of TRL where TRL has one.
 
     Args:
+        loss, importance_sampling_mode: names of entries: agentrl's own, a package's, ``module:function``.
+        loss_args, importance_sampling_args: their parameters. Those that are arguments here, such as ``epsilon``, may
+            be given here: an entry that has no such parameter does not get it.
         importance_level: the ratio of each ``token``, or of its whole ``sequence`` (GSPO).
-        epsilon_high: also the cap of cispo, where TRL's 0.2 would make every weight 0.2.
         beta: of the KL term to the reference; ``use_bias_correction_kl`` multiplies it by the ratio, as TRL does.
-        importance_sampling_mode, importance_sampling_min, importance_sampling_max: of the engine's logprobs; see the
-            settings of those names.
         off_policy_threshold: rows with a negative advantage and mean(sampled - logp) above it are not trained.
         top_entropy_quantile: only this share of the tokens is trained, those of the highest entropy.
         entropy_coef: of the entropy bonus, whose gradient flows through ``Tokens.entropy``.
@@ -47,8 +39,8 @@ class Objective:
 
     loss: str = "dapo"
     importance_level: str = "token"
-    epsilon: float = 0.2
-    epsilon_high: float = 0.28
+    epsilon: float | None = None
+    epsilon_high: float | None = None
     delta: float | None = None
     beta: float = 0.0
     use_bias_correction_kl: bool = True
@@ -58,13 +50,26 @@ class Objective:
     off_policy_threshold: float | None = None
     top_entropy_quantile: float = 1.0
     entropy_coef: float = 0.0
+    loss_args: Mapping[str, Any] = field(default_factory=dict)
+    importance_sampling_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (("loss", LOSSES), ("importance_level", LEVELS), ("importance_sampling_mode", CORRECTIONS)):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"no {name} {value!r}{suggest(value, known)}")
-        if self.loss == "vespo" and not self.importance_sampling_mode.startswith("token"):
-            raise ValueError(f"vespo sums the corrections of tokens; {self.importance_sampling_mode!r} is one of rows")
+        if self.importance_level not in LEVELS:
+            raise ValueError(f"no importance_level {self.importance_level!r}{suggest(self.importance_level, LEVELS)}")
+        check_correction(self.loss_entry, self.correction_entry)
+
+    @cached_property
+    def loss_entry(self) -> BoundEntry:
+        """Return the loss with its parameters. Raises UserError if there is none of that name."""
+        bounds = {n: v for n in ("epsilon", "epsilon_high", "delta") if (v := getattr(self, n)) is not None}
+        return bind_entry("loss", self.loss, self.loss_args, lenient=bounds)
+
+    @cached_property
+    def correction_entry(self) -> BoundEntry:
+        """Return the importance-sampling rule with its parameters. Raises UserError if there is none of that name."""
+        bounds = {n: getattr(self, n) for n in ("importance_sampling_min", "importance_sampling_max")}
+        name = self.importance_sampling_mode
+        return bind_entry("importance_sampling", name, self.importance_sampling_args, lenient=bounds)
 
 
 @dataclass
@@ -75,9 +80,14 @@ class LossMetrics:
     min: dict[str, Tensor] = field(default_factory=dict)
     max: dict[str, Tensor] = field(default_factory=dict)
 
-    def mean(self, name: str, values: Tensor) -> None:
-        """Record a metric that is the mean of ``values``."""
-        self.sums[name] = values.detach().sum(), values.new_tensor(float(len(values)))
+    def record(self, name: str, values: Tensor, pick: Pick = "mean") -> None:
+        """Record a metric that is the mean, the least or the largest of ``values``."""
+        values = values.detach()
+        if pick == "mean":
+            self.sums[name] = values.sum(), values.new_tensor(float(len(values)))
+        elif len(values):
+            own, end = (self.min, values.min) if pick == "min" else (self.max, values.max)
+            own[name] = end()
 
     def add(self, other: LossMetrics) -> None:
         """Add the metrics of another micro-batch."""
@@ -121,62 +131,91 @@ def combine_metrics(parts: Sequence[_Totals]) -> dict[str, float]:
     return {name: total / max(count, 1.0) for name, (total, count) in sums.items()} | ends
 
 
-def compute_token_losses(o: Objective, t: Tokens, entropy_mask: Tensor | None = None) -> tuple[Tensor, LossMetrics]:
-    """Compute the loss of each token, (tokens,), not yet reduced and without the entropy bonus; and the metrics.
+def _call_correction(bound: BoundEntry, t: Tokens) -> Tensor:
+    """Compute each token's weight of the importance-sampling rule: a constant. Raises ContractError."""
+    weights = bound.call_safely(t)
+    _check_values(bound.what, weights, t)
+    result: Tensor = weights.detach()
+    return result
+
+
+def _call_loss(bound: BoundEntry, t: Tokens, log_ratio: Tensor, metrics: LossMetrics) -> Tensor:
+    """Compute each token's loss, and record the loss's own metrics. Raises ContractError."""
+    output = bound.call_safely(t, log_ratio)
+    losses, values = output if isinstance(output, tuple) and len(output) == 2 else (output, {})
+    _check_values(bound.what, losses, t)
+    if t.logp.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
+        raise ContractError(f"{bound.what} has no gradient: compute it from log_ratio or t.logp, without detach")
+    declared = bound.entry.metrics
+    if not isinstance(values, Mapping) or (unknown := sorted(set(values) - set(declared))):
+        names = "" if not isinstance(values, Mapping) else f" {unknown[0]!r}"
+        raise ContractError(f"{bound.what} returned a metric{names} that it does not declare: @loss(metrics={{...}})")
+    for name, own in values.items():
+        if not isinstance(own, Tensor) or own.ndim != 1:
+            raise ContractError(f"{bound.what}: metric {name!r} is a tensor of values, (n,), not {_describe(own)}")
+        metrics.record(name, own.to(losses.dtype), declared[name].pick)
+    result: Tensor = losses
+    return result
+
+
+def _check_values(what: str, values: object, t: Tokens) -> None:
+    """Raise ContractError for what is not one floating-point number a token."""
+    if not isinstance(values, Tensor) or values.shape != t.logp.shape or not values.is_floating_point():
+        raise ContractError(
+            f"{what} returns one number a trained token, a floating-point tensor of shape ({len(t.logp)},), "
+            f"not {_describe(values)}"
+        )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return f"{value!r:.80}"
+
+
+class _TokenLosses(NamedTuple):
+    """The loss of each token, (tokens,), not yet reduced and without the entropy bonus.
+
+    ``correction`` is the weight of the importance-sampling rule, (tokens,), without a gradient.
+    """
+
+    losses: Tensor
+    correction: Tensor
+    metrics: LossMetrics
+
+
+def compute_token_losses(o: Objective, t: Tokens, entropy_mask: Tensor | None = None) -> _TokenLosses:
+    """Compute the loss of each token, and the metrics.
 
     Args:
         entropy_mask: 1.0 for the tokens to train; by default those over this micro-batch's own quantile.
+
+    Raises:
+        ContractError: the loss or the importance-sampling rule is not agentrl's own, and broke its contract.
     """
-    clip, metrics = Clip(o.epsilon, o.epsilon_high, o.delta), LossMetrics()
-    bounds = o.importance_sampling_min, o.importance_sampling_max
-    w = LEVELS[o.importance_level](t.logp, t.old, t.rows, t.count)
-    rho = CORRECTIONS[o.importance_sampling_mode](t.old, t.sampled, t.rows, t.count, bounds)
-    loss = LOSSES[o.loss](t, w, rho, clip)
+    metrics, log_ratio = LossMetrics(), LEVELS[o.importance_level](t.logp, t.old, t.rows, t.count)
+    rho = _call_correction(o.correction_entry, t)
+    t = replace(t, correction=rho, by_row=o.importance_level == "sequence")
+    loss = _call_loss(o.loss_entry, t, log_ratio, metrics)
     if o.off_policy_threshold is not None:
         loss = loss * off_policy_mask(t, o.off_policy_threshold)
     if o.top_entropy_quantile < 1.0:
         if entropy_mask is None:
             entropy_mask = high_entropy_mask(t.entropy.detach(), o.top_entropy_quantile)
         loss = loss * entropy_mask
-    if o.loss != "vespo":  # it holds the correction inside
+    if not o.loss_entry.entry.corrects:
         loss = loss * rho
     if o.beta:
-        kl = k3_kl(t) * w.exp() if o.use_bias_correction_kl else k3_kl(t)
+        kl = k3_kl(t) * log_ratio.exp() if o.use_bias_correction_kl else k3_kl(t)
         loss = loss + o.beta * kl
-        metrics.mean("kl", kl)
-    _add_metrics(o, t, w, rho, clip, metrics)
-    return loss, metrics
-
-
-def _add_metrics(o: Objective, t: Tokens, w: Tensor, rho: Tensor, clip: Clip, metrics: LossMetrics) -> None:
-    """Add the metrics of a micro-batch. A ratio by row is counted once a row."""
-
-    def by_level(values: Tensor) -> Tensor:
-        return row_mean(values, t.rows, t.count) if o.importance_level == "sequence" else values
-
-    metrics.mean("entropy", t.entropy)
+        metrics.record("kl", kl)
+    metrics.record("entropy", t.entropy)
     difference = (t.old - t.sampled).abs()
-    metrics.mean("sampling/sampling_logp_difference/mean", difference)
-    metrics.mean("sampling/importance_sampling_ratio/mean", rho)
-    if len(rho):
-        metrics.max["sampling/sampling_logp_difference/max"] = difference.max()
-        metrics.min["sampling/importance_sampling_ratio/min"] = rho.min()
-        metrics.max["sampling/importance_sampling_ratio/max"] = rho.max()
-    if o.loss in CLIPPED:
-        low, high = clip_masks(t, w, clip)
-        metrics.mean("clip_ratio/low_mean", by_level(low))
-        metrics.mean("clip_ratio/high_mean", by_level(high))
-        metrics.mean("clip_ratio/region_mean", by_level(low + high))
-        some = row_sum(torch.ones_like(low), t.rows, t.count) > 0
-        if some.any():
-            metrics.min["clip_ratio/low_min"] = row_mean(low, t.rows, t.count)[some].min()
-            metrics.max["clip_ratio/high_max"] = row_mean(high, t.rows, t.count)[some].max()
-    elif o.loss == "cispo":
-        capped = (w.exp() > o.epsilon_high) & (t.advantages > 0)
-        metrics.mean("cispo_clip_ratio", by_level(capped.to(w.dtype)))
-    elif o.loss == "vespo":
-        phi = row_mean(vespo_weight(t, rho), t.rows, t.count)
-        metrics.mean("vespo/phi_seq_mean", phi)
+    metrics.record("sampling/sampling_logp_difference/mean", difference)
+    metrics.record("sampling/sampling_logp_difference/max", difference, "max")
+    for pick in ("mean", "min", "max"):
+        metrics.record(f"sampling/importance_sampling_ratio/{pick}", rho, pick)
+    return _TokenLosses(loss, rho, metrics)
 
 
 def compute_policy_loss(
@@ -201,8 +240,8 @@ def compute_policy_loss(
             that acted as the learner computes them, as the engine reported them, and of the reference; the entropy.
         advantages: (rows,) or (rows, tokens).
         completion_mask, tool_mask: (rows, tokens), 1 for tokens of the completion, and among them for sampled ones.
-        tokens_in_step: trained tokens of the whole optimizer step, for the losses that are means over them (dapo,
-            cispo, vespo); this micro-batch's by default.
+        tokens_in_step: trained tokens of the whole optimizer step, for the losses that are means over them
+            (token_mean); this micro-batch's by default.
         micro_batches: of the optimizer step; the other losses are the mean of micro-batches' losses, as in TRL.
         longest: what a completion could be at most, for dr_grpo; by default the tensors' width.
 
@@ -228,12 +267,13 @@ def compute_policy_loss(
         torch.zeros_like(logp)[mask] if entropy is None else entropy[mask],
         None if ref is None else ref[mask],
     )
-    losses, metrics = compute_token_losses(o, t)
+    losses, _, metrics = compute_token_losses(o, t)
     lengths = mask.sum(1).tolist()
-    if o.loss in ("dapo", "cispo", "vespo") and tokens_in_step is not None:
+    entry = o.loss_entry.entry
+    if entry.reduction == "token_mean" and tokens_in_step is not None:
         weights = [1 / max(tokens_in_step, 1.0)] * count
     else:
-        weights = [w / micro_batches for w in REDUCTIONS[o.loss](lengths, longest or mask.shape[1])]
+        weights = [w / micro_batches for w in reduce_rows(entry, lengths, longest or mask.shape[1])]
     total = (losses * losses.new_tensor(weights)[rows]).sum()
     values = metrics.values()
     if o.entropy_coef:

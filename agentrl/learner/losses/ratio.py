@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def row_sum(values: Tensor, rows: Tensor, count: int) -> Tensor:
@@ -30,5 +32,7 @@ def _sequence_log_ratio(logp: Tensor, old: Tensor, rows: Tensor, count: int) -> 
     return row_mean(logp - old, rows, count)[rows]
 
 
-LogRatio = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-LEVELS: dict[str, LogRatio] = {"token": _token_log_ratio, "sequence": _sequence_log_ratio}
+LEVELS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
+    "token": _token_log_ratio,
+    "sequence": _sequence_log_ratio,
+}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from agentrl.settings.entries import Entry
+
 Reduction = Callable[[Sequence[int], int], list[float]]  # lengths, and the longest a row could be
 
 
@@ -31,15 +33,16 @@ def _seq_mean_token_sum(lengths: Sequence[int], longest: int) -> list[float]:
     return [1 / len(lengths) for _ in lengths]
 
 
-PER_UPDATE = ("bnpo",)  # losses that divide by the tokens of an optimizer step, where a batch is cut into several
-
+PER_UPDATE = ("update_token_mean",)  # those of an optimizer step's rows alone, where a batch is cut into several
 REDUCTIONS: dict[str, Reduction] = {
-    "dapo": _token_mean,
-    "bnpo": _token_mean,
-    "cispo": _token_mean,
-    "vespo": _token_mean,
-    "grpo": _seq_mean_token_mean,
-    "sapo": _seq_mean_token_mean,
-    "dr_grpo": _seq_mean_token_sum_norm,
-    "luspo": _seq_mean_token_sum,
+    "token_mean": _token_mean,
+    "update_token_mean": _token_mean,
+    "seq_mean_token_mean": _seq_mean_token_mean,
+    "seq_mean_token_sum_norm": _seq_mean_token_sum_norm,
+    "seq_mean_token_sum": _seq_mean_token_sum,
 }
+
+
+def reduce_rows(entry: Entry, lengths: Sequence[int], longest: int) -> list[float]:
+    """Compute the weight of each row's tokens by a loss's own reduction."""
+    return REDUCTIONS[entry.reduction](lengths, longest)

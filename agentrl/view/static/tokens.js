@@ -79,11 +79,11 @@ export class Tokens {
     const s = this.episode.segments.find((p) => number >= p.start && number < p.start + p.length);
     const version = got.versions[i], at = this.episode.learned_at;
     return { number, id, text: got.texts[i], author: s.author, turn: s.turn, advantage: s.advantage, first: number === s.start,
-      logprob: got.logprobs[i], ratio: got.log_ratios[i] === null ? null : Math.exp(got.log_ratios[i]), version, stale: version === null || at === null ? null : at - version };
+      logprob: got.logprobs[i], ratio: got.log_ratios[i] === null ? null : Math.exp(got.log_ratios[i]), gradient: got.gradients[i], version, stale: version === null || at === null ? null : at - version };
   }
 
   title(t) {
-    const of = t.author === "model" ? `\nlogprob ${num(t.logprob, 4)} (${num(100 * probability(t.logprob ?? 0), 2)} %)\nratio ${t.ratio === null ? "none: not trained" : num(t.ratio, 4)}\nadvantage ${num(t.advantage)}\nversion ${t.version}, staleness ${t.stale ?? "unknown"}` : "\nmasked";
+    const of = t.author === "model" ? `\nlogprob ${num(t.logprob, 4)} (${num(100 * probability(t.logprob ?? 0), 2)} %)\nratio ${t.ratio === null ? "none: not trained" : num(t.ratio, 4)}${t.gradient === null ? "" : `\nthe loss falls by ${num(-t.gradient, 3)} a nat of its logprob`}\nadvantage ${num(t.advantage)}\nversion ${t.version}, staleness ${t.stale ?? "unknown"}` : "\nmasked";
     return `token ${t.number}, id ${t.id}, ${t.author}${of}`;
   }
 

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.advantages.group import ADVANTAGES, AdvantageFunction
+from agentrl.learner.advantages import group as by_group
+from agentrl.settings.entries import Entry
 from agentrl.types import Stop, Trajectory
+
+ADVANTAGES = {n: e for n, e in vars(by_group).items() if isinstance(e, Entry)}
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trl_advantages.json").read_text())
 REWARDS = st.lists(st.one_of(st.none(), st.floats(-10, 10)), max_size=8)
@@ -21,9 +24,10 @@ def member(rewards: dict[str, float | None], weights: dict[str, float] | None = 
     return Trajectory(0, (), (), Stop.TERMINATED, rewards=rewards, weights=weights or {})
 
 
-def of(advantage: AdvantageFunction, rewards: Sequence[float | None]) -> list[float]:
+def of(advantage: Entry, rewards: Sequence[float | None]) -> list[float]:
     """Of one group with one reward function."""
-    return advantage([[member({"r": r}) for r in rewards]])[0]
+    (advantages,) = advantage([[member({"r": r}) for r in rewards]])
+    return list(advantages)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def test_the_numbers_of_trl(case: str, name: str, columns: list[str], weights: d
 
 @pytest.mark.parametrize("advantage", ADVANTAGES.values())
 @given(rewards=REWARDS)
-def test_who_has_no_reward_has_no_part(advantage: AdvantageFunction, rewards: list[float | None]) -> None:
+def test_who_has_no_reward_has_no_part(advantage: Entry, rewards: list[float | None]) -> None:
     found = of(advantage, rewards)
     assert len(found) == len(rewards)
     assert [a for a, r in zip(found, rewards, strict=True) if r is None] == [0.0] * rewards.count(None)
@@ -58,7 +62,7 @@ def test_who_has_no_reward_has_no_part(advantage: AdvantageFunction, rewards: li
 
 @pytest.mark.parametrize("advantage", ADVANTAGES.values())
 @given(rewards=REWARDS)
-def test_they_sum_to_nothing_and_keep_the_order(advantage: AdvantageFunction, rewards: list[float | None]) -> None:
+def test_they_sum_to_nothing_and_keep_the_order(advantage: Entry, rewards: list[float | None]) -> None:
     found = of(advantage, rewards)
     assert sum(found) == pytest.approx(0.0, abs=1e-9 * max(1.0, *map(abs, found), 0.0) * 10)
     pairs = sorted((r, a) for r, a in zip(rewards, found, strict=True) if r is not None)
@@ -67,7 +71,7 @@ def test_they_sum_to_nothing_and_keep_the_order(advantage: AdvantageFunction, re
 
 @pytest.mark.parametrize("advantage", ADVANTAGES.values())
 @pytest.mark.parametrize("rewards", [[0.1] * 3, [0.7] * 7, [1.0, None], [None], [], [1e-9] * 5])
-def test_without_a_difference_it_is_exactly_zero(advantage: AdvantageFunction, rewards: list[float | None]) -> None:
+def test_without_a_difference_it_is_exactly_zero(advantage: Entry, rewards: list[float | None]) -> None:
     assert of(advantage, rewards) == [0.0] * len(rewards)
 
 

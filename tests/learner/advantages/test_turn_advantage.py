@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.advantages.group import ADVANTAGES
-from agentrl.learner.advantages.turn import TURN_ADVANTAGES, TurnAdvantageFunction, split_reward
+from agentrl.learner.advantages.group import grpo
+from agentrl.learner.advantages.turn import first_turn, gigpo, rebn, split_reward
+from agentrl.settings.entries import Entry
 from agentrl.types import Segment, Stop, Trajectory
 
 
@@ -39,10 +40,10 @@ def normal(values: Sequence[float], pool: Sequence[float]) -> list[float]:
 
 def test_a_turns_return_is_what_came_after_it() -> None:
     one, two = played([1.0, 0.0, 2.0]), played([0.0, 4.0])
-    (first, second), *_ = TURN_ADVANTAGES["rebn"]([[one, two]], gamma=0.5)
+    (first, second), *_ = rebn([[one, two]], gamma=0.5)
     returns = [1.5, 1.0, 2.0, 2.0, 4.0]
     assert [*first, *second] == pytest.approx(normal(returns, returns))
-    (first, second), *_ = TURN_ADVANTAGES["first_turn"]([[one, two]], gamma=0.5)
+    (first, second), *_ = first_turn([[one, two]], gamma=0.5)
     assert [*first, *second] == pytest.approx(normal(returns, [1.5, 2.0]))
 
 
@@ -56,8 +57,8 @@ def test_what_the_score_adds_is_the_last_turn_s() -> None:
 @given(EPISODES)
 def test_with_the_outcome_alone_and_no_discount_it_is_grpo(group: list[Trajectory]) -> None:
     outcomes = [played([0.0] * t.turns, score=t.step_rewards[0]) for t in group]
-    (found,) = TURN_ADVANTAGES["first_turn"]([outcomes])
-    (wanted,) = ADVANTAGES["grpo"]([outcomes])
+    (found,) = first_turn([outcomes])
+    (wanted,) = grpo([outcomes])
     for turns, whole in zip(found, wanted, strict=True):
         assert list(turns) == pytest.approx([whole] * len(turns), abs=1e-9)
 
@@ -65,7 +66,7 @@ def test_with_the_outcome_alone_and_no_discount_it_is_grpo(group: list[Trajector
 def test_where_the_same_was_observed_turns_are_compared() -> None:
     """Two of three met observation 20, and one of them did better from there."""
     group = [played([0, 1], seen=[10, 20]), played([0, 0], seen=[10, 20]), played([0, 0], seen=[10, 30])]
-    (found,), (episodes,) = TURN_ADVANTAGES["gigpo"]([group], step_weight=2.0), ADVANTAGES["grpo"]([group])
+    (found,), (episodes,) = gigpo([group], step_weight=2.0), grpo([group])
     firsts, seconds = normal([1, 0, 0], [1, 0, 0]), normal([1, 0], [1, 0])
     assert [f[0] for f in found] == pytest.approx([e + 2 * s for e, s in zip(episodes, firsts, strict=True)])
     assert [f[1] for f in found[:2]] == pytest.approx([e + 2 * s for e, s in zip(episodes, seconds, strict=False)])
@@ -74,27 +75,27 @@ def test_where_the_same_was_observed_turns_are_compared() -> None:
 
 def test_the_same_observation_twice_in_an_episode_counts_twice() -> None:
     group = [played([0, 0, 1], seen=[10, 20, 20]), played([0, 0], seen=[10, 20])]
-    (found,), (episodes,) = TURN_ADVANTAGES["gigpo"]([group], gamma=0.5), ADVANTAGES["grpo"]([group])
+    (found,), (episodes,) = gigpo([group], gamma=0.5), grpo([group])
     at_20 = normal([0.5, 1.0, 0.0], [0.5, 1.0, 0.0])
     assert [found[0][1], found[0][2], found[1][1]] == pytest.approx(
         [episodes[0] + at_20[0], episodes[0] + at_20[1], episodes[1] + at_20[2]]
     )
 
 
-@pytest.mark.parametrize("credit", TURN_ADVANTAGES.values())
+@pytest.mark.parametrize("credit", [rebn, first_turn, gigpo])
 @given(group=EPISODES)
-def test_who_has_no_reward_has_no_part(credit: TurnAdvantageFunction, group: list[Trajectory]) -> None:
+def test_who_has_no_reward_has_no_part(credit: Entry, group: list[Trajectory]) -> None:
     lost = Trajectory(0, played([3.0, 1.0]).segments, (), Stop.FAULT, {}, step_rewards=(9.0,))
     (alone,), (found,) = credit([group]), credit([[lost, *group]])
     assert found[1:] == alone
     assert not any(found[0])
 
 
-@pytest.mark.parametrize("credit", TURN_ADVANTAGES.values())
-def test_without_a_difference_it_is_exactly_zero(credit: TurnAdvantageFunction) -> None:
+@pytest.mark.parametrize("credit", [rebn, first_turn, gigpo])
+def test_without_a_difference_it_is_exactly_zero(credit: Entry) -> None:
     """Under rebn a step's reward makes even equal episodes differ from turn to turn; an outcome alone does not."""
     for group in ([played([0.0, 0.0], 0.7)] * 2, [played([0.1])] * 3, [played([0.3])], []):
         (found,) = credit([group])
         assert not any(a for turns in found for a in turns)
-    (found,) = TURN_ADVANTAGES["gigpo"]([[played([0.1, 0.0])] * 3])
+    (found,) = gigpo([[played([0.1, 0.0])] * 3])
     assert not any(a for turns in found for a in turns)

@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.learner.losses.correction import CORRECTIONS
-from agentrl.learner.losses.losses import LOSSES, Clip, Tokens, clip_masks, high_entropy_mask
+from agentrl.learner.losses.losses import Tokens, clip_masks, high_entropy_mask
+from agentrl.learner.losses.objective import Objective, compute_token_losses
 from agentrl.learner.losses.ratio import LEVELS, row_mean
-from agentrl.learner.losses.reduction import REDUCTIONS
+from agentrl.learner.losses.reduction import REDUCTIONS, reduce_rows
+from agentrl.settings.catalogue import bind_entry, list_own_entries
+from agentrl.settings.entries import REDUCTIONS as DECLARED
+
+LOSSES = dict(list_own_entries("loss"))
 
 
 def exact(*values: float) -> Tensor:
@@ -38,11 +42,11 @@ def test_the_clip_takes_the_gradient_of_what_went_far_enough(
 ) -> None:
     logp = exact(ratio).log().requires_grad_()
     t = tokens(logp, exact(advantage))
-    clip = Clip(delta=delta)
-    torch.autograd.backward(LOSSES["dapo"](t, logp - t.old, exact(1.0), clip).sum())
+    losses, _ = LOSSES["dapo"](t, logp - t.old, delta=delta)
+    torch.autograd.backward(losses.sum())
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(slope)
-    low, high = clip_masks(t, logp - t.old, clip)
+    low, high = clip_masks(t, (logp - t.old).exp().detach(), 0.2, 0.28)
     assert bool(low + high) == (slope == 0.0 and delta is None)
 
 
@@ -51,7 +55,7 @@ def test_the_clip_takes_the_gradient_of_what_went_far_enough(
 def test_every_loss_makes_the_good_likelier_and_the_bad_less_so(name: str, level: str) -> None:
     logp = exact(-1.0, -1.0).requires_grad_()
     t = Tokens(logp, logp.detach(), logp.detach(), exact(1.0, -1.0), torch.tensor([0, 1]), 2, exact(0, 0))
-    torch.autograd.backward(LOSSES[name](t, LEVELS[level](logp, t.old, t.rows, 2), exact(1.0, 1.0), Clip()).sum())
+    torch.autograd.backward(compute_token_losses(Objective(name, level), t).losses.sum())
     assert logp.grad is not None
     assert (logp.grad.sign() == exact(-1.0, 1.0)).all()
 
@@ -76,13 +80,17 @@ def test_a_sequence_s_ratio_is_its_mean_by_length() -> None:
 )
 def test_corrections(name: str, wanted: list[float]) -> None:
     difference = exact(2.0, 0.4, 1.0).log()
-    rho = CORRECTIONS[name](difference, torch.zeros_like(difference), torch.tensor([0, 0, 1]), 2, (0.5, 1.5))
+    rows, zeros = torch.tensor([0, 0, 1]), torch.zeros_like(difference)
+    rule = bind_entry("importance_sampling", name, {"importance_sampling_min": 0.5, "importance_sampling_max": 1.5})
+    rho = rule(Tokens(difference, difference, zeros, zeros, rows, 2, zeros))
     torch.testing.assert_close(rho, exact(*wanted))
 
 
 def test_without_bounds_a_correction_is_the_ratio() -> None:
     for name in ("token_truncate", "token_mask"):
-        rho = CORRECTIONS[name](exact(1.0, -3.0), exact(0.0, 0.0), torch.tensor([0, 0]), 1, (None, None))
+        old, zeros = exact(1.0, -3.0), exact(0.0, 0.0)
+        rule = bind_entry("importance_sampling", name, {"importance_sampling_max": None})
+        rho = rule(Tokens(old, old, zeros, zeros, torch.tensor([0, 0]), 1, zeros))
         torch.testing.assert_close(rho, exact(1.0, -3.0).exp())
 
 
@@ -94,12 +102,12 @@ def test_the_least_sure_tokens() -> None:
 @pytest.mark.parametrize("lengths", [[3], [5, 1, 4], [7] * 4])
 def test_reductions(lengths: list[int]) -> None:
     def total(name: str) -> float:
-        return sum(w * n for w, n in zip(REDUCTIONS[name](lengths, 10), lengths, strict=True))
+        return sum(w * n for w, n in zip(reduce_rows(LOSSES[name], lengths, 10), lengths, strict=True))
 
     assert all(total(name) == pytest.approx(1.0) for name in ("dapo", "grpo", "bnpo", "cispo", "sapo", "vespo"))
     assert total("dr_grpo") == pytest.approx(sum(lengths) / len(lengths) / 10)
     assert total("luspo") == pytest.approx(sum(lengths) / len(lengths))
-    assert len(set(REDUCTIONS["dapo"](lengths, 10))) == 1
+    assert len(set(reduce_rows(LOSSES["dapo"], lengths, 10))) == 1
 
 
 def test_nothing_is_a_step_of_nothing() -> None:
@@ -109,4 +117,4 @@ def test_nothing_is_a_step_of_nothing() -> None:
 
 
 def test_each_loss_has_a_reduction() -> None:
-    assert REDUCTIONS.keys() == LOSSES.keys()
+    assert {entry.reduction for entry in LOSSES.values()} == set(REDUCTIONS) == set(DECLARED)

@@ -1,0 +1,102 @@
+"""The engines by name: each is declared with `agentrl.engine`, which makes it a name of ``--engine``.
+
+One is called with the policy and the settings of the run, and returns an `OpenEngine`, not yet started. The parameters
+of an engine are settings: ``engine.threads``, ``engine.urls``, ``engine.update`` and ``engine.args``. This module loads
+torch when an engine is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from agentrl.settings.entries import engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from agentrl.rollout.engine_protocol import OpenEngine
+    from agentrl.settings.schema import TrainConfig
+
+Threads = Annotated[int, Field(ge=1)] | None
+Update = Literal["in-flight", "drain"]
+
+
+def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    if not urls:
+        raise ValueError("the servers' addresses; agentrl serve starts one")
+    if wrong := [u for u in urls if not u.startswith(("http://", "https://"))]:
+        raise ValueError(f"addresses are such as http://127.0.0.1:8000, not {wrong[0]!r}")
+    return urls
+
+
+@engine(explain="the embedded engine")
+def transformers(model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None) -> OpenEngine:
+    """Sample in this process, on the CPU or a GPU.
+
+    Args:
+        threads: while sampling; by the model's size by default.
+    """
+    from agentrl.engines.embedded.engine import TransformersEngine
+
+    longest = config.engine.max_model_len
+    if config.deterministic:  # rounding depends on the rows beside a row, and on what was cached
+        return TransformersEngine(model, capacity=1, max_context=longest, threads=threads, keep_bytes=0)
+    overlaps = config.rollout.max_staleness > 0  # it samples while the learner learns
+    capacity = config.engine.max_num_seqs
+    return TransformersEngine(model, capacity=capacity, max_context=longest, threads=threads, snapshot=overlaps)
+
+
+@engine(explain="vLLM in this process; weights go over {update}")
+def vllm(
+    model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None, update: Update = "in-flight"
+) -> OpenEngine:
+    """Sample with vLLM in this process.
+
+    Args:
+        threads: while sampling; by the model's size by default.
+        update: in-flight: requests continue with new weights; drain: they end first.
+    """
+    from agentrl.engines.vllm.engine import VLLMEngine
+
+    e = config.engine
+    return VLLMEngine(model, capacity=e.max_num_seqs, max_context=e.max_model_len, threads=threads, update=update)
+
+
+@engine(explain="vLLM servers at {urls}; weights go over {update}")
+def server(
+    model: PreTrainedModel,
+    config: TrainConfig,
+    *,
+    urls: Annotated[tuple[str, ...], AfterValidator(_check_urls)],
+    update: Update = "in-flight",
+) -> OpenEngine:
+    """Sample from vLLM servers, which `agentrl serve` starts.
+
+    Args:
+        urls: as agentrl serve prints them; commas between them.
+        update: in-flight: requests continue with new weights; drain: they end first.
+    """
+    from agentrl.engines.vllm.server_pool import ServerEngine
+
+    e = config.engine
+    return ServerEngine(urls, model, capacity=e.max_num_seqs, max_context=e.max_model_len, update=update)
+
+
+@engine(explain="vllm on a GPU where it is installed, else transformers")
+def auto(model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None) -> OpenEngine:
+    """Sample with vLLM on a GPU where it is installed, else embedded. On the CPU the embedded one is as fast.
+
+    Args:
+        threads: while sampling; by the model's size by default.
+    """
+    made: OpenEngine = (vllm if prefers_vllm(model, config) else transformers)(model, config, threads=threads)
+    return made
+
+
+def prefers_vllm(model: PreTrainedModel, config: TrainConfig) -> bool:
+    """Return True where ``auto`` is vLLM."""
+    from agentrl.engines.vllm import launch
+
+    return model.device.type == "cuda" and launch.is_installed() and not config.deterministic
