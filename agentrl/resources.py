@@ -39,9 +39,9 @@ class TrainingResources:
     renderer: TemplateRenderer
     engine: OpenEngine
 
-    def rollout(self, split: str) -> Rollout:
-        """Build a rollout over the tasks of a split."""
-        return Rollout.from_config(self.config.rollout, self.spec, self.engine, self.renderer, split)
+    def rollout(self, split: str, spec: EnvSpec | None = None) -> Rollout:
+        """Build a rollout over the tasks of a split, of the run's environment or of another one."""
+        return Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
 
 
 @asynccontextmanager

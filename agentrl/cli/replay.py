@@ -15,6 +15,7 @@ from agentrl.cli.output import show_loading
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.scope import read_scope
+from agentrl.evaluation.sets import find_set
 from agentrl.renderer import Renderer
 from agentrl.renderer.json_lines import ChatRenderer
 from agentrl.rollout.rollout import Rollout
@@ -22,7 +23,7 @@ from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
 from agentrl.runs.replay import RecordedEngine, Replay, replay_episode
 from agentrl.settings.loader import build_config, read_toml
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.schema import EvalConfig, Section, TrainConfig
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -69,11 +70,12 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
     if by_server and own.from_turn is not None:
         raise UserError(f"{where} was sampled by a server: no model here can continue it; leave --from_turn out")
     model = own.model or (str(run) if (run / "model").is_dir() else config.model)
-    spec, turns = EnvSpec.from_config(config), own.from_turn
+    (spec, split), turns = find_set(config, EnvSpec.from_config(config), where.split), own.from_turn
+    config = config.model_copy(update={"eval": EvalConfig(), "model": model})  # no evaluation set is opened
     async with AsyncExitStack() as held:
         if turns is not None:
-            session = await held.enter_async_context(open_resources(config.model_copy(update={"model": model}), spec))
-            rollout = session.rollout(where.split)
+            session = await held.enter_async_context(open_resources(config, spec))
+            rollout = session.rollout(split)
             if own.greedy:
                 rollout.sampling = replace(rollout.sampling, temperature=0.0)
             return await replay_episode(rollout, before, turns=turns, live=own.live, then=session.engine)
@@ -83,7 +85,7 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
             template = policy.read_template(config.chat_template)
             renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model))
         nobody = RecordedEngine(before, 0, None)
-        rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, where.split)
+        rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, split)
         return await replay_episode(rollout, before, live=own.live)
 
 

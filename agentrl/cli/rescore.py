@@ -25,7 +25,7 @@ from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
 from agentrl.runs.rescore import RescoredEpisode, rescore_episodes
 from agentrl.settings.loader import build_config, read_toml
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.schema import EvalConfig, Section, TrainConfig
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -71,6 +71,7 @@ def _run(arguments: Arguments[_RescoreOptions]) -> int:
     run, own = find_run_folder(arguments.names[0]), arguments.options
     files = reader.list_files(run, [own.split] if own.split else [])
     config = build_config(read_toml(run / "config.toml"), arguments.settings)
+    files = _leave_out_sets(files, config.eval)
     config, rewards = _choose_rewards(config, own.rewards)
     out = own.out or _choose_file(run / "rescored")
     if out.exists():
@@ -81,6 +82,14 @@ def _run(arguments: Arguments[_RescoreOptions]) -> int:
     _print_changes(console, run, episodes)
     console.print(f"\nepisode by episode: {out}", style="dim", markup=False, highlight=False)
     return 0
+
+
+def _leave_out_sets(files: Sequence[tuple[str, int, Path]], config: EvalConfig) -> list[tuple[str, int, Path]]:
+    """Leave out the files of evaluation sets. Raises UserError where nothing else is there."""
+    left = [file for file in files if file[0] not in config.sets]
+    if not left:
+        raise UserError(f"{files[0][0]!r} is one of eval.sets, whose environment is not the run's: it is not rescored")
+    return left
 
 
 def _choose_file(folder: Path) -> Path:

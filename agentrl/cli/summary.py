@@ -39,6 +39,10 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     calls = (f"{measured['sampled']['calls']:.2f}" for measured in (before, after))
     table.add_row("tool calls an episode", *calls)
     table.add_row("failed calls", *(format_share(measured["sampled"]["failed_calls"]) for measured in (before, after)))
+    for name, own in summary["sets"].items():
+        sides = (own["before"], own["after"])
+        for how in own["after"] or own["before"]:
+            table.add_row(f"{name}: reward, {how}", *(_mean(side[how]) if side else "-" for side in sides))
     console.print()
     console.print(table)
     console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=not console.is_terminal)

@@ -41,6 +41,7 @@ class EnvSpec:
             raise ContractError(f"env {env!r} is {cls!r:.80}, not a subclass of agentrl.Env")
         check_sync(cls)
         self.cls: type[Env] = cls
+        self.source = env  # by which it is made again
         self.name = env if isinstance(env, str) else cls.__name__
         if member is not None and cls.named_by is not None:
             settings = {**settings, cls.named_by: member}

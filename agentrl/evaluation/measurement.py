@@ -148,12 +148,12 @@ class Evaluation:
         """Return the sampled measurement; the greedy one if nothing was sampled."""
         return self.parts[0][1]
 
-    def metrics(self) -> dict[str, float]:
-        """Return the numbers for ``metrics.jsonl``: the training names behind ``eval/``."""
-        values = {f"eval/{name}": v for name, v in self.sampled.metrics().items()} if self.sampled else {}
+    def metrics(self, prefix: str = "eval/") -> dict[str, float]:
+        """Return the numbers for ``metrics.jsonl``: the training names behind the prefix."""
+        values = {f"{prefix}{name}": v for name, v in self.sampled.metrics().items()} if self.sampled else {}
         if self.greedy:
             own = ("reward", "reward_stderr", "reward_low", "reward_high")
-            values |= {f"eval/greedy_{name}": v for name, v in self.greedy.metrics().items() if name in own}
+            values |= {f"{prefix}greedy_{name}": v for name, v in self.greedy.metrics().items() if name in own}
         return values
 
     def as_dict(self) -> dict[str, Any]:
@@ -168,6 +168,15 @@ def summarize_change(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     return {
         "sampled": _difference(before.rewards, after.rewards),
         "greedy": _difference(before.greedy_rewards, after.greedy_rewards),
+    }
+
+
+def summarize_pair(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+    """Return two evaluations of the same tasks with their difference; null for what was not evaluated."""
+    return {
+        "before": before.as_dict() if before else None,
+        "after": after.as_dict() if after else None,
+        "difference": summarize_change(before, after) if before and after else None,
     }
 
 

@@ -94,6 +94,23 @@ class Learner:
     def _copy_trained(self) -> dict[str, Tensor]:
         return {n: p.detach().clone() for n, p in self._trained.items()}
 
+    def copy_weights(self) -> dict[str, Tensor]:
+        """Return a copy of the trained parameters, on the CPU."""
+        return {n: p.detach().to("cpu", copy=True) for n, p in self._trained.items()}
+
+    @contextmanager
+    def use_weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Give the policy other weights, in this process alone, until the block ends."""
+        trained = self._trained
+        with _swap_values(trained, {n: weights[n].to(p.device) for n, p in trained.items()}):
+            yield
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the policy other weights, in this process alone, to be used and not to be trained."""
+        for name, parameter in self._trained.items():
+            parameter.copy_(weights[name])
+
     def _list_masters(self) -> list[Tensor]:
         """List the single-precision copies that the optimizers step instead of the policy's own parameters."""
         policy = set(self.policy.parameters())

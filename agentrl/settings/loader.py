@@ -85,7 +85,8 @@ def _set(settings: dict[str, Any], path: str, value: Any, source: str) -> None:
         settings = settings.setdefault(part, {})
         if not isinstance(settings, dict):
             raise ConfigError(f"{path}: {part!r} was given a value of its own [{source}]")
-    settings[last] = value
+    if value != {} or not isinstance(settings.get(last), dict):  # an empty table changes nothing in one that is there
+        settings[last] = value
 
 
 def _plain(what: str) -> str:
@@ -197,10 +198,11 @@ def _is_environments(layers: Sequence[Layer], name: str) -> bool:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return tables in tables as one dict, by dotted names."""
+    """Return tables in tables as one dict, by dotted names. An empty one in a table is a value: a set of tasks."""
     leaves: dict[str, Any] = {}
     for name, value in settings.items():
-        leaves |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        is_table = isinstance(value, Mapping) and (value or not prefix)
+        leaves |= flatten(value, f"{prefix}{name}.") if is_table else {f"{prefix}{name}": value}
     return leaves
 
 

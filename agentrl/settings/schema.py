@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -282,6 +283,26 @@ class LoraConfig(Section):
         return self
 
 
+class EvalSetConfig(Section):
+    """A set of held-out tasks beside the run's own."""
+
+    env: dict[str, Any] = Field({}, description="settings that differ from the run's; with a name, another environment")
+    split: str | None = Field(None, description="of the environment; the set's name by default if it has it, else test")
+    tasks: int | None = Field(None, ge=1, description="eval.tasks by default")
+    final_tasks: int | None = Field(None, ge=1, description="eval.final_tasks by default")
+
+    @pydantic.field_validator("env", mode="before")
+    @classmethod
+    def _named(cls, env: Any) -> Any:
+        return {"name": env} if isinstance(env, str) else env
+
+
+def _name_sets(sets: Any) -> Any:
+    """Return a table of sets for their names alone, in a list or with commas between them."""
+    names = _split(sets)
+    return {name: {} for name in names} if isinstance(names, list | tuple) else sets
+
+
 class EvalConfig(Section):
     """The evaluation of the policy on held-out tasks."""
 
@@ -299,11 +320,23 @@ class EvalConfig(Section):
     )
     trials: int = Field(1, ge=1, description="times that each task is sampled, beside the greedy trial")
     pass_at: float = Field(1.0, description="the reward from which on a trial passes, for pass@k and pass^k")
+    sets: Annotated[dict[str, EvalSetConfig], pydantic.BeforeValidator(_name_sets)] = Field(
+        {}, description="more held-out tasks, by name: --eval.sets.hard.env.level 4 gives eval/hard/reward"
+    )
+    metric: str = Field("eval/reward", description="by which evaluations are compared, for patience and run.load_best")
+    greater_is_better: bool = Field(True, description="of eval.metric")
+    patience: int | None = Field(None, ge=1, description="evaluations that are no better, after which the run ends")
+    min_delta: float = Field(0.0, ge=0, description="what an evaluation must be better by to count as better")
 
     @pydantic.model_validator(mode="after")
     def _made(self) -> EvalConfig:
         if self.mode == "overlap" and not self.every:
             raise ValueError("mode overlap is of the evaluations in mid-run, and every 0 makes none")
+        if self.patience is not None and not self.every:
+            raise ValueError("patience counts evaluations in mid-run, and every 0 makes none")
+        for name in self.sets:
+            if name in ("train", "test") or not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise ValueError(f"sets: a name is letters, digits and _, and not train or test; not {name!r}")
         if self.tasks != type(self).model_fields["tasks"].default and not self.every:
             raise ValueError(
                 f"tasks {self.tasks} is of the evaluations in mid-run, and every 0 makes none: final_tasks"
@@ -319,6 +352,9 @@ class RunConfig(Section):
     save_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
     fallback_dir: str | None = Field(
         None, description="a folder on another disk, for checkpoints and the model where that of dir is full"
+    )
+    load_best: bool = Field(
+        False, description="the model at the end is that of the best evaluation (eval.metric), not the last step's"
     )
     trackers: CommaSeparated = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
     metrics: NamedObjects = Field(
@@ -367,6 +403,15 @@ class TrainConfig(Section):
                 f"learner.steps_per_generation {self.learner.steps_per_generation} is over the {episodes} episodes of "
                 "a step: rollout.tasks_per_step x rollout.group_size"
             )
+        compared = {"metric", "min_delta", "greater_is_better"} & {
+            n for n, f in EvalConfig.model_fields.items() if getattr(self.eval, n) != f.default
+        }
+        if self.run.load_best and not self.eval.every:
+            raise ValueError("run.load_best is of the evaluations in mid-run, and eval.every 0 makes none")
+        if self.run.load_best and self.epochs is None and self.eval.every > self.steps:
+            raise ValueError(f"run.load_best: eval.every {self.eval.every} is over the {self.steps} steps")
+        if compared and not self.run.load_best and (self.eval.patience is None):
+            raise ValueError(f"eval.{min(compared)} is for eval.patience and run.load_best, and neither is set")
         if self.epochs is not None and "steps" in self.model_fields_set:
             raise ValueError(f"epochs {self.epochs:g} and steps {self.steps} say the same twice")
         if self.epochs is not None and (self.rollout.sampler != "order" or self.rollout.curriculum):

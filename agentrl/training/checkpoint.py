@@ -94,7 +94,8 @@ def estimate_disk_needs(model: Any, config: TrainConfig) -> DiskNeeds:
     masters = sum(4 * p.numel() for p in trained if p.itemsize < 4)
     adapter = has_adapter(model)
     reference = whole if config.learner.beta and not adapter else 0
-    return DiskNeeds(weights + moments + masters + reference, weights if adapter else whole)
+    best = weights if config.run.load_best else 0
+    return DiskNeeds(weights + moments + masters + reference + best, weights if adapter else whole)
 
 
 MOMENTS: dict[str, Callable[[Any], int]] = {  # bytes an optimizer keeps of a weight

@@ -22,6 +22,7 @@ from agentrl.runs.disk import OVERFLOW_LINK, format_bytes, free_bytes, retry_wri
 from agentrl.runs.episode_info import jsonable_info
 from agentrl.runtime.lanes import IDLE
 from agentrl.training import checkpoint
+from agentrl.training.best_policy import BestPolicy
 from agentrl.training.recorder import Recorder
 from agentrl.types import Group
 
@@ -117,8 +118,8 @@ class Checkpointer:
         """Try no longer to write a checkpoint that could not be written."""
         self._missed = None
 
-    async def write_model(self) -> None:
-        """Write the policy, however long that has to be tried."""
+    async def write_model(self, best: BestPolicy) -> None:
+        """Write the policy, or the best one where that is kept, however long that has to be tried."""
         run, size = self.recorder.run, format_bytes(self.needs.model)
         make_room = partial(checkpoint.drop_older, self.folder)
         advice = (
@@ -127,7 +128,8 @@ class Checkpointer:
         )
         write = partial(run.write_model, self.resources.policy.save, make_room)
         self.recorder.timeline.at("checkpoint")
-        await retry_write(write, "the model is", advice, self.recorder.say)
+        with best.swapped_in():
+            await retry_write(write, "the model is", advice, self.recorder.say)
         self.recorder.timeline.at(IDLE)
         if self._missed is not None:
             await self.save(self._missed)

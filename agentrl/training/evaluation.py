@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
+from agentrl.errors import UserError
 from agentrl.evaluation.evaluate import evaluate_tasks, list_tasks
-from agentrl.evaluation.measurement import Evaluation, Trials
+from agentrl.evaluation.measurement import Evaluation, Trials, summarize_pair
+from agentrl.evaluation.sets import EvaluationSet
 from agentrl.resources import TrainingResources
 from agentrl.rollout.rollout import Rollout
 from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.stalls import Wait
 from agentrl.runtime.timeline import Timeline
+from agentrl.training.best_policy import BestPolicy
 from agentrl.training.recorder import Recorder
+from agentrl.types import Group
 
 
 @dataclass(eq=False)
@@ -25,11 +31,40 @@ class _Background:
     done: anyio.Event = field(default_factory=anyio.Event)
 
 
+class SetEvaluations:
+    """The evaluations of the sets before the first step, and the latest ones."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Evaluation] = {}
+        self.latest: dict[str, Evaluation] = {}
+
+    def state(self) -> dict[str, Evaluation]:
+        return dict(self.before)
+
+    def load(self, state: Mapping[str, Evaluation]) -> None:
+        self.before = dict(state)
+
+    def add(self, name: str, evaluation: Evaluation, step: int) -> None:
+        """Keep a set's evaluation of a step."""
+        (self.latest if step else self.before)[name] = evaluation
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return each set as the summary holds it: before, after and the difference; null where one is missing."""
+        names = [*self.before, *(n for n in self.latest if n not in self.before)]
+        return {name: summarize_pair(self.before.get(name), self.latest.get(name)) for name in names}
+
+
 class EvaluationSchedule:
     """Evaluates the policy when it is due: between two steps, or while the next batch is rolled out."""
 
-    def __init__(self, resources: TrainingResources, recorder: Recorder) -> None:
-        self.resources, self.recorder, self.config = resources, recorder, resources.config
+    def __init__(
+        self, resources: TrainingResources, sets: Sequence[EvaluationSet], recorder: Recorder, best: BestPolicy
+    ) -> None:
+        self.resources, self.recorder, self.config, self.best = resources, recorder, resources.config, best
+        self._own = EvaluationSet(
+            "test", resources.spec, "test", resources.config.eval.tasks, resources.config.eval.final_tasks
+        )
+        self._more, self.sets = sets, SetEvaluations()
         self.rollout: Rollout | None = None  # of the last evaluation
         self.owed: int | None = None  # the step whose evaluation a signal cut short
         self._background: _Background | None = None
@@ -52,10 +87,11 @@ class EvaluationSchedule:
     def is_due(self, step: int) -> bool:
         """Return True if an evaluation follows the step, as the settings or a callback want it.
 
-        The last step's is the one after training.
+        The last step's is the one after training. Where the best model is kept, the last step is compared too, on the
+        same tasks as the others.
         """
         every, control = self.config.eval.every, self.recorder.callback.control
-        if step >= self.config.steps or control.should_training_stop:
+        if control.should_training_stop or (step >= self.config.steps and not self.config.run.load_best):
             return False
         return control.should_evaluate or (bool(every) and step % every == 0)
 
@@ -68,8 +104,8 @@ class EvaluationSchedule:
         stop = self.recorder.stop
         if not self.is_due(step):
             return
-        if stop.is_set or self.pauses_after(step):
-            evaluation = None if stop.is_set else await stop.run_unless_set(self.run(step, self.config.eval.tasks))
+        if stop.is_set or self.pauses_after(step) or step == self.config.steps:
+            evaluation = None if stop.is_set else await stop.run_unless_set(self.run(step))
             self.owed = step if evaluation is None else None
         else:
             self._start(step, background)
@@ -91,33 +127,55 @@ class EvaluationSchedule:
             self.recorder.timeline.at("evaluate")
             await self._background.done.wait()
 
-    async def run(self, step: int, tasks: int) -> Evaluation:
+    async def run(self, step: int, *, final: bool = False) -> Evaluation:
         """Evaluate sampled and greedy reward on the same held-out tasks each time. Its time is in no step."""
         self.recorder.flush_timings(step)
         self.recorder.step = step
-        evaluation = await self._run(step, tasks, Timeline(self.recorder.timeline.elapsed))
+        evaluation = await self._run(step, Timeline(self.recorder.timeline.elapsed), final=final)
         self.recorder.timeline.cut()
         return evaluation
 
     async def _run_beside(self, background: _Background) -> None:
         timeline = self.recorder.timeline
         with timeline.lanes.busy("evaluate"):
-            await self._run(background.step, self.config.eval.tasks, Timeline(timeline.elapsed), watched=False)
+            await self._run(background.step, Timeline(timeline.elapsed), watched=False)
         self._background = None
         background.done.set()
 
-    async def _run(self, step: int, count: int, timeline: Timeline, *, watched: bool = True) -> Evaluation:
+    async def _run(self, step: int, timeline: Timeline, *, watched: bool = True, final: bool = False) -> Evaluation:
+        """Evaluate the run's own tasks, then its sets; one row of the metrics holds them all."""
+        groups, evaluation = await self._evaluate(step, self._own, timeline, watched=watched, final=final)
+        of_sets: dict[str, float] = {}
+        for more in self._more:
+            try:
+                _, measured = await self._evaluate(step, more, timeline, watched=watched, final=final)
+            except UserError as error:  # not one of its episodes could be scored
+                self.recorder.say(f"eval.sets.{more.name} is left out at step {step}: {error}")
+                continue
+            of_sets |= measured.metrics(f"eval/{more.name}/")
+            self.sets.add(more.name, measured, step)
+        values = await self.recorder.record_evaluation(step, groups, evaluation, timeline, of_sets)
+        if step == 0:
+            self.best.check_metric(values)
+        elif not final and (sentence := self.best.observe(step, values)):
+            self.recorder.say(sentence)
+        if self.best.stops:
+            self.recorder.callback.control.should_training_stop = True
+        return evaluation
+
+    async def _evaluate(
+        self, step: int, tasks_of: EvaluationSet, timeline: Timeline, *, watched: bool, final: bool
+    ) -> tuple[list[Group], Evaluation]:
         timeline.at(EPISODES)
-        self.rollout = rollout = self.resources.rollout("test")
+        self.rollout = rollout = self.resources.rollout(tasks_of.split, tasks_of.spec)
         rollout.lanes = timeline.lanes
-        trials, tasks = Trials(self.config.eval.trials), list_tasks(self.resources.spec, count)
+        trials = Trials(self.config.eval.trials)
+        tasks = list_tasks(tasks_of.spec, tasks_of.final_tasks if final else tasks_of.tasks, tasks_of.split)
         callback = self.recorder.callback
         if watched:
             callback.on_phase_begin("evaluate", trials.each * len(tasks))
         on_episode = callback.on_episode_end if watched else None
         groups = await evaluate_tasks(rollout, tasks, trials, seed=self.config.seed, on_episode=on_episode)
         timeline.at("write")
-        await self.recorder.write_held_out(step, groups)
-        evaluation = Evaluation.of(groups, trials, self.config.eval.pass_at)
-        await self.recorder.record_evaluation(step, groups, evaluation, timeline)
-        return evaluation
+        await self.recorder.write_held_out(step, groups, tasks_of.name)
+        return groups, Evaluation.of(groups, trials, self.config.eval.pass_at)

@@ -39,6 +39,8 @@ class TrainingLoop:
             "recorder": self.recorder,
             "evaluations": self.evaluations,
             "callbacks": self.recorder.callback,
+            "best": self.evaluations.best,
+            "sets": self.evaluations.sets,
         }
 
     @property
@@ -55,7 +57,7 @@ class TrainingLoop:
         if run.metrics_size():
             self.recorder.callback.on_message(f"no checkpoint in {run.folder} yet: beginning anew")
         run.rewind(-1, 0)
-        self.checkpointer.before = before = await self.evaluations.run(0, self.config.eval.final_tasks)
+        self.checkpointer.before = before = await self.evaluations.run(0, final=True)
         return before
 
     async def resume(self, step: int, state: dict[str, Any]) -> Evaluation:
@@ -89,6 +91,8 @@ class TrainingLoop:
                 async with checkpointer.allow_at_signal():
                     batch = await trainer.sample(step, scheduler)  # groups of episodes
                 await evaluations.join()
+                if evaluations.best.stops:  # by an evaluation in the background
+                    break
                 credit = await trainer.assign_credit(step, batch)  # their advantages
                 update = await trainer.update(step, credit)  # the loss, and an optimizer step
                 await trainer.sync_weights()  # to the engine
@@ -97,7 +101,7 @@ class TrainingLoop:
                 await trainer.record(step, batch, credit, update)
                 checkpointer.done = step
                 await evaluations.run_due(step, background)
-                if pauses and not self.config.deterministic:
+                if pauses and not self.config.deterministic and not self._is_ending():
                     scheduler.advance()
                 await checkpointer.save_due(step)
                 if self.config.deterministic:  # a checkpoint stands between two steps, with nothing begun
@@ -105,16 +109,20 @@ class TrainingLoop:
             background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
 
     def _is_ending(self) -> bool:
-        """Return True if no step follows this one: a signal came, or a callback asks for the end."""
-        return self.stop.is_set or self.control.should_training_stop
+        """Return True if no step follows: a signal came, a callback asks for the end, or ``eval.patience`` is used up."""
+        return self.stop.is_set or self.control.should_training_stop or self.evaluations.best.stops
 
     async def finish(self, before: Evaluation) -> dict[str, Any]:
         """Write the model, evaluate it, and return the summary, which is in the run folder too."""
-        await self.checkpointer.write_model()
-        after, final_tasks = None, self.config.eval.final_tasks
+        best, resources, step = self.evaluations.best, self.trainer.resources, self.checkpointer.done
+        await self.checkpointer.write_model(best)
+        after = None
+        if sentence := best.restore():
+            self.recorder.say(sentence)
+            await resources.engine.update_weights(resources.policy.model, self.trainer.learner.version)
         if not self.stop.is_set:
-            after = await self.stop.run_unless_set(self.evaluations.run(self.checkpointer.done, final_tasks))
-        summary = summarize(self.trainer.resources, self.recorder, before, after)
+            after = await self.stop.run_unless_set(self.evaluations.run(step, final=True))
+        summary = summarize(resources, self.recorder, before, after, self.evaluations)
         await self.recorder.write_with_retry(partial(self.recorder.run.write_summary, summary), "the summary is")
         self.recorder.callback.on_train_end(summary)
         return summary
@@ -127,7 +135,8 @@ def _rewind(run: RunFolder, config: TrainConfig, begun: int, state: dict[str, An
     it is made again.
     """
     mark, beside = state["mark"], state["beside"]
-    if config.steps > begun and state["evaluations"] is None:
+    compares = config.run.load_best or config.eval.patience  # the last step has an evaluation of its own beside it
+    if config.steps > begun and state["evaluations"] is None and not compares:
         after = run.skip_evaluation(begun, mark)
         mark, beside = after, beside if after == mark else None
     run.rewind(begun, mark, beside)

@@ -126,10 +126,15 @@ class Recorder:
         await self.write_with_retry(write, f"the episodes of step {step} are")
 
     async def record_evaluation(
-        self, step: int, groups: Sequence[Group], evaluation: Evaluation, timeline: Timeline
-    ) -> None:
-        """Write the metrics of an evaluation whose episodes are written, and tell of it."""
-        values = {**evaluation.metrics(), **self._log_timeline(step, "evaluation", timeline.cut())}
+        self,
+        step: int,
+        groups: Sequence[Group],
+        evaluation: Evaluation,
+        timeline: Timeline,
+        of_sets: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Write the metrics of an evaluation whose episodes are written, and tell of it; return them."""
+        values = {**evaluation.metrics(), **of_sets, **self._log_timeline(step, "evaluation", timeline.cut())}
         sampled = [t for g in groups for t in g.trajectories[: self.trials]]
         values |= self.metric_functions.compute(sampled, values, "eval/")
         log = partial(self.run.log, {"step": step, **values})
@@ -139,10 +144,11 @@ class Recorder:
         self.callback.on_evaluate(step, evaluation)
         self.overlap.add_held_out(g.trajectories[0] for g in groups)
         self._tell(step, self.overlap.new_warnings())
+        return values
 
-    async def write_held_out(self, step: int, groups: Sequence[Group]) -> None:
+    async def write_held_out(self, step: int, groups: Sequence[Group], split: str = "test") -> None:
         """Write the episodes of an evaluation."""
-        write = partial(self.run.write_trajectories, step, record_held_out(groups), "test")
+        write = partial(self.run.write_trajectories, step, record_held_out(groups), split)
         await self.write_with_retry(write, f"the held-out episodes at step {step} are")
 
     async def write_with_retry(self, write: Callable[[], object], what: str) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.evaluation.measurement import Evaluation, summarize_change
+from agentrl.evaluation.measurement import Evaluation, summarize_pair
 from agentrl.resources import TrainingResources
 from agentrl.training import checkpoint
+from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.recorder import Recorder
 
 
 def summarize(
-    resources: TrainingResources, recorder: Recorder, before: Evaluation, after: Evaluation | None
+    resources: TrainingResources,
+    recorder: Recorder,
+    before: Evaluation,
+    after: Evaluation | None,
+    evaluations: EvaluationSchedule,
 ) -> dict[str, Any]:
     """Return what summary.json holds. ``after`` is None where the run was interrupted."""
     config, run, totals, stop = resources.config, recorder.run, recorder.totals, recorder.stop
@@ -27,9 +32,9 @@ def summarize(
         "checkpoint": checkpoint.newest_step(run.folder / "checkpoints"),
         **_name_rewards("before", before),
         **_name_rewards("after", after),
-        "before": before.as_dict(),
-        "after": after.as_dict() if after else None,
-        "difference": summarize_change(before, after) if after else None,
+        **summarize_pair(before, after),
+        "sets": evaluations.sets.summary(),
+        "best": evaluations.best.summary(),
         "train_seconds": round(totals.seconds, 3),
         "cpu_seconds": round(totals.cpu_seconds, 3),
         "sampled_tokens": int(totals.sampled_tokens),

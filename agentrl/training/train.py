@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
+from agentrl.evaluation.sets import open_sets
 from agentrl.learner.distributed import ProcessGroup, init_process_group
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy
@@ -32,6 +33,7 @@ from agentrl.settings.loader import dump_toml, flatten
 from agentrl.settings.schema import TrainConfig
 from agentrl.training import checkpoint
 from agentrl.training.algorithm import build_learner
+from agentrl.training.best_policy import BestPolicy
 from agentrl.training.callbacks import Callback, report_waits
 from agentrl.training.checkpointer import Checkpointer
 from agentrl.training.evaluation import EvaluationSchedule
@@ -139,6 +141,7 @@ async def _train(
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
         config = _count_steps(resources.config, spec)
         resources = replace(resources, config=config)
+        sets = await stack.enter_async_context(open_sets(config, spec))
         settings = dump_toml(config)
         run = _open_run(resources, settings)
         stack.callback(run.close)
@@ -149,7 +152,10 @@ async def _train(
         recorder = Recorder(resources, run, callback, logging, stop, begun)
         trainer = Trainer(resources, recorder, curriculum, process_group, begun, optimizers)
         training = TrainingLoop(
-            trainer, recorder, EvaluationSchedule(resources, recorder), Checkpointer(resources, recorder)
+            trainer,
+            recorder,
+            EvaluationSchedule(resources, sets, recorder, BestPolicy(config, trainer.learner)),
+            Checkpointer(resources, recorder),
         )
         for kind in changed:
             recorder.say(f"the {kind.replace('_', ' ')} is not as it was when the run began: its code was changed")
