@@ -92,6 +92,7 @@ class TrainingLoop:
                     batch = await trainer.sample(step, scheduler)  # groups of episodes
                 await evaluations.join()
                 if evaluations.best.stops:  # by an evaluation in the background
+                    await checkpointer.save(checkpointer.done)
                     break
                 credit = await trainer.assign_credit(step, batch)  # their advantages
                 update = await trainer.update(step, credit)  # the loss, and an optimizer step
@@ -109,7 +110,7 @@ class TrainingLoop:
             background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
 
     def _is_ending(self) -> bool:
-        """Return True if no step follows: a signal came, a callback asks for the end, or ``eval.patience`` is used up."""
+        """Return True if no step follows: a signal came, a callback wants the end, or ``eval.patience`` is used up."""
         return self.stop.is_set or self.control.should_training_stop or self.evaluations.best.stops
 
     async def finish(self, before: Evaluation) -> dict[str, Any]:

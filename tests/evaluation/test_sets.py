@@ -88,7 +88,7 @@ def test_each_has_its_metrics_its_episodes_and_its_place_in_the_summary(
     run, listening = tmp_path / "run", Listening()
     sets = {"hard": {"env": {"level": 4}, "tasks": 2, "final_tasks": 2}, "rare": {}, "down": {"env": {"level": 9}}}
     settings = SMALL | {"eval": SMALL["eval"] | {"sets": sets}}
-    summary = train(Said, run={"dir": str(run)}, callbacks=[listening], **settings)
+    summary = train(Said, run={"dir": str(run)}, callbacks=[listening], **settings).summary
     evaluations = [row for row in rows(run) if "eval/reward" in row]
     assert [row["step"] for row in evaluations] == [0, 1, 2]
     for row in evaluations:

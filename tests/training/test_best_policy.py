@@ -103,7 +103,7 @@ def test_the_run_ends_early_with_the_best_model(tmp_path: Path, monkeypatch: pyt
     fixed(monkeypatch, {1: 0.1, 2: 0.5, 3: 0.4, 4: 0.5})
     seen, run = Weights(), tmp_path / "run"
     settings = SMALL | {"eval": SMALL["eval"] | {"patience": 2}}
-    summary = train(Length, run={"dir": str(run), "load_best": True}, callbacks=[seen], **settings)
+    summary = train(Length, run={"dir": str(run), "load_best": True}, callbacks=[seen], **settings).summary
     assert (summary["steps"], summary["interrupted"]) == (4, False)
     assert summary["best"] == {"metric": "eval/reward", "step": 2, "value": 0.5, "stopped_early": True}
     assert evaluated(run) == [0, 1, 2, 3, 4, 4]  # the last one is of the best model
@@ -128,13 +128,13 @@ def test_a_killed_run_ends_early_where_it_would_have(
         for at in kills:
             with pytest.raises(ProcessLookupError):
                 train(Length, run=run, callbacks=[Killed(at)], **settings)
-        ends.append(train(Length, run=run, **settings))
+        ends.append(train(Length, run=run, **settings).summary)
     assert [end["best"]["step"] for end in ends] == [2, 2]
     assert [end["best"]["stopped_early"] for end in ends] == [True, True]
     assert ends[0]["steps"] == ends[1]["steps"] == 5
     one, other = (load_file(next((tmp_path / n / "model").glob("*.safetensors"))) for n in ("whole", "broken"))
     assert mode == "overlap" or [n for n in one if not torch.equal(one[n], other[n])] == []
-    again = train(Length, run=run, **settings)  # it has ended: nothing more is trained
+    again = train(Length, run=run, **settings).summary  # it has ended: nothing more is trained
     assert again["steps"] == 5
     assert mode == "overlap" or again["after"]["greedy"]["reward"] == ends[1]["after"]["greedy"]["reward"]
 
