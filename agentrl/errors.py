@@ -16,7 +16,14 @@ _LIBRARIES += (str(Path(__file__).parent),)
 
 
 class UserError(Exception):
-    """A user's mistake, as a sentence: the mistake, the value, the way out. The CLI prints it and exits 2."""
+    """A user's mistake, as a sentence: the mistake, the value, the way out. The CLI prints it and exits 2.
+
+    A notebook shows the sentence, and no traceback.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows instead of a traceback."""
+        return [f"agentrl: {self}"]
 
 
 class ConfigError(UserError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -52,17 +51,7 @@ class PlainLines(Display):
         self._write(describe_stopping(by))
 
 
-def open_progress(*, verbose: bool) -> list[Callback]:
-    """Return the callbacks that show a training of `agentrl.train`, if it is verbose.
-
-    Further processes of the learner show nothing.
-    """
-    if not verbose or int(os.environ.get("RANK", "0")):
-        return []
-    return [PlainLines(_print_line)]
-
-
-def _print_line(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line; a reader that has gone, or an encoding without its characters, ends no run."""
     with suppress(OSError, ValueError):
         try:

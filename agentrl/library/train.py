@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from transformers import TrainerCallback
 from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
-from agentrl.library.progress import open_progress
+from agentrl.library.notebook import NotebookTable, in_notebook
+from agentrl.library.progress import PlainLines, print_line
 from agentrl.library.run import Run
+from agentrl.library.trainer_callbacks import adapt_callbacks
 from agentrl.models.policy import resolve_settings
 from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.signature import convert_value
@@ -59,6 +62,13 @@ def train(
     named = {"name": spec.name, **spec.settings}
     config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
     check_optimizers(optimizers, settings)
-    callback = Callbacks([*callbacks, *open_progress(verbose=verbose)])
+    callback = Callbacks([*adapt_callbacks(callbacks), *_open_progress(verbose)])
     result = run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum, optimizers)
     return Run(result.summary["run_dir"], result.policy)
+
+
+def _open_progress(verbose: bool) -> list[Callback]:
+    """Return the callback that shows a training; none in further processes of the learner."""
+    if not verbose or int(os.environ.get("RANK", "0")):
+        return []
+    return [NotebookTable() if in_notebook() else PlainLines(print_line)]
