@@ -51,7 +51,7 @@ class PlainLines(Display):
         self._write(describe_stopping(by))
 
 
-def print_line(text: str) -> None:
+def write_line(text: str) -> None:
     """Print a line; a reader that has gone, or an encoding without its characters, ends no run."""
     with suppress(OSError, ValueError):
         try:

@@ -12,7 +12,7 @@ from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
 from agentrl.library.notebook import NotebookTable, in_notebook
-from agentrl.library.progress import PlainLines, print_line
+from agentrl.library.progress import PlainLines, write_line
 from agentrl.library.run import Run
 from agentrl.library.trainer_callbacks import adapt_callbacks
 from agentrl.models.policy import resolve_settings
@@ -71,4 +71,4 @@ def _open_progress(verbose: bool) -> list[Callback]:
     """Return the callback that shows a training; none in further processes of the learner."""
     if not verbose or int(os.environ.get("RANK", "0")):
         return []
-    return [NotebookTable() if in_notebook() else PlainLines(print_line)]
+    return [NotebookTable() if in_notebook() else PlainLines(write_line)]
