@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers import TrainerControl as TransformersControl
+from transformers.trainer_callback import ExportableState
 
 from agentrl.errors import ContractError
 from agentrl.evaluation.measurement import Evaluation
@@ -22,14 +24,14 @@ NEVER_CALLED = (  # an epoch, a part of a step and a prediction are no moments o
     *("on_epoch_begin", "on_epoch_end", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step"),
     *("on_predict", "on_prediction_step", "on_push_begin"),
 )
-BEST_METRIC = "eval_reward"  # what `state.best_metric` follows: the highest is the best
+BEST_METRIC = "eval_reward"  # what ``state.best_metric`` follows: the highest is the best
 
 
 class AdaptedCallback(Callback):
     """Calls a ``transformers.TrainerCallback``, with its own args, state and control, at the hooks that both have."""
 
     def __init__(self, callback: TrainerCallback) -> None:
-        self.callback, self.state, self.wishes = callback, TrainerState(), TransformersControl()
+        self.callback, self.progress, self.wishes = callback, TrainerState(), TransformersControl()
         if uncalled := [name for name in NEVER_CALLED if _overrides(callback, name)]:
             warnings.warn(
                 f"{type(callback).__name__}.{uncalled[0]} is never called: a run has no such moment (docs/library.md)",
@@ -39,9 +41,9 @@ class AdaptedCallback(Callback):
     def on_train_begin(self, resources: TrainingResources, run: RunFolder) -> None:
         config = resources.config
         self.args = _build_arguments(config, run.folder)
-        self.state.max_steps, self.state.train_batch_size = config.steps, self.args.per_device_train_batch_size
-        self.state.logging_steps, self.state.save_steps = 1, config.run.save_every
-        self.state.eval_steps = config.eval.every
+        self.progress.max_steps, self.progress.train_batch_size = config.steps, self.args.per_device_train_batch_size
+        self.progress.logging_steps, self.progress.save_steps = 1, config.run.save_every
+        self.progress.eval_steps = config.eval.every
         self.objects = {"model": resources.policy.model, "processing_class": resources.policy.tokenizer}
         self._call("on_init_end")
         self._call("on_train_begin")
@@ -53,21 +55,21 @@ class AdaptedCallback(Callback):
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         self._reach(step)
-        self.state.num_input_tokens_seen += int(metrics.get("num_tokens", 0))
+        self.progress.num_input_tokens_seen += int(metrics.get("num_tokens", 0))
         self._call("on_step_end")
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        logs = {**_rename(metrics), "epoch": self.state.epoch}
-        self.state.log_history.append({**logs, "step": step})
+        logs = {**_rename(metrics), "epoch": self.progress.epoch}
+        self.progress.log_history.append({**logs, "step": step})
         self._call("on_log", logs=logs)
 
     def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
         metrics = _rename(evaluation.metrics())
         self.wishes.should_evaluate = False
-        self._call("on_evaluate", metrics={**metrics, "epoch": self.state.epoch})
+        self._call("on_evaluate", metrics={**metrics, "epoch": self.progress.epoch})
         reward = metrics.get(BEST_METRIC)
-        if reward is not None and (self.state.best_metric is None or reward > self.state.best_metric):
-            self.state.best_metric, self.state.best_global_step = reward, step
+        if reward is not None and (self.progress.best_metric is None or reward > self.progress.best_metric):
+            self.progress.best_metric, self.progress.best_global_step = reward, step
 
     def on_save(self, step: int, checkpoint: Path) -> None:
         self.wishes.should_save = False
@@ -76,8 +78,19 @@ class AdaptedCallback(Callback):
     def on_train_end(self, summary: Mapping[str, Any]) -> None:
         self._call("on_train_end")
 
+    def state(self) -> dict[str, Any]:
+        """Return the trainer's state, and what the callback itself keeps, if it exports that."""
+        own = self.callback.state()["attributes"] if isinstance(self.callback, ExportableState) else {}
+        return {"trainer": asdict(self.progress), "own": own}
+
+    def load(self, state: dict[str, Any]) -> None:
+        now = {name: getattr(self.progress, name) for name in ("max_steps", "eval_steps", "save_steps")}
+        self.progress = TrainerState(**state["trainer"] | now)
+        for name, value in state["own"].items():
+            setattr(self.callback, name, value)
+
     def _reach(self, step: int) -> None:
-        self.state.global_step, self.state.epoch = step, get_trainer_state().epoch
+        self.progress.global_step, self.progress.epoch = step, get_trainer_state().epoch
 
     def _call(self, hook: str, **more: Any) -> None:
         """Call a hook as the trainer does, and pass on what it wishes for.
@@ -86,7 +99,7 @@ class AdaptedCallback(Callback):
             ContractError: the callback asserts something about the arguments that does not hold.
         """
         try:
-            returned = getattr(self.callback, hook)(self.args, self.state, self.wishes, **self.objects, **more)
+            returned = getattr(self.callback, hook)(self.args, self.progress, self.wishes, **self.objects, **more)
         except AssertionError as error:
             raise ContractError(f"{type(self.callback).__name__}.{hook}: {error}") from error
         self.wishes = self.wishes if returned is None else returned

@@ -77,6 +77,20 @@ def test_early_stopping_stops_once_the_reward_no_longer_rises(tmp_path: Path) ->
     assert not run.summary["interrupted"]
 
 
+def test_a_resumed_run_goes_on_with_the_state_and_the_patience(tmp_path: Path) -> None:
+    settings = {**SMALL, "eval": {"every": 1, "tasks": 1, "final_tasks": 1}, "learner": {"lr": 1e-12}}
+    folder = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
+    first, second, follows = EarlyStoppingCallback(3), EarlyStoppingCallback(3), Follows()
+    follows.on_step_end = lambda args, state, control, **kwargs: None  # type: ignore[method-assign]
+    train("math-tools", steps=2, callbacks=[first, follows], run=folder, **settings)
+    before = len(follows.log)
+    run = train("math-tools", steps=9, callbacks=[second, follows], run=folder, **settings)
+    assert 1 <= first.early_stopping_patience_counter < 3
+    assert second.early_stopping_patience_counter >= 3
+    assert run.summary["steps"] <= 4
+    assert [row["step"] for row in follows.log[: before - 1]] == [0, 1, 1, 2]
+
+
 def test_early_stopping_without_evaluations_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"EarlyStoppingCallback.on_train_begin: .*requires IntervalStrategy"):
         train("math-tools", callbacks=[EarlyStoppingCallback()], run={"dir": str(tmp_path / "run")}, **QUICK)
