@@ -9,6 +9,7 @@ from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ContractError, InfraError, ToolError, UserError
 from agentrl.rewards.reward_model import RewardModel
+from agentrl.settings.entries import Metric, advantage, engine, importance_sampling, loss, optimizer, sampler
 from agentrl.tools.tool import Tool, tool
 from agentrl.tools.toolset import Toolset
 from agentrl.training.callbacks import Callback
@@ -30,6 +31,7 @@ __all__ = [
     "EnvSpec",
     "InfraError",
     "Message",
+    "Metric",
     "Reply",
     "RewardModel",
     "Run",
@@ -40,11 +42,17 @@ __all__ = [
     "Toolset",
     "Trajectory",
     "UserError",
+    "advantage",
     "as_gymnasium",
     "compare",
+    "engine",
     "evaluate",
     "from_gymnasium",
+    "importance_sampling",
+    "loss",
+    "optimizer",
     "register_gymnasium",
+    "sampler",
     "tool",
     "train",
 ]

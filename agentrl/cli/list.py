@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,29 +12,42 @@ from rich.table import Table
 from agentrl.cli.arguments import Arguments, Command, NoOptions
 from agentrl.errors import UserError, suggest
 from agentrl.settings import registry
+from agentrl.settings.catalogue import CHOICES
+from agentrl.settings.entries import Entry
 from agentrl.settings.registry import RegistryKind
 from agentrl.settings.signature import build_arguments_model
 from agentrl.tools.tool import Tool
 
 TEXT = """\
-Without a name: the environments, tools, rewards and models. With one: what it is, and its settings.
+  agentrl list                      # the environments, tools, rewards and models
+  agentrl list losses               # or advantages, importance_sampling, optimizers, samplers, engines, callbacks
+  agentrl list dapo                 # one of them: what it is, and its settings
+  agentrl list my_losses.py:mine    # of a file, or of a module
 """
 KINDS: tuple[RegistryKind, ...] = ("env", "tool", "reward", "model")
+_PLURALS: Mapping[str, RegistryKind] = {
+    **{"envs": "env", "tools": "tool", "rewards": "reward", "models": "model", "callbacks": "callback"},
+    **{"losses": "loss", "advantages": "advantage", "importance_sampling": "importance_sampling"},
+    **{"optimizers": "optimizer", "samplers": "sampler", "engines": "engine"},
+}
 
 
 def _run(arguments: Arguments[NoOptions]) -> int:
-    if arguments.names:
-        print(_describe_name(arguments.names[0]))
+    name = arguments.names[0] if arguments.names else ""
+    if name in _PLURALS:
+        _print_all(Console(), (_PLURALS[name],))
+    elif name:
+        print(_describe_name(name))
     else:
-        _print_all(Console())
+        _print_all(Console(), KINDS)
     return 0
 
 
-def _print_all(console: Console) -> None:
+def _print_all(console: Console, kinds: Sequence[RegistryKind]) -> None:
     table = Table("kind", "name", "what it is", "from", box=None, header_style="bold")
-    for kind in KINDS:
+    for kind in kinds:
         for name, entry in sorted(registry.list_registered(kind).items()):
-            package = entry.dist.name if entry.dist else ""
+            package = entry.dist.name if entry.dist else "agentrl-gym"
             try:
                 about = _summarize(registry.load_registered(kind, name))
             except UserError as error:  # a broken plugin is shown, and hides no other
@@ -41,25 +55,58 @@ def _print_all(console: Console) -> None:
             table.add_row(kind, name, about, package)
     console.print(table)
     console.print("\nagentrl list NAME shows one; agentrl train --env NAME trains on one", style="dim")
+    console.print(
+        f"agentrl list KIND shows the others: {', '.join(n for n in _PLURALS if _PLURALS[n] not in KINDS)}", style="dim"
+    )
 
 
 def _summarize(thing: object) -> str:
+    if isinstance(thing, Entry):
+        line = thing.explain or thing.summary
+        return f"{line} ({thing.reduction})" if thing.reduction else line
     text = thing.description if isinstance(thing, Tool) else inspect.getdoc(thing) or ""
     return text.strip().splitlines()[0] if text.strip() else ""
 
 
 def _describe_name(name: str) -> str:
-    kinds = [k for k in KINDS if name in registry.list_registered(k)]
+    every = tuple(_PLURALS.values())
+    kinds = [k for k in every if name in registry.list_registered(k)]
     if not kinds and ":" in name:
-        kinds = ["env"]
+        thing, _ = registry.load_member("env", name)
+        kinds = [_kind_of(thing)]
     if not kinds:
-        known = [n for k in KINDS for n in registry.list_registered(k)]
+        known = [*_PLURALS, *(n for k in every for n in registry.list_registered(k))]
         raise UserError(f"nothing is called {name!r}{suggest(name, known)}")
     return "\n\n".join(_describe(kind, name) for kind in kinds)
 
 
+def _kind_of(thing: object) -> RegistryKind:
+    """Return what a thing is declared as; anything else is an environment, or is refused as one."""
+    return next((k for k in _PLURALS.values() if isinstance(thing, Entry) and thing.kind == k), "env")
+
+
+def _describe_entry(name: str, entry: Entry) -> str:
+    """Describe a loss, an advantage ...: its formula, its reduction, its metrics, its parameters."""
+    doc = inspect.getdoc(entry.function) or ""
+    lines = [f"{entry.kind.replace('_', ' ')} {name}: {doc.partition('Args:')[0].strip()}"]
+    if entry.explain:
+        lines += ["", f"explain: {entry.explain}"]
+    if entry.reduction:
+        lines += [f"reduction: {entry.reduction}"]
+    lines += [f"metric {metric}: {m.description}" for metric, m in entry.metrics.items()]
+    choice = next(c for c in CHOICES if c.kind == entry.kind)
+    fields = [
+        f"  --{choice.section}.{choice.arguments}.{n}  {f.description or ''} "
+        f"[{'required' if f.is_required() else f.default}]"
+        for n, f in entry.parameters.items()
+    ]
+    return "\n".join([*lines, *(["", "settings:"] if fields else []), *fields])
+
+
 def _describe(kind: RegistryKind, name: str) -> str:
     thing, _ = registry.load_member(kind, name)
+    if isinstance(thing, Entry):
+        return _describe_entry(name, thing)
     prefix = {"env": "env", "tool": f"tool.{name}", "reward": f"env.reward_settings.{name}"}.get(kind)
     if prefix is not None and isinstance(thing, type):
         return _describe_class(f"{kind} {name}", thing, prefix)
@@ -75,4 +122,4 @@ def _describe_class(what: str, cls: Any, prefix: str) -> str:
     return "\n".join([f"{what}: {inspect.getdoc(cls) or ''}", *(["", "settings:"] if fields else []), *lines])
 
 
-COMMAND = Command("list", "[NAME]", TEXT, _run, NoOptions, names=(0, 1))
+COMMAND = Command("list", "[NAME | KIND]", TEXT, _run, NoOptions, names=(0, 1))

@@ -49,13 +49,13 @@ def _run(arguments: Arguments[_TrainOptions]) -> int:
         return 0
     with show_loading(console):  # torch: after whatever can be wrong with the words
         from agentrl.cli.progress import open_display
-        from agentrl.training.callbacks import Callbacks
+        from agentrl.training.callbacks import Callbacks, load_callbacks
         from agentrl.training.checkpoint import describe_resume
         from agentrl.training.train import run_config
 
     try:
         with open_display(console, config) as display:
-            summary = run_config(config, spec, Callbacks([display])).summary
+            summary = run_config(config, spec, Callbacks([*load_callbacks(config.run.callbacks), display])).summary
     except KeyboardInterrupt:
         if display.run_folder is not None:
             console.print(describe_resume(display.run_folder), highlight=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from agentrl.library.trainer_callbacks import adapt_callbacks
 from agentrl.models.policy import resolve_settings
 from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.signature import convert_value
-from agentrl.training.callbacks import Callback, Callbacks
+from agentrl.training.callbacks import Callback, Callbacks, load_callbacks
 from agentrl.training.schedules import OptimizerPair, check_optimizers
 from agentrl.training.train import run_config
 
@@ -62,7 +62,8 @@ def train(
     named = {"name": spec.name, **spec.settings}
     config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
     check_optimizers(optimizers, settings)
-    callback = Callbacks([*adapt_callbacks(callbacks), *_open_progress(verbose)])
+    by_name = load_callbacks(config.run.callbacks)
+    callback = Callbacks([*adapt_callbacks(callbacks), *by_name, *_open_progress(verbose)])
     result = run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum, optimizers)
     return Run(result.summary["run_dir"], result.policy)
 

@@ -1,9 +1,16 @@
 """Entries: what is chosen by name in the algorithm, and what each one declares of itself.
 
-A loss, an advantage, an importance-sampling rule, an optimizer, a sampler, an engine or a call format is a function (or
-a class) with a declaration. Its keyword-only arguments are its parameters: their types check the settings, their
-docstring describes them. The positional ones are what the framework passes; `CONTRACTS` has them. The config, the help,
-the docs, the page and the learner read this declaration, and torch is not needed to read it.
+A loss, an advantage, an importance-sampling rule, an optimizer, a sampler or an engine is a function (or a class) with
+a declaration. Its keyword-only arguments are its parameters: their types check the settings, their docstring describes
+them. The positional ones are what the framework passes. The config, the help, the docs, the page and the learner read
+this declaration, and torch is not needed to read it.
+
+    loss                 (t: Tokens, log_ratio) -> a loss for each token, or a pair: them, and values of its metrics
+    advantage            (groups) -> for each member of each group a number, or one a turn
+    importance_sampling  (t: Tokens) -> a weight for each token
+    optimizer            (policy, lr) -> a torch optimizer, or a list of them
+    sampler              (count, seed) -> a TaskSampler
+    engine               (policy, config) -> an OpenEngine
 """
 
 from __future__ import annotations
@@ -164,7 +171,7 @@ class _Declare:
 
 advantage, importance_sampling = _Declare("advantage"), _Declare("importance_sampling")
 optimizer, sampler = _Declare("optimizer"), _Declare("sampler")
-engine, call_format = _Declare("engine"), _Declare("call_format")
+engine = _Declare("engine")
 
 
 def as_entry(kind: str, thing: object) -> Entry:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from agentrl.errors import ContractError, UserError, describe_raised, suggest
 from agentrl.settings.entries import Entry, as_entry
 
-EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine", "call_format"]
+EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine"]
 RegistryKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric"] | EntryKind
 _OWN = "agentrl-gym"  # the distribution whose names no other package takes
 _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; they load no torch
@@ -27,7 +27,6 @@ _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; th
     "optimizer": ("agentrl.learner.named_optimizers",),
     "sampler": ("agentrl.environments.curriculum",),
     "engine": ("agentrl.engines.factories",),
-    "call_format": ("agentrl.renderer.call_formats",),
 }
 
 

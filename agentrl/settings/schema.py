@@ -357,6 +357,9 @@ class RunConfig(Section):
         False, description="the model at the end is that of the best evaluation (eval.metric), not the last step's"
     )
     trackers: CommaSeparated = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
+    callbacks: CommaSeparated = Field(
+        (), description="callbacks by name: file.py:Class; commas between them (agentrl list callbacks)"
+    )
     metrics: NamedObjects = Field(
         (), description="functions of a step's episodes that return numbers to log: file.py:function; docs/extend.md"
     )

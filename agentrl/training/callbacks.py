@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from agentrl.errors import ContractError, suggest
+from agentrl.errors import ContractError, author_errors, suggest
 from agentrl.runtime.stalls import Progressing, describe_waits, find_longest_wait
 from agentrl.runtime.threads import open_task_group
+from agentrl.settings import registry
 from agentrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -125,6 +126,23 @@ class Callbacks(Callback):
         """Restore the states of callbacks that are here again; those of others are left out."""
         for name in state.keys() & self._by_name.keys():
             self._by_name[name].load(state[name])
+
+
+def load_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Load callbacks by name: classes and functions are called without arguments, objects are taken as they are.
+
+    Raises:
+        UserError: there is no such name, or it is no callback.
+    """
+    callbacks = []
+    for name in names:
+        thing = registry.load_registered("callback", name)
+        if isinstance(thing, type) or inspect.isfunction(thing):
+            with author_errors(f"callback {name!r}"):
+                thing = thing()
+        _check_hooks(thing)
+        callbacks.append(thing)
+    return callbacks
 
 
 _HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
