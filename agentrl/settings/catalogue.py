@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.errors import ConfigError, UserError, author_errors
 from agentrl.settings.entries import Entry
-from agentrl.settings.registry import EntryKind, is_own, list_registered, load_entry
+from agentrl.settings.registry import EntryKind, is_own, list_own, load_entry
 from agentrl.settings.signature import convert_parameters
 
 
@@ -247,7 +247,7 @@ def find_entries(section: str, name: str) -> dict[EntryKind, list[str]]:
 
 def list_own_entries(kind: EntryKind) -> Iterator[tuple[str, Entry]]:
     """Yield agentrl's own entries of a kind, by name."""
-    return ((name, load_entry(kind, name)) for name in list_registered(kind) if is_own(kind, name))
+    return ((name, load_entry(kind, name)) for name in list_own(kind))
 
 
 def describe_shared(section: str, fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:

@@ -60,8 +60,15 @@ def is_own(kind: RegistryKind, name: str) -> bool:
     return name in _list_own(kind)
 
 
+def list_own(kind: RegistryKind) -> list[str]:
+    """List the names of agentrl's own entries, without looking at what is installed, which takes a while."""
+    return list(_list_own(kind))
+
+
 def check_name(kind: RegistryKind, name: str) -> str:
     """Return a name if something may be called so; nothing of others is imported. Raises UserError if not."""
+    if name in _list_own(kind):
+        return name
     known = list_registered(kind)
     module, colon, attribute = name.partition(":")
     if name not in known and not (colon and module and attribute):
@@ -79,7 +86,8 @@ def load_registered(kind: RegistryKind, name: str) -> Any:
     Raises:
         UserError: there is no such name, several packages register it, or importing it failed.
     """
-    known = list_registered(kind)
+    known = _list_own(kind)
+    known = known if name in known else list_registered(kind)
     what = f"{_say(kind)} {name!r}"
     if name in known:
         _check_unique(kind, name, known[name])
@@ -91,7 +99,7 @@ def load_registered(kind: RegistryKind, name: str) -> Any:
 
 def _check_unique(kind: RegistryKind, name: str, entry: EntryPoint) -> None:
     """Raise UserError if several packages register a name that is none of agentrl's own."""
-    if _is_own(entry) or is_own(kind, name):
+    if is_own(kind, name) or _is_own(entry):
         return
     others = {e.value: e.dist.name if e.dist else "?" for e in entry_points(group=_group(kind), name=name)}
     if len(others) > 1:
