@@ -283,7 +283,7 @@ def test_passes_are_divided_and_the_numbers_are_those_of_one_process(settings: d
     def first(process_group: ProcessGroup) -> tuple[dict[str, float], Any]:
         learner = build_learner(process_group, counts[0], **more)
         policies[0] = learner.policy
-        return learner.update(dissimilar()), learner.old_logprobs
+        return learner.update(dissimilar()), learner.learned
 
     def second(process_group: ProcessGroup) -> None:
         learner = build_learner(process_group, counts[1], **more)
@@ -292,7 +292,10 @@ def test_passes_are_divided_and_the_numbers_are_those_of_one_process(settings: d
 
     metrics, old = run_in_two(first, second)
     assert metrics == pytest.approx(expected, abs=1e-5)
-    assert [o is None for o in old] == [o is None for o in alone.old_logprobs]
+    assert [o is None for o in old] == [o is None for o in alone.learned]
+    for own, one_process in zip(old, alone.learned, strict=True):  # logprobs, gradients, corrections
+        if own is not None:
+            torch.testing.assert_close(own, one_process, atol=1e-6, rtol=1e-4)
     per_batch = 1 * settings.get("num_iterations", 1) + ("beta" in settings) + ("top_entropy_quantile" in settings)
     mine, its, whole = map(len, counts)
     assert mine + its == whole

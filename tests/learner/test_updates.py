@@ -10,23 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.losses.objective import Objective, compute_policy_loss
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.settings.catalogue import list_own_entries
 from agentrl.types import Sample
-from tests.learner.test_distributed import run_in_two
 from tests.learner.test_learner import alike, model, rows  # noqa: F401
 
 LOSSES = [name for name, _ in list_own_entries("loss")]
 LONGEST = 40
 
 
-def build(policy: Any, process_group: Any = None, **settings: Any) -> Learner:
+def build(policy: Any, **settings: Any) -> Learner:
     policy = copy.deepcopy(policy)
     more = {"threads": 1, "longest": LONGEST, **settings}
-    return Learner(policy, make_optimizers(policy, "adamw", 1e-2), LossSettings(**more), process_group)
+    return Learner(policy, make_optimizers(policy, "adamw", 1e-2), LossSettings(**more))
 
 
 def forward(policy: Any, given: Sequence[Sample]) -> tuple[Tensor, Tensor]:
@@ -115,22 +113,3 @@ def test_the_reference_is_the_slope_of_the_loss(loss: str, level: str) -> None:
         return loss_value
 
     assert torch.autograd.gradcheck(compute, (logp.requires_grad_(),))
-
-
-def test_in_two_processes_the_record_is_that_of_one(model: Any) -> None:  # noqa: F811
-    given = [*rows(), *alike()]
-    settings: dict[str, Any] = {"beta": 0.1, "max_tokens_per_microbatch": 64}
-    alone, *policies = (copy.deepcopy(model) for _ in range(3))
-    wanted = build(alone, **settings)
-    wanted.update(given)
-
-    def first(process_group: ProcessGroup) -> list[Tensor | None]:
-        learner = build(policies[0], process_group, **settings)
-        learner.update(given)
-        return learner.learned
-
-    def second(process_group: ProcessGroup) -> None:
-        build(policies[1], process_group, **settings).run_worker()
-
-    for own, expected in zip(run_in_two(first, second), wanted.learned, strict=True):
-        torch.testing.assert_close(own, expected, atol=1e-6, rtol=1e-5)
