@@ -42,7 +42,7 @@ class NotebookTable(Display):
 
         self.run_folder, self.steps = run.folder, resources.config.steps
         self.title = format_headline(resources, run)
-        self._handle = display(self, display_id=True)  # type: ignore[no-untyped-call]
+        self._handle = display(self, display_id=True)
 
     def on_phase_begin(self, name: str, episodes: int) -> None:
         self.phase, self.announced, self.ended = name, episodes, 0
