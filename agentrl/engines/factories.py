@@ -84,6 +84,27 @@ def server(
     return ServerEngine(urls, model, capacity=e.max_num_seqs, max_context=e.max_model_len, update=update)
 
 
+@engine(explain="vLLM servers that {launcher} starts; weights go over {update}")
+def launched(
+    model: PreTrainedModel,
+    config: TrainConfig,
+    *,
+    servers: Annotated[int, Field(ge=1)] = 1,
+    launcher: str = "local",
+    update: Update = "in-flight",
+) -> OpenEngine:
+    """Start vLLM servers for the run, sample from them, and end them with it.
+
+    Args:
+        servers: how many.
+        launcher: local: processes of this machine; or a registered name, module:function, file.py:function.
+        update: in-flight: requests continue with new weights; drain: they end first.
+    """
+    from agentrl.engines.vllm.launchers import LaunchedEngine, plan_servers
+
+    return LaunchedEngine(model, config, launcher, plan_servers(config, servers), update)
+
+
 @engine(explain="vllm on a GPU where it is installed, else transformers")
 def auto(model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None) -> OpenEngine:
     """Sample with vLLM on a GPU where it is installed, else embedded. On the CPU the embedded one is as fast.

@@ -15,7 +15,12 @@ from agentrl.view.escaping import escape_controls
 
 COLUMNS = ["step", "reward", "calls", "failed", "tokens/s", "seconds"]
 COLUMNS += ["generate", "tools", "learn", "entropy", "faults"]
-_ENGINES = {"transformers": "embedded transformers engine", "vllm": "vLLM in process", "server": "vLLM servers"}
+_ENGINES = {
+    "transformers": "embedded transformers engine",
+    "vllm": "vLLM in process",
+    "server": "vLLM servers",
+    "launched": "vLLM servers of its own",
+}
 
 
 class Display(Callback):

@@ -18,7 +18,8 @@ from agentrl.errors import ContractError, UserError, describe_raised, suggest
 from agentrl.settings.entries import Entry, as_entry
 
 EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine"]
-RegistryKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric"] | EntryKind
+_PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher"]
+RegistryKind = _PlainKind | EntryKind
 _OWN = "agentrl-gym"  # the distribution whose names no other package takes
 _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; they load no torch
     "loss": ("agentrl.learner.losses.losses",),

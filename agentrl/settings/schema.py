@@ -96,6 +96,7 @@ class EngineConfig(Section):
     name: EngineName = Field(
         "auto",
         description="transformers: embedded; vllm: vLLM in process; server: vLLM servers at engine.urls; "
+        "launched: vLLM servers that the run starts; "
         "auto: vllm on a GPU where it is installed, else transformers; or module:function",
     )
     args: Parameters = Field({}, description="parameters of an engine: --engine.args.NAME VALUE")

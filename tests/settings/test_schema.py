@@ -29,7 +29,7 @@ def test_lists_may_be_written_with_commas() -> None:
         (["--engine", "server"], "engine 'server' needs a value for --engine.urls [command line]"),
         (["--engine.urls", "http://127.0.0.1:1"], "engine.urls is for the engine server; auto has no such parameter"),
         (["--engine", "vllm", "--engine.urls", "http://127.0.0.1:1"], "server; vllm has no such parameter"),
-        (["--engine.update", "drain"], "engine.update is for the engines vllm, server; auto has no such"),
+        (["--engine.update", "drain"], "engine.update is for the engines vllm, server, launched; auto"),
         (["--engine", "server", "--engine.urls", "http://a:1", "--engine.threads", "2"], "engine.threads is for the"),
         (["--engine", "server", "--engine.urls", "127.0.0.1:8000"], "such as http://127.0.0.1:8000, not '127.0.0.1:80"),
         (["--engine", "vlm"], "engine.name: no engine 'vlm'; did you mean 'vllm'? (or say module:function), not 'vlm'"),

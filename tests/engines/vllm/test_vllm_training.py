@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -75,19 +74,12 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
     assert not any(map(is_there, (one, two, *again)))
 
 
-@pytest.mark.parametrize("mode", ["vllm", "server"])
-def test_an_adapter(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["vllm", "launched"])
+def test_an_adapter(engine: str, tmp_path: Path) -> None:
     """Its matrices alone are sent: with servers their base weights are those that they were started with."""
-    with ExitStack() as open_servers:
-        engine: dict[str, Any] = {"name": mode}
-        if mode == "server":
-            server = open_servers.enter_context(VLLMServer(ServerSettings(policy.locate_model("nano"), lora_rank=8)))
-            engine["urls"] = [server.wait().url]
-        run = {"dir": str(tmp_path / "run")}
-        learner = {"lr": 5e-3, "lr_scheduler": "constant"}
-        summary = train(
-            "math-tools", engine=engine, run=run, lora={"rank": 8}, **SETTINGS | {"learner": learner}
-        ).summary
+    run = {"dir": str(tmp_path / "run")}
+    learner = {"lr": 5e-3, "lr_scheduler": "constant"}
+    summary = train("math-tools", engine=engine, run=run, lora={"rank": 8}, **SETTINGS | {"learner": learner}).summary
     assert summary["faults"] == {}
     assert summary["reward_after"] > summary["reward_before"] + 0.3
     assert (tmp_path / "run" / "model" / "adapter_config.json").is_file()
