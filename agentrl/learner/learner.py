@@ -47,7 +47,8 @@ class LossSettings(Objective):
     threads: int | None = None  # torch's threads while learning; all cores by default
     longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
     gradient_checkpointing: bool = False  # layers keep only their inputs, and compute the rest again
-    ref_sync_steps: int | None = None  # updates after which the reference becomes the policy of that moment
+    ref_sync_steps: int | None = None  # updates after which the reference moves towards the policy of that moment
+    ref_mixup_alpha: float = 1.0  # the policy's share of it then
 
 
 class Learner:
@@ -307,8 +308,15 @@ class Learner:
         self.version += isfinite(grad_norm)
         every = self.settings.ref_sync_steps
         if self._reference is not None and every and isfinite(grad_norm) and self.version % every == 0:
-            self._reference = self._copy_trained()
+            self._mix_reference(self.settings.ref_mixup_alpha)
         return grad_norm
+
+    @torch.no_grad()
+    def _mix_reference(self, alpha: float) -> None:
+        """Move the reference towards the policy: by all of the way where ``alpha`` is 1."""
+        trained = self._trained
+        reference = self._reference or {}
+        self._reference = {n: r.mul(1.0 - alpha).add(trained[n], alpha=alpha) for n, r in reference.items()}
 
     def _choose_packing(self, rows: Sequence[Sample]) -> Packing:
         """Choose shared prefixes if it is proven that this model gives the same numbers then."""

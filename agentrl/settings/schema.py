@@ -226,7 +226,10 @@ class LearnerConfig(Section):
     delta: float | None = shared("cap of the ratio where the advantage is negative")
     beta: float = Field(0.0, ge=0, description="of the KL term to the reference, the policy as the run began")
     use_bias_correction_kl: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
-    ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference is the policy again")
+    ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference follows the policy")
+    ref_mixup_alpha: float = Field(
+        1.0, gt=0, le=1, description="the policy's share of the reference then; 1: the reference is the policy"
+    )
     importance_sampling_mode: ImportanceSamplingName = Field(
         "token_truncate",
         description="of p_learner / p_engine outside its bounds: agentrl list importance_sampling; or module:function",
@@ -260,6 +263,8 @@ class LearnerConfig(Section):
         _check_entries("learner", self)
         if not self.beta and (not self.use_bias_correction_kl or self.ref_sync_steps):
             raise ValueError("use_bias_correction_kl and ref_sync_steps are of the KL term, which beta = 0 leaves out")
+        if self.ref_mixup_alpha != 1.0 and not self.ref_sync_steps:
+            raise ValueError(f"ref_mixup_alpha {self.ref_mixup_alpha:g} is of the updates that ref_sync_steps names")
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} and warmup_ratio {self.warmup_ratio} say the same twice"

@@ -64,6 +64,7 @@ def build_learner(
         threads=c.threads,
         longest=longest,
         ref_sync_steps=c.ref_sync_steps,
+        ref_mixup_alpha=c.ref_mixup_alpha,
         gradient_checkpointing=c.gradient_checkpointing,
     )
     return Learner(model, optimizers, settings, process_group)

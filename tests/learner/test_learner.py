@@ -309,6 +309,29 @@ def test_the_reference_is_the_first_policy_until_it_is_synced(model: Any) -> Non
         assert (kls[2] > 1e-4) == grows
 
 
+def test_the_reference_follows_the_policy_by_its_share(model: Any) -> None:
+    """As TRL's sync_ref_model: reference = alpha * policy + (1 - alpha) * reference, every so many updates."""
+    trained = learner(model, lr=1e-2, beta=0.1, ref_sync_steps=2, ref_mixup_alpha=0.6)
+    before = trained._copy_trained()
+    trained.update(rows())
+    for name, reference in trained._reference.items():  # type: ignore[union-attr]
+        assert torch.equal(reference, before[name])
+    trained.update(rows())
+    policy = trained._copy_trained()
+    for name, reference in trained._reference.items():  # type: ignore[union-attr]
+        torch.testing.assert_close(reference, 0.4 * before[name] + 0.6 * policy[name])
+
+
+def test_without_a_correction_the_engines_logprobs_say_nothing(model: Any) -> None:
+    far = [Sample(r.token_ids, r.loss_mask, [p - 3.0 for p in r.logprobs], r.advantages) for r in rows()]
+    losses = {
+        mode: [learner(model, lr=1e-9, importance_sampling_mode=mode).update(own)["loss"] for own in (rows(), far)]
+        for mode in ("none", "token_truncate")
+    }
+    assert losses["none"][0] == pytest.approx(losses["none"][1])
+    assert losses["token_truncate"][0] != pytest.approx(losses["token_truncate"][1])
+
+
 def test_without_a_kl_term_there_is_no_reference(model: Any) -> None:
     assert learner(model)._reference is None
     assert "kl" not in learner(model).update(rows())

@@ -2,7 +2,7 @@
 
 ``token`` ratios are of single tokens; ``sequence`` ones of whole rows, the product of their tokens'; ``geometric`` ones
 the same to the power of 1 / length, which long rows do not blow up. Outside of its bounds a ratio is cut
-(``truncate``), or its tokens are not trained (``mask``); they stay in the denominators.
+(``truncate``), or its tokens are not trained (``mask``); they stay in the denominators. ``none`` corrects nothing.
 
 Each rule is declared with `agentrl.importance_sampling`, which makes it a name of ``learner.importance_sampling_mode``:
 ``(t: Tokens, *, parameters) -> Tensor``, the weight of each token. This module loads no torch.
@@ -95,3 +95,9 @@ sequence_truncate = _declare(_sequence, _truncate, f"p_learner / p_engine {_ROW}
 sequence_mask = _declare(_sequence, _mask, f"p_learner / p_engine {_ROW}, 0 outside of its bounds: {_BOUNDS}")
 geometric_truncate = _declare(_geometric, _truncate, f"p_learner / p_engine {_MEAN}, cut to its bounds: {_BOUNDS}")
 geometric_mask = _declare(_geometric, _mask, f"p_learner / p_engine {_MEAN}, 0 outside of its bounds: {_BOUNDS}")
+
+
+@importance_sampling(explain="no correction: each token counts 1, whatever the engine's probability was")
+def none(t: Tokens) -> Tensor:
+    """Return 1 for each token, as TRL does without its correction."""
+    return t.old.new_ones(t.old.shape)

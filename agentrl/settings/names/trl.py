@@ -85,7 +85,7 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
         convert_truncated,
     ),
     joint("sync_ref_model", False, "learner.ref_sync_steps"),
-    joint("ref_model_mixup_alpha", 0.6, "learner.ref_sync_steps", "the copy is renewed whole: only 1.0 is here"),
+    joint("ref_model_mixup_alpha", 0.6, "learner.ref_mixup_alpha", "where sync_ref_model is true"),
     joint("ref_model_sync_steps", 512, "learner.ref_sync_steps", "where sync_ref_model is true"),
     here("top_entropy_quantile", 1.0, "learner.top_entropy_quantile"),
     here("entropy_coef", 0.0, "learner.entropy_coef"),

@@ -103,10 +103,7 @@ def _engine(v: Values) -> Settings:
 def _correction(v: Values) -> Settings:
     if v["vllm_importance_sampling_correction"]:
         return {}
-    raise ConfigError(
-        "vllm_importance_sampling_correction: the correction is always on; learner.importance_sampling_max 1e9 and "
-        "importance_sampling_mode token_truncate leave the ratio as it is"
-    )
+    return {"learner.importance_sampling_mode": "none"}
 
 
 def _evaluation(v: Values) -> Settings:
@@ -139,12 +136,10 @@ def _saving(v: Values) -> Settings:
 def _reference(v: Values) -> Settings:
     if not v["sync_ref_model"]:
         return {}
-    if v["ref_model_mixup_alpha"] not in (1, 1.0):
-        raise ConfigError(
-            "ref_model_mixup_alpha: the reference becomes the policy whole, alpha = 1.0; not "
-            f"{v['ref_model_mixup_alpha']!r}"
-        )
-    return {"learner.ref_sync_steps": v.whole("ref_model_sync_steps")}
+    return {
+        "learner.ref_sync_steps": v.whole("ref_model_sync_steps"),
+        "learner.ref_mixup_alpha": v.number("ref_model_mixup_alpha"),
+    }
 
 
 def _adapter(v: Values) -> Settings:
