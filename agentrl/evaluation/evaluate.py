@@ -31,6 +31,7 @@ from agentrl.rollout.rollout import EpisodeCallback, Rollout
 from agentrl.runtime import threads
 from agentrl.runtime.threads import open_task_group
 from agentrl.settings.loader import build_config, flatten
+from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.signature import convert_value
 from agentrl.types import Group, Trajectory
@@ -252,7 +253,9 @@ def evaluate(
         retry_faults: roll out tasks again if an episode of them ended in a fault, with those beside them.
         settings: sections and keys as in a config file: ``rollout={"max_tokens": 64}``, ``env_args={...}``.
     """
-    spec = EnvSpec(env, **convert_value("env_args", settings.pop("env_args", {}), dict[str, Any]))
+    named_otherwise, settings = take_env_names(settings)
+    own = convert_value("env_args", settings.pop("env_args", {}), dict[str, Any])
+    spec = EnvSpec(env, **named_otherwise, **own)
     spec.check_run_settings(settings)
     greedy, retry_faults = (
         convert_value(name, value, bool) for name, value in (("greedy", greedy), ("retry_faults", retry_faults))

@@ -9,15 +9,8 @@ from pathlib import Path
 from agentrl.errors import UserError
 from agentrl.migration.literals import Scope, UnknownValueError, is_main_guard
 from agentrl.migration.plan import UNKNOWN, Plan
+from agentrl.settings.names.convert import SHIPPED_REWARDS
 
-_SHIPPED = {  # of trl.rewards
-    "accuracy_reward": "math",
-    "reasoning_accuracy_reward": "reasoning_accuracy",
-    "think_format_reward": "think_format",
-    "get_soft_overlong_punishment": "soft_overlong_punishment",
-    "get_cosine_scaled_reward": "cosine_scaled",
-    "get_repetition_penalty_reward": "repetition",
-}
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -32,7 +25,7 @@ def read_rewards(tree: ast.Module, scope: Scope, node: ast.expr | None, plan: Pl
 def name_shipped(name: str) -> str:
     """Return the reward here that one of TRL's command line is; else ``module:function`` of its dotted path."""
     module, _, function = name.rpartition(".")
-    return _SHIPPED.get(name) or (f"{module}:{function}" if module else name)
+    return SHIPPED_REWARDS.get(name) or (f"{module}:{function}" if module else name)
 
 
 def read_tools(tree: ast.Module, scope: Scope, node: ast.expr | None, plan: Plan, path: Path) -> None:
@@ -63,7 +56,7 @@ def _list_appended(tree: ast.Module, name: str) -> Iterator[ast.expr]:
 def _name_reward(tree: ast.Module, scope: Scope, node: ast.expr, plan: Plan, path: Path) -> str:
     called = scope.follow(node)
     shipped = called.func if isinstance(called, ast.Call) else node
-    if (name := _SHIPPED.get(_find_original(tree, ast.unparse(shipped)))) is not None:
+    if (name := SHIPPED_REWARDS.get(_find_original(tree, ast.unparse(shipped)))) is not None:
         if isinstance(called, ast.Call):
             _read_settings(scope, called, name, plan)
         return name

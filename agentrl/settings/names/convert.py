@@ -10,6 +10,14 @@ _OPTIMIZERS = {
     "adamw_8bit": ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"),
     "muon": ("muon",),
 }
+SHIPPED_REWARDS = {  # TRL's own, by the names that they have here
+    "accuracy_reward": "math",
+    "reasoning_accuracy_reward": "reasoning_accuracy",
+    "think_format_reward": "think_format",
+    "get_soft_overlong_punishment": "soft_overlong_punishment",
+    "get_cosine_scaled_reward": "cosine_scaled",
+    "get_repetition_penalty_reward": "repetition",
+}
 _FLOATS = {"float32": "float32", "fp32": "float32", "float": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 
 
@@ -54,6 +62,16 @@ def convert_dtype(value: object) -> object:
 def convert_bf16(value: object) -> object:
     """Return the type of the weights that bf16 stands for; the optimizer keeps float32 copies of them."""
     return "bfloat16" if value else "float32"
+
+
+def convert_rewards(value: object) -> object:
+    """Return a list of rewards: one alone is a list of one; a name with a slash is a reward model's, as in TRL."""
+    rewards = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return [_name_reward(r.strip()) if isinstance(r, str) else r for r in rewards]
+
+
+def _name_reward(name: str) -> str:
+    return SHIPPED_REWARDS.get(name) or (f"reward-model:{name}" if "/" in name and ":" not in name else name)
 
 
 def convert_truncated(value: object) -> object:

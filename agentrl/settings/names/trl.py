@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from agentrl.settings.names.convert import convert_dtype, convert_targets, convert_tool_iterations, convert_truncated
+from agentrl.settings.names.convert import (
+    convert_dtype,
+    convert_rewards,
+    convert_targets,
+    convert_tool_iterations,
+    convert_truncated,
+)
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
 
 _WHOLE = (
@@ -120,7 +126,7 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
 )
 
 TRAINER_ARGUMENTS: tuple[ForeignName, ...] = (
-    here("reward_funcs", None, "env.rewards", "names, module:function, file.py:function; in Python functions too"),
+    here("reward_funcs", None, "env.rewards", "functions, or names: file.py:function", convert_rewards),
     here("train_dataset", None, "env.data"),
     here("eval_dataset", None, "env.test_data"),
     absent("args", None, "give its fields as settings: train(..., num_generations=8)"),
