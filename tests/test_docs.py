@@ -20,7 +20,7 @@ import pytest
 
 import agentrl
 from agentrl.cli import check as check_verb
-from agentrl.cli import compare, export, main, play, replay, rescore, serve, serve_tools, train, view
+from agentrl.cli import compare, export, from_trl, main, play, replay, rescore, serve, serve_tools, train, view
 from agentrl.cli import eval as eval_verb
 from agentrl.cli.dispatch import VERBS
 from agentrl.environments.env import ToolEnv
@@ -145,6 +145,7 @@ READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are rea
     "serve": lambda words: locate_model(serve.COMMAND.parse(words).options.model),
     "serve-tools": _serve_tools,
     "view": view.COMMAND.parse,
+    "from-trl": from_trl.COMMAND.parse,
     "compare": compare.COMMAND.parse,
     "export": export.COMMAND.parse,
     "replay": replay.COMMAND.parse,
@@ -190,7 +191,18 @@ CANNOT = {  # what is in a command: why it is not run here
     r"--tools remote:": "needs a service; tests/builtin_tools/test_e2b.py has one",
     r"--(engine|env) openenv": "needs a server; tests/envs/test_openenv.py has one",
 }
-QUICK = {"list", "index", "report", "explain", "rescore", "compare", "new", "play", "export"}  # a second at most
+QUICK = {
+    "list",
+    "index",
+    "report",
+    "explain",
+    "rescore",
+    "compare",
+    "new",
+    "play",
+    "export",
+    "from-trl",
+}  # a second at most
 
 
 def _cannot(command: Command) -> str | None:
@@ -232,7 +244,7 @@ def test_a_command_runs(command: Command, with_runs: Path, monkeypatch: pytest.M
     if words[0] == "new":  # where nothing of that name is there yet
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.startswith(str(with_runs))])
-    for flag in ("--out", "--run.dir"):  # what the command before, or the last test, has made
+    for flag in ("--out", "--run.dir", "--functions"):  # what the command before, or the last test, has made
         if flag in words and "--resume" not in words:
             _remove(Path(words[words.index(flag) + 1]))
     assert main(words) == 0

@@ -54,7 +54,7 @@ def test_the_settings_of_a_script_and_trl_s_defaults_that_matter_are_written(tmp
     config = build_config(("toml", settings))
     assert (config.learner.lr, config.learner.loss, config.rollout.tasks_per_step) == (1e-5, "grpo", 2)
     assert (config.steps, config.seed, config.learner.lr_scheduler, config.dtype) == (3, 42, "linear", "float32")
-    assert (config.learner.epsilon, config.learner.epsilon_high, config.eval.every) == (0.2, 0.2, 0)
+    assert (config.learner.epsilon_high, config.eval.every) == (0.2, 0)
     assert settings["env"] == {"name": "prompts", "data": "rows.jsonl", "rewards": [f"{tmp_path}/train.py:reward"]}
     assert "lr = 1e-05  # learning_rate\n" in toml
     assert "seed = 42  # TRL's default: seed\n" in toml

@@ -32,9 +32,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {  # TRL's test: what it sets, 
         "become tools by @tool",
     ),
     "test_train_with_unknown_environment_raises": ({"environment_factory": {"a": dict}}, "an environment is a class"),
-    "test_log_completions_hub_repo": ({"log_completions_hub_repo": "me/x"}, "agentrl report"),
-    "test_auto_find_batch_size": ({"auto_find_batch_size": True}, "learner.max_tokens_per_microbatch"),
-    "test_train_fsdp": ({"fsdp": "full_shard"}, "every learner process holds the whole policy"),
 }
 
 

@@ -65,7 +65,12 @@ def test_train_peft_config(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     tiny().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    small: dict[str, Any] = {"num_generations": 3, "per_device_train_batch_size": 3, "max_completion_length": 8, "max_steps": 1}
+    small: dict[str, Any] = {
+        "num_generations": 3,
+        "per_device_train_batch_size": 3,
+        "max_completion_length": 8,
+        "max_steps": 1,
+    }
     lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
     train(
         "prompts",

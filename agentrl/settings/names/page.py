@@ -92,7 +92,7 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> None:
+def write_pages() -> None:
     """Write the tables of docs/from-trl.md and docs/from-verl.md."""
     for file, table in (("from-trl.md", format_trl()), ("from-verl.md", format_verl())):
         page = _DOCS / file
@@ -100,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_pages()
