@@ -9,7 +9,16 @@ from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ContractError, InfraError, ToolError, UserError
 from agentrl.rewards.reward_model import RewardModel
-from agentrl.settings.entries import Metric, advantage, engine, importance_sampling, loss, optimizer, sampler
+from agentrl.settings.entries import (
+    Metric,
+    advantage,
+    call_format,
+    engine,
+    importance_sampling,
+    loss,
+    optimizer,
+    sampler,
+)
 from agentrl.tools.tool import Tool, tool
 from agentrl.tools.toolset import Toolset
 from agentrl.training.callbacks import Callback
@@ -44,6 +53,7 @@ __all__ = [
     "UserError",
     "advantage",
     "as_gymnasium",
+    "call_format",
     "compare",
     "engine",
     "evaluate",

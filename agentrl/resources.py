@@ -15,6 +15,7 @@ from agentrl.engines.vllm import launch
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ContractError, UserError
 from agentrl.models import lora, policy
+from agentrl.models.call_formats import build_call_format
 from agentrl.models.policy import Policy
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout.engine_protocol import OpenEngine
@@ -56,7 +57,8 @@ async def open_resources(
     keep_freed_memory()
     loaded = load_trainable_policy(config, loaded)
     config = _choose_engine(config, loaded.model)
-    renderer = TemplateRenderer(loaded.tokenizer, policy.read_template(config.chat_template), loaded.end_tokens)
+    template, calls = policy.read_template(config.chat_template), build_call_format(config.call_format)
+    renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls)
     async with spec.open(), _build_engine(config, loaded.model) as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
         with collect_garbage_seldom():

@@ -84,14 +84,16 @@ def _build_config(env: str, arguments: Arguments[_CheckOptions]) -> TrainConfig:
 
 def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
     _, given = arguments.settings
-    for other in given.keys() - {"chat_template"} | arguments.options.model_fields_set:
-        raise ConfigError(f"{other}: agentrl check model takes --chat_template FILE alone")
+    for other in given.keys() - {"chat_template", "call_format"} | arguments.options.model_fields_set:
+        raise ConfigError(f"{other}: agentrl check model takes --chat_template FILE and --call_format NAME alone")
     from agentrl.models import policy
+    from agentrl.models.call_formats import build_call_format
     from agentrl.renderer.template import TemplateRenderer
 
     template = policy.read_template(given.get("chat_template"))
     tokenizer = policy.load_tokenizer(name)
-    renderer = TemplateRenderer(tokenizer, template, policy.load_end_tokens(name))
+    calls = build_call_format(given.get("call_format", "hermes"))
+    renderer = TemplateRenderer(tokenizer, template, policy.load_end_tokens(name), calls)
     print("\n".join(f"{sentence.rstrip('.')}." for sentence in renderer.verdict().split(". ")))
     return 0
 

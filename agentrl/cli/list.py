@@ -28,7 +28,7 @@ KINDS: tuple[RegistryKind, ...] = ("env", "tool", "reward", "model")
 _PLURALS: Mapping[str, RegistryKind] = {
     **{"envs": "env", "tools": "tool", "rewards": "reward", "models": "model", "callbacks": "callback"},
     **{"losses": "loss", "advantages": "advantage", "importance_sampling": "importance_sampling"},
-    **{"optimizers": "optimizer", "samplers": "sampler", "engines": "engine"},
+    **{"optimizers": "optimizer", "samplers": "sampler", "engines": "engine", "call_formats": "call_format"},
 }
 
 

@@ -62,6 +62,7 @@ def _run(arguments: Arguments[_ReplayOptions]) -> int:
 
 async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Trajectory, own: _ReplayOptions) -> Replay:
     from agentrl.models import policy
+    from agentrl.models.call_formats import build_call_format
     from agentrl.renderer.template import TemplateRenderer
     from agentrl.resources import open_resources
 
@@ -83,7 +84,8 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
         renderer: Renderer = ChatRenderer()
         if not by_server:
             template = policy.read_template(config.chat_template)
-            renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model))
+            calls = build_call_format(config.call_format)
+            renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model), calls)
         nobody = RecordedEngine(before, 0, None)
         rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, split)
         return await replay_episode(rollout, before, live=own.live)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-from agentrl.renderer.call_formats.hermes import CLOSE, OPEN
+from agentrl.renderer.call_formats import CallFormat, hermes
 from agentrl.renderer.placeholders import Rendering
 
 
-def fold_tools(turns: Sequence[Rendering]) -> list[Rendering]:
+def fold_tools(turns: Sequence[Rendering], call_format: CallFormat = hermes) -> list[Rendering]:
     """Write calls as text of the assistant; results, with the user's turn that follows them, as one user turn."""
     plain: list[Rendering] = []
     after_result = False
     for turn in turns:
-        message = {"role": "user" if turn["role"] == "tool" else turn["role"], "content": _text(turn)}
+        message = {"role": "user" if turn["role"] == "tool" else turn["role"], "content": _text(turn, call_format)}
         if after_result and message["role"] == "user":
             plain[-1]["content"] += "\n" + message["content"]
         else:
@@ -39,9 +38,9 @@ def fold_system(turns: Sequence[Rendering]) -> list[Rendering]:
     return [turns[1] | {"content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}, *turns[2:]]
 
 
-def _text(turn: Rendering) -> str:
+def _text(turn: Rendering, call_format: CallFormat) -> str:
     content: str = turn["content"]
     if turn["role"] == "tool":
         return f"<tool_response>\n{content}\n</tool_response>"
-    calls = [json.dumps(c["function"], ensure_ascii=False) for c in turn.get("tool_calls", ())]
-    return "\n".join([*([content] if content else []), *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)])
+    calls = [call_format.format_call(c["function"]) for c in turn.get("tool_calls", ())]
+    return "\n".join([*([content] if content else []), *calls])

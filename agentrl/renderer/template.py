@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.errors import TemplateError
 from agentrl.renderer import placeholders
-from agentrl.renderer.call_formats import hermes
+from agentrl.renderer.call_formats import CallFormat, hermes
 from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
 from agentrl.renderer.placeholders import Part, Rendering, TemplatedMessages, format_placeholder
 from agentrl.renderer.role_fallbacks import append_system, fold_system, fold_tools
@@ -50,12 +50,19 @@ class TemplateRenderer:
         chat_template: Jinja source instead of the tokenizer's own.
         end_tokens: ids that the model's configs name as ends of a turn, beside the template's and the tokenizer's own;
             those that are no special tokens are left out, since text spells them.
+        call_format: how the model writes tool calls.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or one that cannot be followed.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None, end_tokens: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        end_tokens: Sequence[int] = (),
+        call_format: CallFormat = hermes,
+    ) -> None:
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not getattr(tokenizer, "is_fast", False):
             raise TemplateError(f"the tokenizer {name!r} is a slow one, which gives no offsets; take its fast version")
@@ -64,7 +71,7 @@ class TemplateRenderer:
                 f"the tokenizer {name!r} has no chat template; "
                 "take an instruct model, or give a template with --chat_template FILE"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self._calls = tokenizer, call_format
         self.injection_attempts: Counter[str] = Counter()
         self._template = chat_template
         self._added = find_structural_tokens(tokenizer)
@@ -112,7 +119,7 @@ class TemplateRenderer:
         while ids and ids[-1] in self._stops:
             ids.pop()
         opened = self._opening_of(self._decode(prompt_ids[-TAIL:])) if prompt_ids is not None else self._opens_thought
-        reply = hermes.parse(self._decode(ids), thinking=bool(opened))
+        reply = self._calls.parse(self._decode(ids), thinking=bool(opened))
         return replace(reply, content=opened + reply.content) if opened else reply
 
     def get_stop_token_ids(self) -> list[int]:
@@ -124,7 +131,7 @@ class TemplateRenderer:
             [
                 "Tool calls are in the template's own form."
                 if self._native
-                else "The template writes no Hermes tool calls, so tools are described in the system prompt.",
+                else "The template writes no tool calls of this form, so tools are described in the system prompt.",
                 *([] if self._system else ["The system prompt goes in front of the first user turn."]),
                 self._verified("tool results", (_RESULT,)),
                 self._verified("user turns", (_USER,)),
@@ -215,7 +222,7 @@ class TemplateRenderer:
                 self._learn_frame((_RESULT,) * count, tools)
         except TemplateError:
             return False
-        calls = hermes.parse(text).tool_calls
+        calls = self._calls.parse(text).tool_calls
         return shown and any(c.name == "probe" and c.arguments == {"a": "b"} for c in calls)
 
     @cached_property
@@ -253,9 +260,9 @@ class TemplateRenderer:
         templated = TemplatedMessages(messages)
         turns, shown = templated.messages, [templated.value(t) for t in tools] if self._native else []
         if not shown:
-            turns = fold_tools(turns)
+            turns = fold_tools(turns, self._calls)
         if tools and not shown:
-            before, after = hermes.format_instructions()
+            before, after = self._calls.format_instructions()
             lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
             turns = append_system(turns, before + templated.text(lines, "schema") + after)
         if not self._system:
@@ -289,7 +296,7 @@ class TemplateRenderer:
     def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema]) -> _Frame:
         messages = [{"role": r, "content": "t" * full, "name": "n" * named} for r, full, named in shape]
         turns = TemplatedMessages(messages).messages
-        new = turns if tools else fold_tools(turns)
+        new = turns if tools else fold_tools(turns, self._calls)
         calls = [_message_call(m.get("name", "t"), {"a": _REPLY_TEXT}, i) for i, m in enumerate(turns)]
         errors: list[TemplateError] = []
         for reply in (_REPLY, _REPLY | {"tool_calls": calls}):  # some insist on calls before results

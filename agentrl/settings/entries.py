@@ -171,7 +171,7 @@ class _Declare:
 
 advantage, importance_sampling = _Declare("advantage"), _Declare("importance_sampling")
 optimizer, sampler = _Declare("optimizer"), _Declare("sampler")
-engine = _Declare("engine")
+engine, call_format = _Declare("engine"), _Declare("call_format")
 
 
 def as_entry(kind: str, thing: object) -> Entry:

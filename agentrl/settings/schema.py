@@ -69,6 +69,7 @@ AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
 ImportanceSamplingName = Annotated[str, AfterValidator(partial(_named, "importance_sampling"))]
 OptimizerName = Annotated[str, AfterValidator(partial(_named, "optimizer"))]
 SamplerName = Annotated[str, AfterValidator(partial(_named, "sampler"))]
+CallFormatName = Annotated[str, AfterValidator(partial(_named, "call_format"))]
 EngineName = Annotated[str, AfterValidator(partial(_named, "engine"))]
 
 
@@ -390,6 +391,9 @@ class TrainConfig(Section):
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
     model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    call_format: CallFormatName = Field(
+        "hermes", description="how the model writes tool calls: agentrl list call_formats; or file.py:Class"
+    )
     chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
     seed: int = Field(0, ge=0, lt=2**31)
     steps: int = Field(100, ge=1)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import string
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -45,6 +46,11 @@ def make_call_id(turn: str, number: int) -> str:
     """
     digest = hashlib.blake2b(f"{number} {turn}".encode("utf-8", "replace"), digest_size=9).digest()
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
+
+
+def format_call(call: Mapping[str, object]) -> str:
+    """Write a call, ``{"name": ..., "arguments": {...}}``, between its tags."""
+    return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
 
 
 def format_instructions() -> tuple[str, str]:
