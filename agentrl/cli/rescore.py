@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -21,9 +21,10 @@ from agentrl.cli.arguments import Arguments, Command, find_run_folder
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import UserError
 from agentrl.rewards.functions import Reward, resolve_rewards
+from agentrl.rewards.trainer_state import TrainerState
 from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
-from agentrl.runs.rescore import RescoredEpisode, rescore_episodes
+from agentrl.runs.rescore import RescoredEpisode, read_states, rescore_episodes
 from agentrl.settings.loader import build_config, read_toml
 from agentrl.settings.schema import EvalConfig, Section, TrainConfig
 from agentrl.types import Trajectory
@@ -77,7 +78,9 @@ def _run(arguments: Arguments[_RescoreOptions]) -> int:
     if out.exists():
         raise UserError(f"{str(out)!r} is there already; give another --out")
     console = Console()
-    episodes = anyio.run(_rescore, EnvSpec.from_config(config), files, rewards, own.act, console)
+    episodes = anyio.run(
+        _rescore, EnvSpec.from_config(config), files, rewards, own.act, read_states(run, config), console
+    )
     _write(out, episodes)
     _print_changes(console, run, episodes)
     console.print(f"\nepisode by episode: {out}", style="dim", markup=False, highlight=False)
@@ -129,13 +132,14 @@ async def _rescore(
     files: Sequence[tuple[str, int, Path]],
     rewards: Mapping[str, Reward] | None,
     act: bool,
+    state_at: Callable[[EpisodeId], TrainerState],
     console: Console,
 ) -> list[RescoredEpisode]:
     episodes = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("scoring", total=None)
         async with spec.open():
-            async for episode in rescore_episodes(spec, _groups(files), rewards, act=act):
+            async for episode in rescore_episodes(spec, _groups(files), rewards, act=act, state_at=state_at):
                 episodes.append(episode)
                 progress.advance(bar)
     return sorted(episodes, key=lambda r: (r.where.split != "train", r.where))

@@ -114,7 +114,12 @@ async def _call_reward(
 
 def _arguments(name: str, function: Reward, columns: Mapping[str, Any], log: RewardLog) -> dict[str, Any]:
     """Gather the columns, and those of TRL's further arguments that the function takes."""
-    offered = {"trainer_state": get_trainer_state(), "log_metric": log.log_metric, "log_extra": log.log_extra}
+    offered = {
+        "trainer_state": get_trainer_state(),
+        "log_metric": log.log_metric,
+        "log_extra": log.log_extra,
+        "set_weight": partial(log.set_weight, name),
+    }
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C

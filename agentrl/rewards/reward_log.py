@@ -1,4 +1,4 @@
-"""The log of reward functions beside their rewards: TRL's ``log_metric`` and ``log_extra``."""
+"""The log of reward functions beside their rewards: TRL's ``log_metric`` and ``log_extra``, and their weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from agentrl.errors import ContractError
+from agentrl.types import is_number
 
 
 class RewardLog:
@@ -18,6 +19,7 @@ class RewardLog:
         self.size = size
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._extras: dict[str, list[Any]] = {}
+        self.weights: dict[str, float] = {}  # of rewards that set their own
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number under ``name``; of several under one name the mean counts. Raises ContractError."""
@@ -28,6 +30,12 @@ class RewardLog:
         if not isfinite(number):
             raise ContractError(f"log_metric({name!r}, {value!r:.60}): the value must be a finite number")
         self._metrics[str(name)].append(number)
+
+    def set_weight(self, reward: str, weight: float) -> None:
+        """Set the weight of a reward in these completions. Raises ContractError: it is no finite number."""
+        if not is_number(weight):
+            raise ContractError(f"set_weight({weight!r:.60}) in reward {reward!r}: a weight is a finite number")
+        self.weights[reward] = float(weight)
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Log a value for each completion. Raises ContractError where there are more or fewer."""

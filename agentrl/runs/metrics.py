@@ -71,6 +71,8 @@ def _rewards(valid: Sequence[Trajectory]) -> Metrics:
         values = [r for t in valid if (r := t.rewards.get(name)) is not None]
         if values:
             metrics |= {f"rewards/{name}/mean": fmean(values), f"rewards/{name}/std": _std(values)}
+        if any(name in t.weights for t in valid):
+            metrics[f"rewards/{name}/weight"] = fmean(t.weights.get(name, 1.0) for t in valid)
         if unscorable := sum(t.rewards.get(name, 0.0) is None for t in valid):
             metrics[f"rewards/{name}/unscorable"] = float(unscorable)  # episodes: it was None
     return metrics

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,9 +16,11 @@ from agentrl.environments.validation import validate_reset, validate_rewards, va
 from agentrl.errors import InfraError, UserError
 from agentrl.rewards.functions import Reward, call_rewards, is_per_episode
 from agentrl.rewards.reward_log import RewardLog
+from agentrl.rewards.trainer_state import HISTORY, TrainerState, replay_trainer_state
 from agentrl.rollout.group_scoring import score_group
 from agentrl.runs.reader import EpisodeId
 from agentrl.runtime.threads import open_task_group
+from agentrl.settings.schema import TrainConfig
 from agentrl.types import Fault, Message, Reply, ToolCall, Trajectory
 
 _CONCURRENCY = 32
@@ -41,6 +45,7 @@ async def rescore_episodes(
     *,
     act: bool = False,
     timeout_s: float = 120.0,
+    state_at: Callable[[EpisodeId], TrainerState] = lambda where: TrainerState(),
 ) -> AsyncIterator[RescoredEpisode]:
     """Score each episode that ended without a fault again.
 
@@ -49,6 +54,7 @@ async def rescore_episodes(
         groups: the episodes, in groups whose members are compared with each other.
         functions: instead of the environment's ``score``. The episode's task is reset all the same, and each key of
             its ``info`` is a column.
+        state_at: the state of the training when an episode was scored, for rewards that read it.
         act: give the replies to the environment again, tools and all, for one whose score depends on its state.
     """
     valid = ([(where, t) for where, t in group if t.fault is None] for group in groups)
@@ -58,7 +64,9 @@ async def rescore_episodes(
 
     async def work() -> None:
         for group in left:
-            for episode in await scoring.score(group):
+            with replay_trainer_state(state_at(group[0][0])):
+                scored = await scoring.score(group)
+            for episode in scored:
                 await send.send(episode)
 
     async def score_all() -> None:
@@ -71,6 +79,24 @@ async def rescore_episodes(
         async with receive:
             async for episode in receive:
                 yield episode
+
+
+def read_states(run: Path, config: TrainConfig) -> Callable[[EpisodeId], TrainerState]:
+    """Return the function from an episode of a run to the state of the training that its rewards were given.
+
+    That is the state before its step, or, of an evaluation, after it; what was rolled out ahead of the learner may have
+    seen an earlier one.
+    """
+    file = run / "metrics.jsonl"  # an evaluation's folder has none, a run that goes on a last line that is half-written
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    rows = [row for line in lines if line.endswith("}") and "step_time" in (row := json.loads(line))]
+
+    def state_at(where: EpisodeId) -> TrainerState:
+        done = where.step - (where.split == "train")
+        history = tuple(row for row in rows if row["step"] <= done)[-HISTORY:]
+        return TrainerState(done, config.steps, 0.0, config.run.save_every, config.eval.every, log_history=history)
+
+    return state_at
 
 
 @dataclass(frozen=True)
@@ -93,7 +119,7 @@ class _Scoring:
             for number in range(len(group)):
                 episodes.start_soon(score_member, number)
         if (env := next((e for e, t in members if e is not None and t.fault is None), None)) is not None:
-            after = await self._score_group(env, [t for _, t in members])
+            after = await self._score_group(env, [t for _, t in members], group[0][0].split)
         else:
             after = [t for _, t in members]
         return [_compare(where, before, t) for (where, before), t in zip(group, after, strict=True)]
@@ -110,8 +136,9 @@ class _Scoring:
                     await _act(env, before)
                 if self.functions is not None:
                     own = {name: f for name, f in self.functions.items() if is_per_episode(f)}
-                    return env, (await _score_by_functions(own, [replace(bare, info=info)]))[0]
-                return env, bare.with_rewards(validate_rewards(await env.score(before), env))
+                    return env, (await _score_by_functions(own, [replace(bare, info=info)], where.split))[0]
+                rewards = validate_rewards(await env.score(before), env)
+                return env, replace(bare, weights=dict(env.reward_weights)).with_rewards(rewards)
         except UserError:
             raise
         except Exception as error:  # around an episode
@@ -122,27 +149,32 @@ class _Scoring:
                 await env.close()
                 await env.close_tools()
 
-    async def _score_group(self, env: Env, members: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    async def _score_group(self, env: Env, members: Sequence[Trajectory], split: str) -> Sequence[Trajectory]:
         if self.functions is not None:
-            env = _GroupFunctions({name: f for name, f in self.functions.items() if not is_per_episode(f)})
+            env = _GroupFunctions({name: f for name, f in self.functions.items() if not is_per_episode(f)}, split)
         return await score_group(env, members, self.timeout_s) if env.scores_groups else members
 
 
 class _GroupFunctions(Env):
     """An environment that scores a whole group by reward functions alone."""
 
-    def __init__(self, functions: Mapping[str, Reward]) -> None:
-        self.functions, self.scores_groups = functions, bool(functions)
+    def __init__(self, functions: Mapping[str, Reward], split: str) -> None:
+        self.functions, self.scores_groups, self.split = functions, bool(functions), split
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        return await _score_by_functions(self.functions, trajectories)
+        return await _score_by_functions(self.functions, trajectories, self.split)
 
 
-async def _score_by_functions(functions: Mapping[str, Reward], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+async def _score_by_functions(
+    functions: Mapping[str, Reward], trajectories: Sequence[Trajectory], split: str
+) -> list[Trajectory]:
     if not functions:
         return list(trajectories)
-    rewards = await call_rewards(functions, _columns(trajectories), RewardLog(len(trajectories)))
-    return [t.with_rewards(own) for t, own in zip(trajectories, rewards, strict=True)]
+    log = RewardLog(len(trajectories))
+    rewards = await call_rewards(functions, _columns(trajectories), log)
+    own_weights = log.weights if split == "train" else {}
+    weighted = (replace(t, weights={**t.weights, **own_weights}) for t in trajectories)
+    return [t.with_rewards(own) for t, own in zip(weighted, rewards, strict=True)]
 
 
 def _compare(where: EpisodeId, before: Trajectory, after: Trajectory) -> RescoredEpisode:

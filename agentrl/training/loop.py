@@ -67,6 +67,7 @@ class TrainingLoop:
         checkpoint.prune(run.folder / "checkpoints", step)
         self.recorder.step = step
         before = self.checkpointer.load(step, state)
+        self.trainer.tell_rewards(step)
         await resources.engine.update_weights(resources.policy.model, self.trainer.learner.version)
         self.recorder.callback.on_message(f"going on after step {step} of {run.folder}")
         return before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from agentrl.credit import Credit, record_held_out
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.health.monitor import HealthMonitor
 from agentrl.resources import TrainingResources
+from agentrl.rewards.trainer_state import HISTORY
 from agentrl.rollout.rollout import Rollout
 from agentrl.rollout.scheduler import StepBatch
 from agentrl.runs import metrics
@@ -72,6 +74,7 @@ class Recorder:
         weights = dict(spec.sample().reward_weights)
         self.health = HealthMonitor(bool(spec.tool_list()), name, config.model, folder, weights)
         self.overlap, self.totals, self.timeline = PromptOverlap(), _RunTotals(), Timeline()
+        self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)  # rows of the latest steps
 
     def state(self) -> dict[str, Any]:
         return {
@@ -79,11 +82,13 @@ class Recorder:
             "elapsed": self.timeline.elapsed,
             "health": self.health,
             "overlap": self.overlap,
+            "history": list(self.history),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.totals, self.timeline = _RunTotals(**state["totals"]), Timeline(state["elapsed"])
         self.health, self.overlap = state["health"], state["overlap"]
+        self.history.extend(state["history"])
 
     def say(self, text: str) -> None:
         """Tell a sentence about the present step to the callbacks, and keep it in the run folder."""
@@ -110,6 +115,7 @@ class Recorder:
         values = metrics.add_logged_metrics(values, groups)
         values |= self.metric_functions.compute([t for g in groups for t in g], values)
         await self.write_with_retry(partial(self.run.log, {"step": step, **values}), f"the metrics of step {step} are")
+        self.history.append({"step": step, **values})
         self.run.write_tools(rollout.offered_tools)
         self.trackers.log(step, values)
         self.trackers.episodes(step, [t for g in groups for t in g])

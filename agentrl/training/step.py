@@ -55,7 +55,7 @@ class Trainer:
         self.count = resources.spec.count("train")
         self.tasks = build_task_sampler(self.config, self.count, curriculum)
         self.rollout = resources.rollout("train")
-        self._tell_rewards(step)
+        self.tell_rewards(step)
 
     def open_scheduler(
         self, step: int, ahead: SchedulerState | None, stopping: Callable[[], bool]
@@ -134,7 +134,7 @@ class Trainer:
         rows = credit.samples(), credit.weights(), credit.updates()
         learned = await to_thread.run_sync(partial(self.learner.update, *rows))
         self.schedule.after()
-        self._tell_rewards(step)
+        self.tell_rewards(step)
         version = float(self.learner.version)
         return {
             **metrics.staleness_metrics(ages),
@@ -161,10 +161,13 @@ class Trainer:
         self.recorder.timeline.at("write")
         await self.recorder.write_episodes(step, credit, self.learner.learned)
         await self.recorder.record_step(step, batch, credit, update, self.rollout)
+        self.tell_rewards(step)  # of the row too
         self.recorder.timeline.at(IDLE)
 
-    def _tell_rewards(self, step: int) -> None:
-        """Let reward functions know, from here on, of so many updates."""
+    def tell_rewards(self, step: int) -> None:
+        """Let reward functions know, from here on, of so many updates, and of the rows of the metrics so far."""
         config = self.config
         epoch = step * config.rollout.tasks_per_step / self.count if self.count else 0.0
-        set_trainer_state(TrainerState(step, config.steps, epoch, config.run.save_every, config.eval.every))
+        history = tuple(self.recorder.history)
+        state = TrainerState(step, config.steps, epoch, config.run.save_every, config.eval.every, log_history=history)
+        set_trainer_state(state)

@@ -130,6 +130,7 @@ class Prompts(ToolEnv[PromptRows]):
 
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
+        self.split = split
         self.prompt, self.row = self.columns.split(await self.shared.row(split, seed), f"row {seed + 1} of {split}")
         messages: list[Message] = (
             [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
@@ -153,6 +154,7 @@ class Prompts(ToolEnv[PromptRows]):
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
         (scored,) = await self._scored([trajectory], self.own)
         self.metrics, self.extras = scored.metrics, scored.info
+        self.reward_weights = {**self.reward_weights, **scored.weights}
         return dict(scored.rewards) if self.scores_groups else self._gated(scored.rewards)
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
@@ -174,7 +176,10 @@ class Prompts(ToolEnv[PromptRows]):
         rewards = await call_rewards(bound, columns, log)
         return [
             replace(
-                t.with_rewards(own), metrics={**t.metrics, **log.metrics}, info={**t.info, **log.extras_for(number)}
+                t.with_rewards(own),
+                metrics={**t.metrics, **log.metrics},
+                info={**t.info, **log.extras_for(number)},
+                weights={**t.weights, **(log.weights if self.split == "train" else {})},  # held-out rewards compare
             )
             for number, (t, own) in enumerate(zip(trajectories, rewards, strict=True))
         ]
