@@ -29,7 +29,7 @@ class UnknownValueError(Exception):
 
 
 @dataclass(frozen=True)
-class Binding:
+class _Binding:
     """A name bound in a script: the line, and the expression; None where the script decides as it runs."""
 
     line: int
@@ -40,7 +40,7 @@ class Scope:
     """The names that a script binds at its top level and in the functions around one line, and their values."""
 
     def __init__(self, tree: ast.Module, around: Sequence[ast.FunctionDef | ast.AsyncFunctionDef] = ()) -> None:
-        self.bindings: dict[str, list[Binding]] = {}
+        self.bindings: dict[str, list[_Binding]] = {}
         self._defaults = dict(_read_defaults(tree))
         for body in (tree.body, *(f.body for f in around)):
             for name, binding in _bind(body, sure=True):
@@ -158,7 +158,7 @@ class Scope:
                 yield str(self._evaluate(key)), value
 
 
-def _bind(body: Sequence[ast.stmt], sure: bool) -> Iterator[tuple[str, Binding]]:
+def _bind(body: Sequence[ast.stmt], sure: bool) -> Iterator[tuple[str, _Binding]]:
     """Yield what statements bind; where only some runs come by, the value is not known."""
     for node in body:
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -167,7 +167,7 @@ def _bind(body: Sequence[ast.stmt], sure: bool) -> Iterator[tuple[str, Binding]]
             for target in targets:
                 for name in ast.walk(target):
                     if isinstance(name, ast.Name) and not isinstance(target, ast.Attribute | ast.Subscript):
-                        yield name.id, Binding(node.lineno, node.value if known and name is target else None)
+                        yield name.id, _Binding(node.lineno, node.value if known and name is target else None)
         elif isinstance(node, ast.If):
             is_guard = is_main_guard(node)
             yield from _bind(node.body, sure and is_guard)

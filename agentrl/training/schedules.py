@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from agentrl.errors import ConfigError, UserError
 from agentrl.learner.learner import Learner
 from agentrl.learner.optimizers import OptimizerSource
+from agentrl.settings.names.translation import find_name
 from agentrl.settings.schema import TrainConfig
 
 SchedulerStates = list[dict[str, object]]
@@ -45,9 +46,11 @@ def check_optimizers(optimizers: OptimizerPair, settings: Mapping[str, object]) 
     """
     if not isinstance(optimizers, tuple) or len(optimizers) != 2:
         raise ConfigError(f"optimizers is a pair, (optimizer, scheduler), either of them None, not {optimizers!r:.80}")
-    own = settings.get("learner")
+    learner = settings.get("learner")
+    own = {*learner} if isinstance(learner, Mapping) else set()
+    own |= {e.setting.removeprefix("learner.") for name in settings if (e := find_name(name))}
     for source, names, what in zip(optimizers, (_BY_OPTIMIZER, _BY_SCHEDULER), ("optimizer", "scheduler"), strict=True):
-        given = [n for n in names if isinstance(own, Mapping) and n in own]
+        given = [n for n in names if n in own]
         if source is not None and given:
             raise ConfigError(f"learner.{given[0]} does nothing where optimizers= brings the {what}: set it there")
 

@@ -180,6 +180,7 @@ def test_what_steps_nothing_here_is_refused(tmp_path: Path) -> None:
         ((sgd, ReduceLROnPlateau), {}, "ReduceLROnPlateau wants a metric"),
         (optimizer, {}, r"optimizers is a pair"),
         ((sgd, None), {"learner": {"lr": 1e-3}}, "learner.lr does nothing where optimizers= brings the optimizer"),
+        ((sgd, None), {"learning_rate": 1e-3}, "learner.lr does nothing where optimizers= brings the optimizer"),
         ((None, halved), {"learner": {"warmup_steps": 1}}, "learner.warmup_steps does nothing .* the scheduler"),
     ]
     for number, (pair, more, sentence) in enumerate(cases):

@@ -48,11 +48,13 @@ class Adoption:
             processes=int(os.environ.get("WORLD_SIZE", "1")),
         )
         for name, why in done.refused.items():
-            raise ConfigError(f"{name}: not here: {why} [{source}]")
+            entry = find_name(name)
+            kind = "not here: " if entry is not None and entry.kind == "absent" else ""
+            raise ConfigError(f"{name}: {kind}{why} [{source}]")
         for setting, names in done.origins.items():
             if setting in own:
                 raise ConfigError(f"{' and '.join(names)}: this is {setting}, which is given too; give one [{source}]")
-        self.lines += describe_translation(done, foreign)
+        self.lines += _describe_translation(done, foreign)
         return own | done.settings
 
     def _is_foreign(self, name: str) -> bool:
@@ -77,7 +79,7 @@ class Adoption:
                 print(f"agentrl: {line}", file=sys.stderr)
 
 
-def describe_translation(done: Translation, given: Mapping[str, object]) -> list[str]:
+def _describe_translation(done: Translation, given: Mapping[str, object]) -> list[str]:
     """Say in a line each what foreign names are here."""
     by_names: dict[tuple[str, ...], list[str]] = {}
     for setting, names in done.origins.items():

@@ -111,8 +111,8 @@ def translate(
     values, explicit = _expand(values, explicit, done)
     named = {entry.name: (name, value) for name, value in values.items() if (entry := find_name(name)) is not None}
     for name, value in values.items():
-        _translate_one(name, read_value(value), explicit, done)
-    context = {**(known or {}), **{canonical: read_value(value) for canonical, (_, value) in named.items()}}
+        _translate_one(name, _read_value(value), explicit, done)
+    context = {**(known or {}), **{canonical: _read_value(value) for canonical, (_, value) in named.items()}}
     given = frozenset(entry.name for name in explicit if (entry := find_name(name)) is not None)
     reader = Values(context, {entry.name: entry.default for entry in _by_name().values()}, given, processes)
     for rule in RULES:
@@ -190,7 +190,7 @@ def _read_table(value: object) -> dict[str, object] | None:
         return None
 
 
-def read_value(value: object) -> object:
+def _read_value(value: object) -> object:
     """Return a value as typed in other libraries' ways: ``True``, ``None`` and ``1e-6`` as text are what they say."""
     if not isinstance(value, str):
         return value

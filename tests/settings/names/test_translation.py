@@ -14,7 +14,7 @@ from agentrl_envs.prompts import Prompts
 
 from agentrl.settings.loader import build_config, list_settings
 from agentrl.settings.names.training_arguments import TRAINING_FIELDS
-from agentrl.settings.names.translation import TABLE, find_name, read_value, translate
+from agentrl.settings.names.translation import TABLE, _read_value, find_name, translate
 from agentrl.settings.names.trl import GRPO_FIELDS
 from agentrl.settings.schema import TrainConfig
 
@@ -284,7 +284,7 @@ def test_a_loss_without_a_clip_is_given_none_by_default() -> None:
     [("True", True), ("false", False), ("None", None), ("1e-6", 1e-6), ("5E-7", 5e-7), ("none", "none")],
 )
 def test_text_is_read_as_other_libraries_write_it(text: str, value: object) -> None:
-    assert read_value(text) == value
+    assert _read_value(text) == value
 
 
 def test_a_name_is_found_with_dashes_and_not_by_a_word_alone() -> None:
