@@ -21,6 +21,7 @@ EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sa
 _PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher"]
 RegistryKind = _PlainKind | EntryKind
 _OWN = "agentrl-gym"  # the distribution whose names no other package takes
+_GROUPS = {"loss": "losses", "importance_sampling": "importance_sampling"}  # entry points of any other kind end in s
 _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; they load no torch
     "loss": ("agentrl.learner.losses.losses",),
     "advantage": ("agentrl.learner.advantages.group", "agentrl.learner.advantages.turn"),
@@ -50,7 +51,7 @@ def list_registered(kind: RegistryKind) -> dict[str, EntryPoint]:
 
 
 def _group(kind: str) -> str:
-    return "agentrl.importance_sampling" if kind == "importance_sampling" else f"agentrl.{kind}s"
+    return f"agentrl.{_GROUPS.get(kind, f'{kind}s')}"
 
 
 def _is_own(entry: EntryPoint) -> bool:

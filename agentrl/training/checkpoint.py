@@ -90,7 +90,8 @@ def estimate_disk_needs(model: Any, config: TrainConfig) -> DiskNeeds:
     trained = [p for p in model.parameters() if p.requires_grad]
     weights = sum(p.numel() * p.itemsize for p in trained)
     whole = sum(p.numel() * p.itemsize for p in model.parameters())
-    moments = sum(p.numel() * MOMENTS[config.learner.optimizer](p) for p in trained)
+    bytes_of = MOMENTS.get(config.learner.optimizer, MOMENTS["adamw"])  # of another one, the most that is usual
+    moments = sum(p.numel() * bytes_of(p) for p in trained)
     masters = sum(4 * p.numel() for p in trained if p.itemsize < 4)
     adapter = has_adapter(model)
     reference = whole if config.learner.beta and not adapter else 0
