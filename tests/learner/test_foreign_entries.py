@@ -174,8 +174,8 @@ def test_names_that_clash_are_told_and_agentrls_own_are_nobody_elses(tmp_path: P
     assert load_entry("loss", "grpo").reduction == "seq_mean_token_mean"
 
 
-SMALL = ("--rollout.tasks_per_step", "2", "--rollout.group_size", "4", "--rollout.max_tokens", "32", "--eval.every")
-SMALL += ("0", "--eval.final_tasks", "1", "--run.save_every", "1")
+SMALL = ["--rollout.tasks_per_step", "2", "--rollout.group_size", "4", "--rollout.max_tokens", "32", "--eval.every"]
+SMALL += ["0", "--eval.final_tasks", "1", "--run.save_every", "1"]
 MINE = """
 import torch
 from agentrl import Callback, advantage, engine, importance_sampling, optimizer, sampler
