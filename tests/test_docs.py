@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from agentrl.cli import check as check_verb
 from agentrl.cli import compare, export, from_trl, main, play, replay, rescore, serve, serve_tools, train, view
 from agentrl.cli import eval as eval_verb
 from agentrl.cli.dispatch import VERBS
+from agentrl.engines.vllm.launchers import ServerPlan, launch_servers
 from agentrl.environments.env import ToolEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.models.policy import build_model_config, locate_model
@@ -182,7 +184,7 @@ CANNOT = {  # what is in a command: why it is not run here
     r"--push_to_hub": "sends a model to the hub",
     r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
     r"--endpoint ": "needs a server of chat completions; tests/engines/test_openai_endpoint.py has one",
-    r"--engine (vllm|server)|^agentrl serve ": "needs vLLM: make vllm",
+    r"--engine (vllm|server|launched)|^agentrl serve ": "needs vLLM: make vllm",
     r"^agentrl serve-tools ": "serves until it is ended; tests/cli/test_serve_tools.py does so",
     r"^agentrl view ": "serves until it is ended; tests/view/test_server.py does so",
     r"^agentrl play (?!.*--script)": "waits for a person; tests/cli/test_play.py has one",
@@ -480,3 +482,27 @@ def test_names_of_trl_are_trl_s() -> None:
     for theirs, _, default, _ in NAMES:
         found = fields[theirs.strip("`")]
         assert str(getattr(found, "value", found)) == default, theirs
+
+
+# -- docs/extend.md: what its package registers is what runs --------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_everything_of_the_page_on_extending_takes_part_in_one_run(with_runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("--learner.loss", "soft", "--learner.advantage", "ranks", "--engine", "counting", "--run.metrics", "words")
+    more = ("--run.callbacks", "best", "--engine.args.every", "3", "--run.save_every", "1", "--run.dir", str(folder))
+    assert main(["train", "--env", "quiz:sums", *words, *more, *SMALL_TRAIN]) == 0
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("words/mean" in row for row in rows)
+    assert any("eval/words/mean" in row for row in rows)
+    [path] = (folder / "checkpoints").glob("*/state.pt")
+    assert b"since" in path.read_bytes()
+    assert main(["report", str(folder)]) == 0
+    assert "hardest tasks" in (folder / "report.html").read_text()
+
+
+async def test_the_launcher_of_the_page_on_extending_starts_servers(at_desk: Path) -> None:
+    command = (sys.executable, "-c", "print('http://127.0.0.1:1', flush=True); import time; time.sleep(60)")
+    async with launch_servers("queue", ServerPlan(1, command)) as urls:
+        assert urls == ["http://127.0.0.1:1"]

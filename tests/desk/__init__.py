@@ -27,6 +27,7 @@ def laid_out(folder: Path) -> Path:
     for page in pages.PAGES:
         for fence in pages.fences(page):
             if fence.file:
+                (folder / fence.file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / fence.file).write_text(fence.text, encoding="utf-8")
     with sqlite3.connect(folder / "shop.db") as database:
         database.execute("CREATE TABLE prices (thing TEXT, price INTEGER)")
@@ -45,14 +46,20 @@ def plugins(folder: Path) -> list[str]:
         assert name not in known, f"{name} is installed: the pages' own is not what would run"
         made = templates.write_package(kind, name, folder / f"agentrl-{name}")  # type: ignore[arg-type]
         project = tomllib.loads((made / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        info = made / "site" / f"{project['name'].replace('-', '_')}-0.1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
-        groups = project["entry-points"].items()
-        entries = (f"[{g}]\n" + "".join(f"{n} = {v}\n" for n, v in e.items()) for g, e in groups)
-        (info / "entry_points.txt").write_text("".join(entries))
-        places += [str(made / "src"), str(made / "site")]
-    return places
+        places += [str(made / "src"), installed(made / "site", project)]
+    [metadata] = [f.text for f in pages.fences(pages.ROOT / "docs/extend.md") if f.language == "toml"]
+    return [*places, str(folder), installed(folder / "site", tomllib.loads(metadata)["project"])]
+
+
+def installed(site: Path, project: dict[str, Any]) -> str:
+    """A place for the path of modules, with a package's metadata, as it is when it is installed."""
+    info = site / f"{project['name'].replace('-', '_')}-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
+    groups = project["entry-points"].items()
+    entries = (f"[{g}]\n" + "".join(f"{n} = {v}\n" for n, v in e.items()) for g, e in groups)
+    (info / "entry_points.txt").write_text("".join(entries))
+    return str(site)
 
 
 def small_run(name: str, env: str, **own: object) -> None:
