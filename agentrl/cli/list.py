@@ -94,10 +94,9 @@ def _describe_entry(name: str, entry: Entry) -> str:
     if entry.reduction:
         lines += [f"reduction: {entry.reduction}"]
     lines += [f"metric {metric}: {m.description}" for metric, m in entry.metrics.items()]
-    choice = next(c for c in CHOICES if c.kind == entry.kind)
+    prefix = next((f"{c.section}.{c.arguments}." for c in CHOICES if c.kind == entry.kind), "")
     fields = [
-        f"  --{choice.section}.{choice.arguments}.{n}  {f.description or ''} "
-        f"[{'required' if f.is_required() else f.default}]"
+        f"  --{prefix}{n}  {f.description or ''} [{'required' if f.is_required() else f.default}]"
         for n, f in entry.parameters.items()
     ]
     return "\n".join([*lines, *(["", "settings:"] if fields else []), *fields])

@@ -38,5 +38,7 @@ def test_a_kind_is_listed_with_what_plugins_add(capsys: pytest.CaptureFixture[st
     assert "cispo_clip_ratio" in described
     assert main(["list", str(ROOT / "tests/desk/my_losses.py:mine")]) == 0
     assert "--learner.loss_args.tau  where the weight of a token levels off. [0.5]" in capsys.readouterr().out
+    assert main(["list", "hermes"]) == 0  # a call format has no settings
+    assert "call format hermes: Read and write JSON" in capsys.readouterr().out
     assert main(["list", "loses"]) == 2
     assert "did you mean 'losses'?" in capsys.readouterr().err
