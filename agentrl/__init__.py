@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from agentrl.credit import assign_credit
 from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ContractError, InfraError, ToolError, UserError
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from agentrl.environments.gymnasium.to_gymnasium import as_gymnasium, register_gymnasium
     from agentrl.evaluation.comparison import compare
     from agentrl.evaluation.evaluate import evaluate
+    from agentrl.learner.learner import Learner, LossSettings
+    from agentrl.learner.optimizers import make_optimizers
+    from agentrl.library.rollouts import open_rollouts
     from agentrl.library.run import Run
     from agentrl.library.train import train
 
@@ -39,6 +43,8 @@ __all__ = [
     "Env",
     "EnvSpec",
     "InfraError",
+    "Learner",
+    "LossSettings",
     "Message",
     "Metric",
     "Reply",
@@ -53,6 +59,7 @@ __all__ = [
     "UserError",
     "advantage",
     "as_gymnasium",
+    "assign_credit",
     "call_format",
     "compare",
     "engine",
@@ -60,6 +67,8 @@ __all__ = [
     "from_gymnasium",
     "importance_sampling",
     "loss",
+    "make_optimizers",
+    "open_rollouts",
     "optimizer",
     "register_gymnasium",
     "sampler",
@@ -70,6 +79,10 @@ __all__ = [
 
 _LAZY = {  # they bring torch with them, or gymnasium
     "Run": "agentrl.library.run",
+    "Learner": "agentrl.learner.learner",
+    "LossSettings": "agentrl.learner.learner",
+    "make_optimizers": "agentrl.learner.optimizers",
+    "open_rollouts": "agentrl.library.rollouts",
     "train": "agentrl.library.train",
     "evaluate": "agentrl.evaluation.evaluate",
     "compare": "agentrl.evaluation.comparison",

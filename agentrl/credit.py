@@ -162,11 +162,15 @@ class BatchCut:
         return [next(own[update]) for update in updates]
 
 
+def _weigh_alike(lengths: Sequence[int]) -> list[float]:
+    return [1.0 / max(sum(lengths), 1)] * len(lengths)
+
+
 def assign_credit(
     groups: Sequence[Group],
     rule: AdvantageRule,
     *,
-    reduce: Reduce,
+    reduce: Reduce = _weigh_alike,
     mask_stop_reasons: frozenset[Stop] = frozenset(),
     min_group_size: int = 2,
     resampled: Sequence[Group] = (),
@@ -177,7 +181,8 @@ def assign_credit(
     Args:
         groups: what the step learns from; those with fewer scored members than ``min_group_size`` are left out.
         rule: of the members without a fault of all groups learned from, to advantages.
-        reduce: of trained tokens a row, 0 for a masked one, to weights of tokens: the loss's reduction.
+        reduce: of trained tokens a row, 0 for a masked one, to weights of tokens: the loss's reduction. By default all
+            tokens of the step weigh alike, and sum to 1.
         mask_stop_reasons: episodes that stopped for one of these reasons count in the statistics, but are not trained.
         resampled: groups that were rolled out for this step and replaced.
         cut: of the rows into optimizer steps.

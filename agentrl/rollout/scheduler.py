@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import anyio
 import anyio.lowlevel
@@ -26,6 +26,7 @@ from anyio.abc import TaskGroup
 from agentrl.environments.task_sampler import Outcome, TaskDraw
 from agentrl.rollout.rollout import EpisodeCallback, Rollout
 from agentrl.runtime.threads import open_task_group
+from agentrl.settings.schema import TrainConfig
 from agentrl.spread import has_zero_variance
 from agentrl.types import Group, Trajectory
 
@@ -64,6 +65,21 @@ class BatchPlan:
     dynamic_sampling: bool = False
     ordered: bool = False
     steps: int | None = None
+
+    @classmethod
+    def from_config(cls, config: TrainConfig) -> Self:
+        """Build the plan that the settings name."""
+        r = config.rollout
+        return cls(
+            r.tasks_per_step,
+            r.group_size,
+            r.max_staleness,
+            r.min_group_size,
+            r.max_resamples,
+            r.dynamic_sampling,
+            ordered=config.deterministic,
+            steps=config.steps,
+        )
 
     def allows_resample(self, done: int) -> bool:
         """Return True if a step that has resampled ``done`` groups may resample another one."""

@@ -61,25 +61,13 @@ class Trainer:
         self, step: int, ahead: SchedulerState | None, stopping: Callable[[], bool]
     ) -> AbstractAsyncContextManager[RolloutScheduler]:
         """Roll out groups as far ahead of the learner as staleness allows, after ``step`` updates."""
-        config, r = self.config, self.config.rollout
-        exact = config.deterministic
-        plan = BatchPlan(
-            r.tasks_per_step,
-            r.group_size,
-            r.max_staleness,
-            r.min_group_size,
-            r.max_resamples,
-            r.dynamic_sampling,
-            ordered=exact,
-            steps=config.steps,
-        )
         self.rollout.lanes = self.recorder.timeline.lanes
         on_episode = self.recorder.callback.on_episode_end
         return open_scheduler(
             self.rollout,
             self.tasks,
-            plan,
-            seed=config.seed,
+            BatchPlan.from_config(self.config),
+            seed=self.config.seed,
             step=step,
             state=ahead,
             on_episode=on_episode,
