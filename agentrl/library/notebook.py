@@ -6,17 +6,19 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.library.figures import format_mean
 from agentrl.library.progress import COLUMNS, Display, describe_stopping, format_cells, format_headline
 from agentrl.library.run_html import STYLE
-from agentrl.resources import TrainingResources
 from agentrl.runs.folder import RunFolder
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls, escape_html
 from agentrl.view.svg_chart import Curve, draw_curves
+
+if TYPE_CHECKING:
+    from agentrl.resources import TrainingResources
 
 STEPS = 8  # that the table shows
 SENTENCES = 4

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.library.figures import format_mean
-from agentrl.resources import TrainingResources
 from agentrl.runs.folder import RunFolder
 from agentrl.training.callbacks import Callback
 from agentrl.view.escaping import escape_controls
+
+if TYPE_CHECKING:
+    from agentrl.resources import TrainingResources
 
 COLUMNS = ["step", "reward", "calls", "failed", "tokens/s", "seconds"]
 COLUMNS += ["generate", "tools", "learn", "entropy", "faults"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import anyio
+from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from agentrl.environments.curriculum import Curriculum
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+T = TypeVar("T")
 _OF_YOUR_OWN = ("learner", "run", "eval", "epochs", "stages")  # what a loop of one's own does by itself
 
 
@@ -86,32 +91,43 @@ class Rollouts:
 class SyncRollouts:
     """`Rollouts` for a loop without an event loop: they run in a thread of their own."""
 
-    def __init__(self, rollouts: Rollouts, portal: BlockingPortal) -> None:
-        self._rollouts, self._portal = rollouts, portal
+    def __init__(self, rollouts: Rollouts, portal: BlockingPortal, ended: Future[None]) -> None:
+        self._rollouts, self._portal, self._ended = rollouts, portal, ended
         self.model, self.tokenizer = rollouts.model, rollouts.tokenizer
 
     def update_weights(self, version: int | None = None) -> None:
         """Give the engine the model's present weights, as `Rollouts.update_weights`."""
-        self._portal.call(self._rollouts.update_weights, version)
+        self._call(partial(self._rollouts.update_weights, version))
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> StepBatch:
-        if (batch := self._portal.call(self._rollouts.next_batch)) is None:
+        if (batch := self._call(self._rollouts.next_batch)) is None:
             raise StopIteration
         return batch
 
+    def _call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Return the function's result; raise what ended the rollouts meanwhile."""
+        task = self._portal.start_task_soon(function)
+        try:
+            futures: list[Future[Any]] = [task, self._ended]
+            wait(futures, return_when=FIRST_COMPLETED)
+            if not task.done():
+                self._ended.result()
+            return task.result()
+        finally:
+            task.cancel()
+
 
 class OpenRollouts:
-    """What `open_rollouts` returns: to be entered by ``async with``, or by ``with``, once."""
+    """Rollouts to be entered, once, by ``async with`` or by ``with``."""
 
     def __init__(
         self, config: TrainConfig, spec: EnvSpec, loaded: Policy | None, curriculum: Curriculum | None
     ) -> None:
         self._config, self._spec, self._loaded, self._curriculum = config, spec, loaded, curriculum
-        self._entered = self._open()
-        self._stack = ExitStack()
+        self._stack, self._async_stack = ExitStack(), AsyncExitStack()
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Rollouts]:
@@ -122,25 +138,48 @@ class OpenRollouts:
             async with open_scheduler(resources.rollout("train"), tasks, plan, seed=config.seed) as scheduler:
                 yield Rollouts(resources, scheduler)
 
+    async def _hold(self, *, task_status: TaskStatus[tuple[Rollouts, anyio.Event]]) -> None:
+        """Keep the rollouts open until the event is set. What fails in them ends this."""
+        async with self._open() as rollouts:
+            closing = anyio.Event()
+            task_status.started((rollouts, closing))
+            await closing.wait()
+
     async def __aenter__(self) -> Rollouts:
-        return await self._entered.__aenter__()
+        return await self._async_stack.enter_async_context(self._open())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return await self._entered.__aexit__(kind, error, trace)
+        return await self._async_stack.__aexit__(kind, error, trace)
 
     def __enter__(self) -> SyncRollouts:
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal())
-            rollouts = stack.enter_context(portal.wrap_async_context_manager(self._entered))
+            ended, (rollouts, closing) = portal.start_task(self._hold)
+            stack.push(partial(_close, portal, ended, closing))
             self._stack = stack.pop_all()
-        return SyncRollouts(rollouts, portal)
+        return SyncRollouts(rollouts, portal, ended)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return self._stack.__exit__(kind, error, trace)
+
+
+def _close(
+    portal: BlockingPortal,
+    ended: Future[None],
+    closing: anyio.Event,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """Close the rollouts; raise what ended them, unless the block was left by an error of its own."""
+    if not ended.done():
+        portal.call(closing.set)
+    if (failure := ended.exception()) is not None and error is None:
+        raise failure
 
 
 def open_rollouts(

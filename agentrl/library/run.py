@@ -117,6 +117,8 @@ class Run:
     def episodes(self, query: str = "", sort: str = "") -> Episodes:
         """Find episodes by a query, such as ``reward<1 tool=calculator``; each is read as it is asked for.
 
+        Those of a file that cannot be read are left out, with a warning.
+
         Args:
             query: as in the search box of ``agentrl view``; all episodes by default.
             sort: the name of a number, ``-`` before it for the highest first; by default the newest step is first.
@@ -125,8 +127,8 @@ class Run:
             UserError: the query or the order cannot be read; the sentence names the term.
         """
         self._store.refresh()
-        for sentence in self._store.damage():
-            warnings.warn(sentence, stacklevel=2)
+        for name, why in sorted(self._store.problems.items()):
+            warnings.warn(f"trajectories/{name} cannot be read: {why}", stacklevel=2)
         snapshot, rows = EpisodeSearch(self._store).rows(query, sort)
         return Episodes.of(self.folder, snapshot.table, rows)
 
