@@ -24,7 +24,6 @@ NEVER_CALLED = (  # an epoch, a part of a step and a prediction are no moments o
     *("on_epoch_begin", "on_epoch_end", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step"),
     *("on_predict", "on_prediction_step", "on_push_begin"),
 )
-BEST_METRIC = "eval_reward"  # what ``state.best_metric`` follows: the highest is the best
 
 
 class AdaptedCallback(Callback):
@@ -64,12 +63,13 @@ class AdaptedCallback(Callback):
         self._call("on_log", logs=logs)
 
     def on_evaluate(self, step: int, evaluation: Evaluation) -> None:
-        metrics = _rename(evaluation.metrics())
+        metrics = dict(self.progress.log_history[-1])  # its row was logged just now
+        del metrics["step"]
         self.wishes.should_evaluate = False
-        self._call("on_evaluate", metrics={**metrics, "epoch": self.progress.epoch})
-        reward = metrics.get(BEST_METRIC)
-        if reward is not None and (self.progress.best_metric is None or reward > self.progress.best_metric):
-            self.progress.best_metric, self.progress.best_global_step = reward, step
+        self._call("on_evaluate", metrics=metrics)
+        value, best = metrics.get(self.args.metric_for_best_model), self.progress.best_metric
+        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
+            self.progress.best_metric, self.progress.best_global_step = value, step
 
     def on_save(self, step: int, checkpoint: Path) -> None:
         self.wishes.should_save = False
@@ -133,8 +133,8 @@ def _build_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
         save_strategy="steps" if config.run.save_every else "no",
         save_steps=config.run.save_every or 500,
         seed=config.seed,
-        metric_for_best_model=BEST_METRIC,
-        greater_is_better=True,
+        metric_for_best_model=_rename_metric(config.eval.metric),
+        greater_is_better=config.eval.greater_is_better,
         report_to="none",
         run_name=folder.name,
     )
@@ -142,5 +142,10 @@ def _build_arguments(config: TrainConfig, folder: Path) -> TrainingArguments:
 
 def _rename(metrics: Mapping[str, float]) -> dict[str, float]:
     """Give the metrics the names that transformers' trainer logs: ``eval_reward``, ``learning_rate``."""
-    names = {name: f"eval_{name.removeprefix('eval/')}" if name.startswith("eval/") else name for name in metrics}
-    return {("learning_rate" if new == "lr" else new): metrics[name] for name, new in names.items()}
+    return {_rename_metric(name): value for name, value in metrics.items()}
+
+
+def _rename_metric(name: str) -> str:
+    if name.startswith("eval/"):
+        return f"eval_{name.removeprefix('eval/')}"
+    return "learning_rate" if name == "lr" else name
