@@ -38,6 +38,7 @@ STEP = (
     _Described("reward_std", "mean over the groups of the standard deviation of their rewards", "reward", _METRICS),
     _Described("rewards/NAME/mean", "mean of a reward component, over the episodes it applies to", "reward", _METRICS),
     _Described("rewards/NAME/std", "its standard deviation over the same episodes", "reward", _METRICS),
+    _Described("rewards/NAME/weight", "mean weight of a component that sets its own", "", _METRICS),
     _Described("rewards/NAME/unscorable", "episodes for which it returned None", "episodes", _METRICS),
     _Described("frac_reward_zero_std", "zero-variance groups / groups that are learned from", "share", _METRICS),
     _Described("groups/rolled_out", "groups of the step, resampled ones too", "groups", _METRICS),
