@@ -415,7 +415,7 @@ def test_the_map_has_every_page() -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
 def test_settings_that_are_named_exist(page: Path) -> None:
-    known = list_settings()
+    known = {*list_settings(), *(f"run.{name}" for name in [*dir(agentrl.Run), *agentrl.Run.__annotations__])}
     for name in re.findall(r"`(?:--)?((?:engine|rollout|learner|lora|eval|run)\.[a-z_]+)\b", pages.text(page)):
         assert name in known or name.endswith(".py"), name
 

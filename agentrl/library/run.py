@@ -43,6 +43,8 @@ class Run:
         UserError: there is no run, or there are several.
     """
 
+    folder: Path  # absolute
+
     def __init__(self, folder: str | PathLike[str], policy: Policy | None = None) -> None:
         stores = open_runs([str(Path(folder))])
         if len(stores) > 1:
