@@ -14,6 +14,7 @@ import pytest
 from agentrl_envs.math_tools import MathTools
 
 from agentrl import train
+from agentrl.environments.task_sampler import HELD_OUT
 from agentrl.errors import ConfigError
 from agentrl.training.callbacks import Callback
 from agentrl.types import Observation
@@ -43,7 +44,8 @@ class Bars(Callback):
         self.phases.append([name, episodes, 0])
 
     def on_episode_end(self, trajectory: Any) -> None:
-        self.phases[-1][2] += 1
+        if self.phases[-1][0] != "evaluate" or trajectory.task >= HELD_OUT:  # the next batch may begin as it is saved
+            self.phases[-1][2] += 1
 
 
 Rows = list[dict[str, Any]]
@@ -54,7 +56,7 @@ def run(folder: Path, callback: Callback | None = None, **more: Any) -> tuple[Ro
     settings: dict[str, Any] = {
         "steps": 3,
         "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 32, **more.pop("rollout", {})},
-        "eval": {"every": 1, "tasks": 2, "final_tasks": 2, **more.pop("eval", {})},
+        "eval": more.pop("eval", {"every": 1, "tasks": 2}) | {"final_tasks": 2},
         "run": {"dir": str(folder), "save_every": 1},
     }
     bars = Bars()
