@@ -53,10 +53,12 @@ Rows = list[dict[str, Any]]
 
 def run(folder: Path, callback: Callback | None = None, **more: Any) -> tuple[Rows, Rows, dict[str, Any], Bars]:
     LOG.clear()
+    own = more.pop("eval", {})
+    every = {} if own.get("every") == 0 else {"every": 1, "tasks": 2}
     settings: dict[str, Any] = {
         "steps": 3,
         "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 32, **more.pop("rollout", {})},
-        "eval": more.pop("eval", {"every": 1, "tasks": 2}) | {"final_tasks": 2},
+        "eval": {**every, "final_tasks": 2, **own},
         "run": {"dir": str(folder), "save_every": 1},
     }
     bars = Bars()

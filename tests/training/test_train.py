@@ -232,8 +232,8 @@ def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(UserError, match=r"num_generations: unknown setting; did you mean 'rollout.group_size'"):
-        train("math-tools", num_generations=8)
+    with pytest.raises(UserError, match=r"group_sizes: unknown setting; did you mean 'rollout.group_size'"):
+        train("math-tools", group_sizes=8)
 
 
 class Closed(Env):
