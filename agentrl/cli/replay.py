@@ -24,6 +24,7 @@ from agentrl.runs.reader import EpisodeId
 from agentrl.runs.replay import RecordedEngine, Replay, replay_episode
 from agentrl.settings.loader import build_config, read_toml
 from agentrl.settings.schema import EvalConfig, Section, TrainConfig
+from agentrl.training.stages import build_stages, find_stage
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -71,7 +72,9 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
     if by_server and own.from_turn is not None:
         raise UserError(f"{where} was sampled by a server: no model here can continue it; leave --from_turn out")
     model = own.model or (str(run) if (run / "model").is_dir() else config.model)
-    (spec, split), turns = find_set(config, EnvSpec.from_config(config), where.split), own.from_turn
+    spec, turns = EnvSpec.from_config(config), own.from_turn
+    spec, split = find_set(config, spec, where.split)
+    spec = find_stage(build_stages(config, spec), where.step).spec if split == "train" else spec
     config = config.model_copy(update={"eval": EvalConfig(), "model": model})  # no evaluation set is opened
     async with AsyncExitStack() as held:
         if turns is not None:

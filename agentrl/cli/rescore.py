@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -26,7 +27,7 @@ from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
 from agentrl.runs.rescore import RescoredEpisode, read_states, rescore_episodes
 from agentrl.settings.loader import build_config, read_toml
-from agentrl.settings.schema import EvalConfig, Section, TrainConfig
+from agentrl.settings.schema import Section, TrainConfig
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -72,7 +73,7 @@ def _run(arguments: Arguments[_RescoreOptions]) -> int:
     run, own = find_run_folder(arguments.names[0]), arguments.options
     files = reader.list_files(run, [own.split] if own.split else [])
     config = build_config(read_toml(run / "config.toml"), arguments.settings)
-    files = _leave_out_sets(files, config.eval)
+    files = _leave_out_others(files, config)
     config, rewards = _choose_rewards(config, own.rewards)
     out = own.out or _choose_file(run / "rescored")
     if out.exists():
@@ -87,11 +88,21 @@ def _run(arguments: Arguments[_RescoreOptions]) -> int:
     return 0
 
 
-def _leave_out_sets(files: Sequence[tuple[str, int, Path]], config: EvalConfig) -> list[tuple[str, int, Path]]:
-    """Leave out the files of evaluation sets. Raises UserError where nothing else is there."""
-    left = [file for file in files if file[0] not in config.sets]
+def _leave_out_others(files: Sequence[tuple[str, int, Path]], config: TrainConfig) -> list[tuple[str, int, Path]]:
+    """Leave out the files of evaluation sets, and of stages, whose environment is not the run's.
+
+    Raises:
+        UserError: nothing else is there.
+    """
+    ends = list(accumulate(stage.steps for stage in config.stages))
+    others = [range(end - s.steps + 1, end + 1) for end, s in zip(ends, config.stages, strict=True) if s.env]
+    left = [
+        file
+        for file in files
+        if file[0] not in config.eval.sets and not (file[0] == "train" and any(file[1] in steps for steps in others))
+    ]
     if not left:
-        raise UserError(f"{files[0][0]!r} is one of eval.sets, whose environment is not the run's: it is not rescored")
+        raise UserError("these episodes are of eval.sets or stages whose environment is not the run's: not rescored")
     return left
 
 

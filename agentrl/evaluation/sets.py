@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.scope import check_split
-from agentrl.settings.schema import EvalSetConfig, TrainConfig
+from agentrl.settings.schema import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,21 @@ def build_sets(config: TrainConfig, spec: EnvSpec) -> list[EvaluationSet]:
     Raises:
         ConfigError: one has no such environment, setting or split; the sentence names the set.
     """
-    return [_build_set(name, own, config, spec) for name, own in config.eval.sets.items()]
+    return [_build_set(name, config, spec) for name in config.eval.sets]
 
 
 def find_set(config: TrainConfig, spec: EnvSpec, split: str) -> tuple[EnvSpec, str]:
     """Return the environment and the split of episodes that are stored under ``split``, or under a set's name."""
-    own = config.eval.sets.get(split)
-    if own is None:
+    if split not in config.eval.sets:
         return spec, split
-    chosen = _build_set(split, own, config, spec)
+    chosen = _build_set(split, config, spec)
     return chosen.spec, chosen.split
 
 
-def _build_set(name: str, own: EvalSetConfig, config: TrainConfig, spec: EnvSpec) -> EvaluationSet:
+def _build_set(name: str, config: TrainConfig, spec: EnvSpec) -> EvaluationSet:
+    own = config.eval.sets[name]
     try:
-        varied = _vary(config, spec, own)
+        varied = vary_spec(config, spec, own.env)
         splits = varied.list_splits()
         split = own.split or (name if name in splits else "test")
         check_split(varied, split, "split")
@@ -53,9 +54,12 @@ def _build_set(name: str, own: EvalSetConfig, config: TrainConfig, spec: EnvSpec
     return EvaluationSet(name, varied, split, own.tasks or common.tasks, own.final_tasks or common.final_tasks)
 
 
-def _vary(config: TrainConfig, spec: EnvSpec, own: EvalSetConfig) -> EnvSpec:
-    """Return the run's environment where the set names no other settings, and shares what is held open for it."""
-    settings = dict(own.env)
+def vary_spec(config: TrainConfig, spec: EnvSpec, env: Mapping[str, Any]) -> EnvSpec:
+    """Return the run's environment with other settings, or another one where ``env`` has a name.
+
+    It is the run's own where there are no settings, and shares what is held open for it.
+    """
+    settings = dict(env)
     if not settings:
         return spec
     if (name := settings.pop("name", None)) is not None:
@@ -64,11 +68,10 @@ def _vary(config: TrainConfig, spec: EnvSpec, own: EvalSetConfig) -> EnvSpec:
 
 
 @asynccontextmanager
-async def open_sets(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Sequence[EvaluationSet]]:
-    """Build the sets, and hold the environments open that are not the run's own."""
+async def hold_open(specs: Iterable[EnvSpec], own: EnvSpec) -> AsyncIterator[None]:
+    """Hold environments open until the block ends, beside the run's own one, which is open already."""
     async with AsyncExitStack() as stack:
-        sets = build_sets(config, spec)
-        for own in sets:
-            if own.spec is not spec:
-                await stack.enter_async_context(own.spec.open())
-        yield sets
+        for spec in specs:
+            if spec is not own:
+                await stack.enter_async_context(spec.open())
+        yield

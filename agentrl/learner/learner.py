@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_RESET = "reset"  # what rank 0 broadcasts for it
+
+
 @dataclass(frozen=True)
 class LossSettings(Objective):
     """Settings of ``Learner.update``: the objective, and how it is computed."""
@@ -94,6 +97,15 @@ class Learner:
 
     def _copy_trained(self) -> dict[str, Tensor]:
         return {n: p.detach().clone() for n, p in self._trained.items()}
+
+    def reset_optimizers(self) -> None:
+        """Let the optimizers forget their running means, in every process."""
+        self.process_group.broadcast(_RESET)
+        self._forget()
+
+    def _forget(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def copy_weights(self) -> dict[str, Tensor]:
         """Return a copy of the trained parameters, on the CPU."""
@@ -183,7 +195,10 @@ class Learner:
             if isinstance(message, dict):
                 self.load(message)
                 continue
-            lrs, shares_prefixes, *rows = message
+            if message == _RESET:
+                self._forget()
+                continue
+            self.settings, lrs, shares_prefixes, *rows = message
             self._set_lrs(lrs)
             self._run_steps(PREFIX if shares_prefixes else PADDED, *rows)
 
@@ -228,7 +243,9 @@ class Learner:
         forwarded_rows, forwarded_weights = [rows[i] for i in forwarded], [weights[i] for i in forwarded]
         numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
-        self.process_group.broadcast((self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers))
+        self.process_group.broadcast(
+            (self.settings, self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers)
+        )
         metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
             self.learned[i] = values
@@ -363,7 +380,7 @@ class Learner:
 
     @torch.no_grad()
     def _compute_reference(self, packing: Packing, batch: MicroBatch) -> Tensor | None:
-        if self._reference is None:
+        if self._reference is None or not self.settings.beta:
             return None
         with _swap_values(self._trained, self._reference):
             return self._compute_logprobs(packing, batch)[0]

@@ -19,7 +19,7 @@ from agentrl.settings.catalogue import CHOICES, describe_shared
 from agentrl.settings.names.adoption import Adoption
 from agentrl.settings.names.translation import find_name, list_hints
 from agentrl.settings.schema import Section, TrainConfig, find_import_name
-from agentrl.settings.signature import build_arguments_model, list_problems
+from agentrl.settings.signature import build_arguments_model, is_plain, list_problems
 
 Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
 
@@ -41,17 +41,28 @@ def build_config(*layers: Layer) -> TrainConfig:
         for name, other in (("epochs", "steps"), ("steps", "epochs")):
             if name in leaves and other not in leaves:
                 merged.pop(other, None)
+        if "stages" in leaves and "steps" not in leaves:
+            merged.pop("steps", None)
         for path, value in leaves.items():
             _check_known(path, source, leaves.get("env.name") or _get(merged, "env.name"))
             _set(merged, path, value, source)
             origin[path] = source
     adoption.tell()
+    if "env" not in merged and (last := _get_last_env(merged.get("stages"))) is not None:
+        merged["env"] = last
     if "env" not in merged:
         raise ConfigError("no environment; say --env NAME (agentrl list shows the names)")
     try:
         return TrainConfig.model_validate(merged)
     except pydantic.ValidationError as error:
         raise ConfigError(_describe_problem(error, merged, origin)) from None
+
+
+def _get_last_env(stages: Any) -> Any:
+    """Return the environment of the last stage, on which a run of stages is evaluated where it names no other."""
+    last = stages[-1] if isinstance(stages, list | tuple) and stages else None
+    env = last.get("env") if isinstance(last, dict) else None
+    return env if isinstance(env, str) or (isinstance(env, dict) and "name" in env) else None
 
 
 def _describe_problem(error: pydantic.ValidationError, merged: Mapping[str, Any], origin: Mapping[str, str]) -> str:
@@ -163,20 +174,11 @@ def _read_value(text: str) -> Any:
 
 def dump_toml(config: TrainConfig) -> str:
     """Format the config as TOML that `agentrl train` reads back; objects given in Python are named in a comment."""
-    env = {k: v for k, v in config.env.items() if _is_plain(v)}
+    env = {k: v for k, v in config.env.items() if is_plain(v)}
     left_out = [f"env.{k}" for k, v in config.env.items() if k not in env and v is not None]
     left_out += [f"tools ({t!r:.60})" for t in config.tools if not isinstance(t, str) and find_import_name(t) is None]
     note = f"# given in Python, so not written here: {', '.join(left_out)}\n" if left_out else ""
     return note + tomli_w.dumps({"env": env, **config.model_dump(mode="json", exclude_none=True, exclude={"env"})})
-
-
-def _is_plain(value: Any, tables: bool = False) -> bool:
-    """Return True if TOML holds it. Tables in a list are rows of a dataset, unless they are in a table of settings."""
-    if isinstance(value, Mapping):
-        return all(isinstance(k, str) and _is_plain(v, tables=True) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return all(_is_plain(v, tables) and (tables or not isinstance(v, Mapping)) for v in value)
-    return isinstance(value, str | int | float | bool)
 
 
 def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from agentrl.errors import UserError
 from agentrl.settings.catalogue import bind_choices, shared
 from agentrl.settings.registry import EntryKind, check_name
-from agentrl.settings.signature import refuse_bool
+from agentrl.settings.signature import is_plain, refuse_bool
 from agentrl.types import Stop
 
 
@@ -290,7 +290,7 @@ class LoraConfig(Section):
         return self
 
 
-class EvalSetConfig(Section):
+class _EvalSetConfig(Section):
     """A set of held-out tasks beside the run's own."""
 
     env: dict[str, Any] = Field({}, description="settings that differ from the run's; with a name, another environment")
@@ -302,6 +302,10 @@ class EvalSetConfig(Section):
     @classmethod
     def _named(cls, env: Any) -> Any:
         return {"name": env} if isinstance(env, str) else env
+
+    @pydantic.field_serializer("env", when_used="json")
+    def _plain_env(self, env: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in env.items() if is_plain(value)}
 
 
 def _name_sets(sets: Any) -> Any:
@@ -327,7 +331,7 @@ class EvalConfig(Section):
     )
     trials: int = Field(1, ge=1, description="times that each task is sampled, beside the greedy trial")
     pass_at: float = Field(1.0, description="the reward from which on a trial passes, for pass@k and pass^k")
-    sets: Annotated[dict[str, EvalSetConfig], pydantic.BeforeValidator(_name_sets)] = Field(
+    sets: Annotated[dict[str, _EvalSetConfig], pydantic.BeforeValidator(_name_sets)] = Field(
         {}, description="more held-out tasks, by name: --eval.sets.hard.env.level 4 gives eval/hard/reward"
     )
     metric: str = Field("eval/reward", description="by which evaluations are compared, for patience and run.load_best")
@@ -349,6 +353,47 @@ class EvalConfig(Section):
                 f"tasks {self.tasks} is of the evaluations in mid-run, and every 0 makes none: final_tasks"
             )
         return self
+
+
+IN_STAGES = {  # settings that a stage may have of its own
+    "rollout": (
+        *("tasks_per_step", "group_size", "dynamic_sampling", "max_resamples", "oversample", "temperature"),
+        *("max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s"),
+    ),
+    "learner": (
+        *("lr", "beta", "entropy_coef", "top_entropy_quantile", "mask_stop_reasons", "max_grad_norm"),
+        "max_tokens_per_microbatch",
+    ),
+}
+
+
+class _StageConfig(Section):
+    """A stage of a run: so many of its steps, with settings of their own."""
+
+    name: str | None = None
+    steps: int = Field(ge=1)
+    env: dict[str, Any] = Field({}, description="settings that differ from the run's; with a name, another environment")
+    rollout: dict[str, Any] = Field({}, description=f"of its own: {', '.join(IN_STAGES['rollout'])}")
+    learner: dict[str, Any] = Field({}, description=f"of its own: {', '.join(IN_STAGES['learner'])}")
+    reset_optimizer: bool = Field(False, description="begin with an optimizer that remembers nothing")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _of_one_policy(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        if "model" in given:
+            raise ValueError("a stage has no model of its own: one policy goes through all stages")
+        for section, names in IN_STAGES.items():
+            own = given.get(section)
+            for name in own if isinstance(own, dict) else ():
+                if name not in names:
+                    raise ValueError(f"{section}.{name} is of the whole run; a stage may set {', '.join(names)}")
+        return {**given, "env": {"name": given["env"]}} if isinstance(given.get("env"), str) else given
+
+    @pydantic.field_serializer("env", when_used="json")
+    def _plain_env(self, env: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in env.items() if is_plain(value)}
 
 
 class RunConfig(Section):
@@ -401,12 +446,25 @@ class TrainConfig(Section):
     deterministic: bool = Field(
         False, description="the same bits each time, also where it is killed; many times slower"
     )
+    stages: tuple[_StageConfig, ...] = Field(
+        (), description="[[stages]] in a file: each with steps, env, ... of its own"
+    )
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _sum_stages(cls, given: Any) -> Any:
+        """Set the steps of a run of stages: all of theirs."""
+        stages = given.get("stages") if isinstance(given, dict) else None
+        steps = [s.get("steps") for s in stages if isinstance(s, dict)] if isinstance(stages, list | tuple) else []
+        if "steps" in given or not steps or not all(isinstance(n, int) and n > 0 for n in steps):
+            return given
+        return {**given, "steps": sum(steps)}
 
     @pydantic.model_validator(mode="after")
     def _countable(self) -> TrainConfig:
@@ -416,6 +474,10 @@ class TrainConfig(Section):
                 f"learner.steps_per_generation {self.learner.steps_per_generation} is over the {episodes} episodes of "
                 "a step: rollout.tasks_per_step x rollout.group_size"
             )
+        if self.stages and self.epochs is not None:
+            raise ValueError("epochs and stages do not go together: each stage has steps of its own")
+        if self.stages and (total := sum(s.steps for s in self.stages)) != self.steps:
+            raise ValueError(f"steps {self.steps}: the stages have {total} together; change the steps of one of them")
         compared = {"metric", "min_delta", "greater_is_better"} & {
             n for n, f in EvalConfig.model_fields.items() if getattr(self.eval, n) != f.default
         }

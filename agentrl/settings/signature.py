@@ -195,3 +195,12 @@ def _listed(settings: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, 
 def _is_list(annotation: Any) -> bool:
     kinds = _kinds(annotation)
     return any((get_origin(k) or k) in (list, tuple, Sequence) for k in kinds) and str not in kinds
+
+
+def is_plain(value: Any, tables: bool = False) -> bool:
+    """Return True if TOML holds it. Tables in a list are rows of a dataset, unless they are in a table of settings."""
+    if isinstance(value, Mapping):
+        return all(isinstance(k, str) and is_plain(v, tables=True) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return all(is_plain(v, tables) and (tables or not isinstance(v, Mapping)) for v in value)
+    return isinstance(value, str | int | float | bool)

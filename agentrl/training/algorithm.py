@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 from agentrl.credit import AdvantageRule
@@ -41,6 +41,15 @@ def build_learner(
     optimizers = (
         build_optimizers(model, entries["optimizer"], c.lr) if optimizer is None else adopt_optimizer(model, optimizer)
     )
+    betas = [c.beta, *(float(stage.learner.get("beta", 0.0)) for stage in config.stages)]
+    settings = replace(build_loss_settings(config, spec), beta=max(betas))  # the reference is kept from the beginning
+    return Learner(model, optimizers, settings, process_group)
+
+
+def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
+    """Build the objective that the settings name, and how it is computed."""
+    c = config.learner
+    entries = bind_choices("learner", c)
     turns = config.rollout.max_turns or spec.sample().max_turns
     longest = turns * config.rollout.max_tokens
     if c.importance_sampling_mode == "sequence_mask" and longest > LONG:
@@ -50,7 +59,7 @@ def build_learner(
             "geometric_mask goes by the mean",
             stacklevel=2,
         )
-    settings = LossSettings(
+    return LossSettings(
         loss=c.loss,
         loss_args=entries["loss"].parameters,
         importance_sampling_mode=c.importance_sampling_mode,
@@ -67,7 +76,6 @@ def build_learner(
         ref_mixup_alpha=c.ref_mixup_alpha,
         gradient_checkpointing=c.gradient_checkpointing,
     )
-    return Learner(model, optimizers, settings, process_group)
 
 
 def choose_advantage(c: LearnerConfig) -> AdvantageRule:

@@ -31,7 +31,7 @@ class _Background:
     done: anyio.Event = field(default_factory=anyio.Event)
 
 
-class SetEvaluations:
+class _SetEvaluations:
     """The evaluations of the sets before the first step, and the latest ones."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class EvaluationSchedule:
         self._own = EvaluationSet(
             "test", resources.spec, "test", resources.config.eval.tasks, resources.config.eval.final_tasks
         )
-        self._more, self.sets = sets, SetEvaluations()
+        self._more, self.sets = sets, _SetEvaluations()
         self.rollout: Rollout | None = None  # of the last evaluation
         self.owed: int | None = None  # the step whose evaluation a signal cut short
         self._background: _Background | None = None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from anyio.abc import TaskGroup
+
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.rollout.scheduler import SchedulerState
 from agentrl.runs.folder import RunFolder
@@ -16,6 +18,7 @@ from agentrl.training import checkpoint
 from agentrl.training.checkpointer import Checkpointer
 from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.recorder import Recorder
+from agentrl.training.stages import Stage
 from agentrl.training.step import Trainer
 from agentrl.training.summary import summarize
 
@@ -30,7 +33,7 @@ class TrainingLoop:
     checkpointer: Checkpointer
 
     def __post_init__(self) -> None:
-        self.config, self.stop = self.trainer.config, self.recorder.stop
+        self.config, self.stop = self.evaluations.config, self.recorder.stop
         self.control = self.recorder.callback.control
         self.checkpointer.parts = {
             "learner": self.trainer.learner,
@@ -77,14 +80,28 @@ class TrainingLoop:
 
         ``ahead``: what a checkpoint holds of the scheduler.
         """
+        async with open_task_group() as background:
+            background.start_soon(self.checkpointer.save_at_signal)
+            self.evaluations.start_owed(background)
+            for stage in self.trainer.stages:
+                done = self.checkpointer.done
+                if stage.last <= done or self._is_ending():
+                    continue
+                if stage.first > done:
+                    self._enter(stage)
+                await self._run_stage(stage, ahead if stage.first <= done else None, background)
+            background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
+
+    def _enter(self, stage: Stage) -> None:
+        self.trainer.enter(stage)
+        self.checkpointer.parts["task_sampler"] = self.trainer.tasks
+
+    async def _run_stage(self, stage: Stage, ahead: SchedulerState | None, background: TaskGroup) -> None:
         trainer, evaluations, checkpointer = self.trainer, self.evaluations, self.checkpointer
         first = checkpointer.done + 1
-        rollouts = trainer.open_scheduler(checkpointer.done, ahead, self._is_ending)
-        async with rollouts as scheduler, open_task_group() as background:
+        async with trainer.open_scheduler(checkpointer.done, ahead, self._is_ending) as scheduler:
             checkpointer.scheduler = scheduler
-            background.start_soon(checkpointer.save_at_signal)
-            evaluations.start_owed(background)
-            for step in range(first, self.config.steps + 1):
+            for step in range(first, stage.last + 1):
                 if self._is_ending():
                     break
                 self.control.begin_step()
@@ -108,7 +125,6 @@ class TrainingLoop:
                 await checkpointer.save_due(step)
                 if self.config.deterministic:  # a checkpoint stands between two steps, with nothing begun
                     scheduler.advance()
-            background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
 
     def _is_ending(self) -> bool:
         """Return True if no step follows: a signal came, a callback wants the end, or ``eval.patience`` is used up."""
@@ -116,7 +132,7 @@ class TrainingLoop:
 
     async def finish(self, before: Evaluation) -> dict[str, Any]:
         """Write the model, evaluate it, and return the summary, which is in the run folder too."""
-        best, resources, step = self.evaluations.best, self.trainer.resources, self.checkpointer.done
+        best, resources, step = self.evaluations.best, self.evaluations.resources, self.checkpointer.done
         await self.checkpointer.write_model(best)
         after = None
         if sentence := best.restore():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from agentrl.credit import Credit, record_held_out
+from agentrl.environments.spec import EnvSpec
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.health.monitor import HealthMonitor
 from agentrl.resources import TrainingResources
@@ -75,6 +76,11 @@ class Recorder:
         self.health = HealthMonitor(bool(spec.tool_list()), name, config.model, folder, weights)
         self.overlap, self.totals, self.timeline = PromptOverlap(), _RunTotals(), Timeline()
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)  # rows of the latest steps
+
+    def watch_env(self, spec: EnvSpec) -> None:
+        """Let the signs of trouble be of this environment: that of the stage that begins."""
+        self.health.tools, self.health.env = bool(spec.tool_list()), spec.name
+        self.health.weights = dict(spec.sample().reward_weights)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -21,11 +21,11 @@ SchedulerSource = LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
 OptimizerPair = tuple[OptimizerSource | None, SchedulerSource | None]  # as ``train(optimizers=...)`` takes them
 
 
-class Schedule(Protocol):
+class _Schedule(Protocol):
     """The learning rates of a run, step by step. A checkpoint holds its `state`."""
 
-    def before(self, step: int) -> None:
-        """Set the rates of a step."""
+    def before(self, step: int, share: float = 1.0) -> None:
+        """Set the rates of a step: so much of what the schedule gives, in a stage with a rate of its own."""
 
     def after(self) -> None:
         """Go on, once the step's update is made."""
@@ -89,8 +89,8 @@ class _NamedSchedule:
     def __init__(self, config: TrainConfig, learner: Learner) -> None:
         self._scale, self._learner = compute_lr_scale(config), learner
 
-    def before(self, step: int) -> None:
-        self._learner.set_lr(self._scale(step))
+    def before(self, step: int, share: float = 1.0) -> None:
+        self._learner.set_lr(share * self._scale(step))
 
     def after(self) -> None:
         pass
@@ -109,8 +109,9 @@ class _OwnSchedule:
     def __init__(self, source: SchedulerSource, learner: Learner) -> None:
         self._schedulers = [_adopt_scheduler(source, optimizer) for optimizer in learner.optimizers]
 
-    def before(self, step: int) -> None:
-        pass
+    def before(self, step: int, share: float = 1.0) -> None:
+        if share != 1.0:
+            raise UserError("a stage's learner.lr does nothing where optimizers= brings the scheduler")
 
     def after(self) -> None:
         for scheduler in self._schedulers:
@@ -144,6 +145,6 @@ def _adopt_scheduler(source: SchedulerSource, optimizer: torch.optim.Optimizer) 
     return scheduler
 
 
-def build_schedule(config: TrainConfig, learner: Learner, source: SchedulerSource | None = None) -> Schedule:
+def build_schedule(config: TrainConfig, learner: Learner, source: SchedulerSource | None = None) -> _Schedule:
     """Build the schedule that the settings name, or that of the scheduler given."""
     return _NamedSchedule(config, learner) if source is None else _OwnSchedule(source, learner)

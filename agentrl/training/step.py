@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -29,9 +30,10 @@ from agentrl.rollout.scheduler import (
 from agentrl.runs import metrics
 from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
-from agentrl.training.algorithm import build_learner, build_task_sampler, choose_advantage
+from agentrl.training.algorithm import build_learner, build_loss_settings, build_task_sampler, choose_advantage
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, build_schedule
+from agentrl.training.stages import Stage, find_stage
 
 
 class Trainer:
@@ -44,18 +46,41 @@ class Trainer:
         curriculum: Curriculum | None,
         process_group: ProcessGroup,
         step: int,
+        stages: Sequence[Stage],
         optimizers: OptimizerPair = (None, None),
     ) -> None:
-        self.resources, self.config, self.recorder = resources, resources.config, recorder
+        self.recorder, self.stages, self._curriculum, self._lr = (
+            recorder,
+            stages,
+            curriculum,
+            resources.config.learner.lr,
+        )
         process_group.broadcast("ready")  # nothing has gone wrong so far: the others make their learners too
         optimizer, scheduler = optimizers
-        self.learner = build_learner(self.config, resources.spec, resources.policy, process_group, optimizer)
-        self.schedule = build_schedule(self.config, self.learner, scheduler)
-        self.advantage = choose_advantage(self.config.learner)
-        self.count = resources.spec.count("train")
-        self.tasks = build_task_sampler(self.config, self.count, curriculum)
-        self.rollout = resources.rollout("train")
+        self.learner = build_learner(resources.config, resources.spec, resources.policy, process_group, optimizer)
+        self.schedule = build_schedule(resources.config, self.learner, scheduler)
+        self.resources = resources
+        self._set_stage(find_stage(stages, step))
         self.tell_rewards(step)
+
+    def enter(self, stage: Stage) -> None:
+        """Begin a stage, with tasks, rollouts and an objective of its own."""
+        self._set_stage(stage)
+        if stage.resets_optimizer:
+            self.learner.reset_optimizers()
+        if len(self.stages) > 1:
+            self.recorder.step = stage.first
+            self.recorder.say(f"{stage} of {len(self.stages)} begins: steps {stage.first} to {stage.last}")
+
+    def _set_stage(self, stage: Stage) -> None:
+        self.stage, self.config = stage, stage.config
+        self.resources = replace(self.resources, config=stage.config, spec=stage.spec)
+        self.learner.settings = build_loss_settings(stage.config, stage.spec)
+        self.advantage = choose_advantage(stage.config.learner)
+        self.count = stage.spec.count("train")
+        self.tasks = build_task_sampler(stage.config, self.count, self._curriculum)
+        self.rollout = self.resources.rollout("train")
+        self.recorder.watch_env(stage.spec)
 
     def open_scheduler(
         self, step: int, ahead: SchedulerState | None, stopping: Callable[[], bool]
@@ -66,7 +91,7 @@ class Trainer:
         return open_scheduler(
             self.rollout,
             self.tasks,
-            BatchPlan.from_config(self.config),
+            replace(BatchPlan.from_config(self.config), steps=self.stage.last),
             seed=self.config.seed,
             step=step,
             state=ahead,
@@ -114,7 +139,7 @@ class Trainer:
             await self.resources.engine.sleep()
             self.recorder.timeline.at("learn")
         self.recorder.callback.on_phase_begin("learn", 0)
-        self.schedule.before(step)
+        self.schedule.before(step, self.config.learner.lr / self._lr)
         lr = self.learner.lrs[0][0]
         scored = [e.trajectory for e in credit.rows if e.trained_tokens]
         each = self.config.learner.num_iterations * self.config.learner.steps_per_generation
@@ -129,6 +154,7 @@ class Trainer:
             **learned,
             "lr": lr,
             "policy_version": version,
+            **({"stage": float(self.stage.number)} if len(self.stages) > 1 else {}),
         }
 
     async def sync_weights(self) -> None:

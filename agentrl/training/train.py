@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
-from agentrl.evaluation.sets import open_sets
+from agentrl.evaluation.sets import build_sets, hold_open
 from agentrl.learner.distributed import ProcessGroup, init_process_group
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy
@@ -40,6 +40,7 @@ from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.loop import TrainingLoop
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, compute_lr_scale
+from agentrl.training.stages import build_stages
 from agentrl.training.step import Trainer
 
 
@@ -62,6 +63,7 @@ def run_config(
     """Train as a checked configuration says. Further processes of the learner return what the first one does."""
     check_extras(config)
     describe_algorithm(config)  # loads what the settings name, so that it is refused before a model is loaded
+    build_stages(config, spec)  # refuses settings and environments that are none
     compute_lr_scale(config)  # refuses what no schedule can be made of
     trackers.check_trackers(config.run.trackers)
     check_engine_processes(config.engine, deterministic=config.deterministic)
@@ -141,7 +143,10 @@ async def _train(
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
         config = _count_steps(resources.config, spec)
         resources = replace(resources, config=config)
-        sets = await stack.enter_async_context(open_sets(config, spec))
+        stages, sets = build_stages(config, spec), build_sets(config, spec)
+        await stack.enter_async_context(
+            hold_open([*(stage.spec for stage in stages), *(own.spec for own in sets)], spec)
+        )
         settings = dump_toml(config)
         run = _open_run(resources, settings)
         stack.callback(run.close)
@@ -150,7 +155,7 @@ async def _train(
         callback.on_train_begin(resources, run)
         logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
-        trainer = Trainer(resources, recorder, curriculum, process_group, begun, optimizers)
+        trainer = Trainer(resources, recorder, curriculum, process_group, begun, stages, optimizers)
         training = TrainingLoop(
             trainer,
             recorder,
