@@ -110,6 +110,7 @@ STEP = (
     ),
     _Described("lr", "learning rate of the step", "", _STEP),
     _Described("policy_version", "updates of the policy so far", "updates", _STEP),
+    _Described("stage", "number of the stage, from 1, where the run has several", "", _STEP),
     _Described("step_time", "wall time of the step", "s", _RECORDER),
     _Described("cpu_seconds", "processor time of the step, of this process", "s", _RECORDER),
     _Described(
