@@ -90,7 +90,7 @@ def tokens() -> Tokens:
         ("number", "a floating-point tensor of shape (3,), not 0.5"),
         ("scalar", "a floating-point tensor of shape (3,), not float32 of shape ()"),
         ("whole", "a floating-point tensor of shape (3,), not int64 of shape (3,)"),
-        ("still", "has no gradient: compute it from log_ratio or t.logp"),
+        ("still", "has no gradient: compute it from log_ratio or t.logprobs"),
         ("raising", "raised KeyError: 'gone' (my_losses.py, line 21)"),
         ("untyped", "argument 'tau' of loss 'untyped' has no type; write `tau: str`, say"),
         ("anything", "takes **more; name each argument, with its type"),
@@ -188,7 +188,7 @@ def centred(groups, *, scale: float = 1.0):
 
 @importance_sampling(explain="at most {cap}")
 def capped(t, *, cap: float = 1.5):
-    return (t.old - t.sampled).exp().clamp(max=cap)
+    return (t.old_logprobs - t.sampling_logprobs).exp().clamp(max=cap)
 
 @optimizer()
 def sgd(policy, lr, *, momentum: float = 0.0):

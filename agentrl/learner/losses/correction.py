@@ -67,7 +67,7 @@ class _BoundedRatio:
             importance_sampling_min: the lower bound.
             importance_sampling_max: the upper bound.
         """
-        ratio = self.level(t.old - t.sampled, t.rows, t.count)
+        ratio = self.level(t.old_logprobs - t.sampling_logprobs, t.rows, t.count)
         return self.bound(ratio, importance_sampling_min, importance_sampling_max)
 
 
@@ -100,4 +100,4 @@ geometric_mask = _declare(_geometric, _mask, f"p_learner / p_engine {_MEAN}, 0 o
 @importance_sampling(explain="no correction: each token counts 1, whatever the engine's probability was")
 def none(t: Tokens) -> Tensor:
     """Return 1 for each token, as TRL does without its correction."""
-    return t.old.new_ones(t.old.shape)
+    return t.old_logprobs.new_ones(t.old_logprobs.shape)

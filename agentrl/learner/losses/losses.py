@@ -27,14 +27,14 @@ LossOutput = "Tensor | tuple[Tensor, dict[str, Tensor]]"  # losses, and values o
 class Tokens:
     """The trained tokens of a micro-batch, (tokens,) each; ``rows`` is the index of each one's row, of ``count``."""
 
-    logp: Tensor  # of the policy now: the only one with a gradient
-    old: Tensor  # of the policy before the step's first update
-    sampled: Tensor  # the engine's
+    logprobs: Tensor  # of the policy now: the only one with a gradient
+    old_logprobs: Tensor  # of the policy before the step's first update
+    sampling_logprobs: Tensor  # the engine's
     advantages: Tensor
     rows: Tensor  # int64
     count: int
     entropy: Tensor
-    ref: Tensor | None = None  # of the reference model
+    ref_logprobs: Tensor | None = None  # of the reference model
     correction: Tensor | None = None  # the weights of the importance sampling rule; 1 everywhere without them
     by_row: bool = False  # the log ratio is of rows: importance_level = "sequence"
 
@@ -119,7 +119,7 @@ def cispo(
     """
     ratio = log_ratio.exp()
     capped = (ratio > epsilon_high) & (t.advantages > 0)
-    losses = -ratio.clamp(max=epsilon_high).detach() * t.advantages * t.logp
+    losses = -ratio.clamp(max=epsilon_high).detach() * t.advantages * t.logprobs
     return losses, {"cispo_clip_ratio": t.per_ratio(capped.to(ratio.dtype))}
 
 
@@ -139,7 +139,7 @@ def sapo(t: Tokens, log_ratio: Tensor) -> Tensor:
 def vespo(t: Tokens, log_ratio: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Weigh REINFORCE by a gamma-shaped function of the row's whole ratio, which contains the correction."""
     weight = _vespo_weight(t)
-    return -weight * t.advantages * t.logp, {"vespo/phi_seq_mean": row_mean(weight, t.rows, t.count)}
+    return -weight * t.advantages * t.logprobs, {"vespo/phi_seq_mean": row_mean(weight, t.rows, t.count)}
 
 
 def _vespo_weight(t: Tokens) -> Tensor:
@@ -149,7 +149,7 @@ def _vespo_weight(t: Tokens) -> Tensor:
     """
     assert t.correction is not None
     floor, positive = log(1e-8), t.advantages >= 0
-    moved = (t.logp - t.old).detach().clamp(-20.0, 20.0)
+    moved = (t.logprobs - t.old_logprobs).detach().clamp(-20.0, 20.0)
     s = row_sum(moved + t.correction.detach().log().clamp(floor, 20.0), t.rows, t.count)[t.rows].clamp(floor, 20.0)
     k = s.new_full(s.shape, 3.0).masked_fill(positive, 2.0)
     lam = 5.0 - k
@@ -158,8 +158,8 @@ def _vespo_weight(t: Tokens) -> Tensor:
 
 def k3_kl(t: Tokens) -> Tensor:
     """Estimate KL(policy || reference) by k3, which is never negative (Schulman 2020)."""
-    assert t.ref is not None
-    d = t.ref - t.logp
+    assert t.ref_logprobs is not None
+    d = t.ref_logprobs - t.logprobs
     return d.exp() - d - 1
 
 
@@ -168,8 +168,8 @@ def off_policy_mask(t: Tokens, threshold: float) -> Tensor:
 
     The policy has left a row where mean(sampled - logp) is over the threshold.
     """
-    left = row_mean(t.sampled - t.logp.detach(), t.rows, t.count)[t.rows] > threshold
-    return (~(left & (t.advantages < 0))).to(t.logp.dtype)
+    left = row_mean(t.sampling_logprobs - t.logprobs.detach(), t.rows, t.count)[t.rows] > threshold
+    return (~(left & (t.advantages < 0))).to(t.logprobs.dtype)
 
 
 def high_entropy_mask(entropy: Tensor, share: float) -> Tensor:

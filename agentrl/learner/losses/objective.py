@@ -144,8 +144,8 @@ def _call_loss(bound: BoundEntry, t: Tokens, log_ratio: Tensor, metrics: LossMet
     output = bound.call_safely(t, log_ratio)
     losses, values = output if isinstance(output, tuple) and len(output) == 2 else (output, {})
     _check_values(bound.what, losses, t)
-    if t.logp.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
-        raise ContractError(f"{bound.what} has no gradient: compute it from log_ratio or t.logp, without detach")
+    if t.logprobs.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
+        raise ContractError(f"{bound.what} has no gradient: compute it from log_ratio or t.logprobs, without detach")
     declared = bound.entry.metrics
     if not isinstance(values, Mapping) or (unknown := sorted(set(values) - set(declared))):
         names = "" if not isinstance(values, Mapping) else f" {unknown[0]!r}"
@@ -160,9 +160,9 @@ def _call_loss(bound: BoundEntry, t: Tokens, log_ratio: Tensor, metrics: LossMet
 
 def _check_values(what: str, values: object, t: Tokens) -> None:
     """Raise ContractError for what is not one floating-point number a token."""
-    if not isinstance(values, Tensor) or values.shape != t.logp.shape or not values.is_floating_point():
+    if not isinstance(values, Tensor) or values.shape != t.logprobs.shape or not values.is_floating_point():
         raise ContractError(
-            f"{what} returns one number a trained token, a floating-point tensor of shape ({len(t.logp)},), "
+            f"{what} returns one number a trained token, a floating-point tensor of shape ({len(t.logprobs)},), "
             f"not {_describe(values)}"
         )
 
@@ -193,7 +193,7 @@ def compute_token_losses(o: Objective, t: Tokens, entropy_mask: Tensor | None = 
     Raises:
         ContractError: the loss or the importance-sampling rule is not agentrl's own, and broke its contract.
     """
-    metrics, log_ratio = LossMetrics(), LEVELS[o.importance_level](t.logp, t.old, t.rows, t.count)
+    metrics, log_ratio = LossMetrics(), LEVELS[o.importance_level](t.logprobs, t.old_logprobs, t.rows, t.count)
     rho = _call_correction(o.correction_entry, t)
     t = replace(t, correction=rho, by_row=o.importance_level == "sequence")
     loss = _call_loss(o.loss_entry, t, log_ratio, metrics)
@@ -210,7 +210,7 @@ def compute_token_losses(o: Objective, t: Tokens, entropy_mask: Tensor | None = 
         loss = loss + o.beta * kl
         metrics.record("kl", kl)
     metrics.record("entropy", t.entropy)
-    difference = (t.old - t.sampled).abs()
+    difference = (t.old_logprobs - t.sampling_logprobs).abs()
     metrics.record("sampling/sampling_logp_difference/mean", difference)
     metrics.record("sampling/sampling_logp_difference/max", difference, "max")
     for pick in ("mean", "min", "max"):

@@ -42,11 +42,11 @@ def test_the_clip_takes_the_gradient_of_what_went_far_enough(
 ) -> None:
     logp = exact(ratio).log().requires_grad_()
     t = tokens(logp, exact(advantage))
-    losses, _ = LOSSES["dapo"](t, logp - t.old, delta=delta)
+    losses, _ = LOSSES["dapo"](t, logp - t.old_logprobs, delta=delta)
     torch.autograd.backward(losses.sum())
     assert logp.grad is not None
     assert logp.grad.item() == pytest.approx(slope)
-    low, high = clip_masks(t, (logp - t.old).exp().detach(), 0.2, 0.28)
+    low, high = clip_masks(t, (logp - t.old_logprobs).exp().detach(), 0.2, 0.28)
     assert bool(low + high) == (slope == 0.0 and delta is None)
 
 
