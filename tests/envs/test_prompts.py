@@ -89,7 +89,7 @@ def test_all_copies_of_a_prompt_are_on_one_side(asked: list[int]) -> None:
 async def test_what_a_reward_function_is_given() -> None:
     given: list[dict[str, Any]] = []
 
-    def look(trainer_state: Any, log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+    def look(trainer_state: Any, log_metric: Any, log_extra: Any, set_weight: Any, **columns: Any) -> list[float]:
         given.append(columns)
         return [1.0]
 
