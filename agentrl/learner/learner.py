@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -198,7 +198,8 @@ class Learner:
             if message == _RESET:
                 self._forget()
                 continue
-            self.settings, lrs, shares_prefixes, *rows = message
+            settings, lrs, shares_prefixes, *rows = message
+            self.settings = LossSettings(**settings)
             self._set_lrs(lrs)
             self._run_steps(PREFIX if shares_prefixes else PADDED, *rows)
 
@@ -243,8 +244,9 @@ class Learner:
         forwarded_rows, forwarded_weights = [rows[i] for i in forwarded], [weights[i] for i in forwarded]
         numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
+        settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
         self.process_group.broadcast(
-            (self.settings, self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers)
+            (settings, self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers)
         )
         metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
