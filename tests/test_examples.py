@@ -27,7 +27,10 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-@pytest.mark.parametrize("name", ["hello", "prompt_dataset", "adaptive_rewards", "stages"])
+@pytest.mark.parametrize(
+    "name",
+    ["hello", *(pytest.param(n, marks=pytest.mark.slow) for n in ("prompt_dataset", "adaptive_rewards", "stages"))],
+)
 def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](steps=1)
     assert "held-out reward" in capsys.readouterr().out

@@ -72,3 +72,12 @@ def test_a_process_is_known_by_what_it_was_started_with() -> None:
         assert reaper.find_marked("ab") == []
     finally:
         child.communicate(b"\n")
+
+
+def test_what_was_started_ends_also_if_the_run_was_gone_before_the_reaper_looked() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    environment = {**os.environ, reaper.VARIABLE: "late"}
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    subprocess.run([sys.executable, "-I", "-S", reaper.__file__, "late", str(gone.pid)], check=True, timeout=120)
+    assert child.wait(timeout=60) != 0

@@ -194,6 +194,7 @@ class Branched(Sound):
         return copy.deepcopy(self)
 
 
+@pytest.mark.slow
 def test_branches_are_played_and_compared_with_the_same_turns_by_themselves() -> None:
     class Shallow(Branched):
         def clone(self) -> Env:
@@ -560,6 +561,7 @@ def test_what_does_not_fit_into_the_budget_is_skipped_and_said() -> None:
     assert not failures(findings)
 
 
+@pytest.mark.slow
 def test_policies_call_no_tool_that_writes_unless_it_is_named() -> None:
     _seen.clear()
     verdicts = {f.what: f for f in check_env(Ordering, tasks=1)}

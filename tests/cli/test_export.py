@@ -132,6 +132,7 @@ def test_a_run_is_pushed_with_its_card(hub: Hub, run: Path, tmp_path: Path) -> N
     AutoModelForCausalLM.from_pretrained(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hub", [True], indirect=True)
 def test_a_hub_that_refuses_is_quoted(hub: Hub, run: Path, tmp_path: Path) -> None:
     done = exported(hub, str(run), "--out", str(tmp_path / "out"), "--push_to_hub", "other/small", "--public", "true")

@@ -232,6 +232,7 @@ def train_words(mine: str) -> list[str]:
     return [*(word for n, v in names.items() for word in (f"--{n}", v)), *SMALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["file", "entry point"])
 def test_everything_of_the_algorithm_may_come_from_outside(by: str, tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "site" / "my_parts.py", MINE)

@@ -77,6 +77,7 @@ def test_early_stopping_stops_once_the_reward_no_longer_rises(tmp_path: Path) ->
     assert not run.summary["interrupted"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_state_and_the_patience(tmp_path: Path) -> None:
     settings = {**SMALL, "eval": {"every": 1, "tasks": 1, "final_tasks": 1}, "learner": {"lr": 1e-12}}
     folder = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}

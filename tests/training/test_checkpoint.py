@@ -94,6 +94,7 @@ def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path
         assert [n for n in a.column_names if not a[n].equals(b[n])] == []
 
 
+@pytest.mark.slow
 def test_ahead_of_the_learner_no_task_is_lost_or_learned_from_twice(tmp_path: Path) -> None:
     ahead = {"tasks_per_step": 3, "group_size": 2, "max_staleness": 2}
     settings = EXACT | {"rollout": ahead, "steps": 6, "deterministic": False}
@@ -322,6 +323,7 @@ def test_what_a_reset_tells_may_be_anything(tmp_path: Path) -> None:
     assert found[0] == 1
 
 
+@pytest.mark.slow
 def test_a_curriculum_goes_on_with_the_options_that_it_gave(tmp_path: Path) -> None:
     """Killed while groups are played, of whose options it hears when they end; the last step's are drawn last."""
     seen: list[list[Any]] = []

@@ -159,6 +159,7 @@ def test_objects_step_the_model_they_were_made_for(tmp_path: Path) -> None:
     assert rates(tmp_path / "run") == [1e-3, 5e-4, 2.5e-4, 1.25e-4]
 
 
+@pytest.mark.slow
 def test_half_precision_is_stepped_in_single_precision(tmp_path: Path) -> None:
     """A step of 1e-5 on weights of about 1 is lost to bfloat16, but for the copy beside it."""
     pair = (lambda parameters: SGD(parameters, lr=1e-5), None)

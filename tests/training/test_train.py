@@ -153,6 +153,7 @@ def test_a_dataset_is_the_same_path_with_one_turn(tmp_path: Path) -> None:
         assert row["reward"] == pytest.approx(parts["accuracy"] + 0.1 * parts["brief"])
 
 
+@pytest.mark.slow
 def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import anyio\n"

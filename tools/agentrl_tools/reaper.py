@@ -2,7 +2,7 @@
 
 An MCP server need not end when its pipes are closed, and may have children of its own. All of them are known by a
 variable in their environment, which children inherit. The reaper is one process, started with the first server; it runs
-this file alone: ``python -I -S reaper.py MARK``.
+this file alone: ``python -I -S reaper.py MARK PARENT``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def start_reaper() -> dict[str, str]:
     """Return the variable by which this process's reaper, which is started here, knows what is to end with it."""
     if os.getpid() not in _marks:
         _marks[os.getpid()] = secrets.token_hex(8)
-        command = [sys.executable, "-I", "-S", "-B", __file__, _marks[os.getpid()]]
+        command = [sys.executable, "-I", "-S", "-B", __file__, _marks[os.getpid()], str(os.getpid())]
         null = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in range(3)]
         os.posix_spawn(sys.executable, command, {}, file_actions=null)
     return {VARIABLE: _marks[os.getpid()]}
@@ -43,10 +43,9 @@ def find_marked(word: str) -> list[int]:
     return found
 
 
-def _wait_for_parent() -> None:
-    """Return when the process that started this one is gone."""
-    parent = os.getppid()
-    if hasattr(os, "pidfd_open") and parent > 1:
+def _wait_for_parent(parent: int) -> None:
+    """Return when the process that started this one is gone, which it may be already."""
+    if hasattr(os, "pidfd_open") and os.getppid() == parent:
         try:
             descriptor = os.pidfd_open(parent)
         except ProcessLookupError:
@@ -76,7 +75,7 @@ def _main() -> None:
     os.setsid()  # a terminal's Ctrl-C is not for this one
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _wait_for_parent()
+    _wait_for_parent(int(sys.argv[2]))
     _reap(sys.argv[1])
 
 
