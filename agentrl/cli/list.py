@@ -29,6 +29,7 @@ _PLURALS: Mapping[str, RegistryKind] = {
     **{"envs": "env", "tools": "tool", "rewards": "reward", "models": "model", "callbacks": "callback"},
     **{"losses": "loss", "advantages": "advantage", "importance_sampling": "importance_sampling"},
     **{"optimizers": "optimizer", "samplers": "sampler", "engines": "engine", "call_formats": "call_format"},
+    **{"metrics": "metric", "panels": "panel", "launchers": "launcher"},
 }
 
 
@@ -75,7 +76,7 @@ def _describe_name(name: str) -> str:
         thing, _ = registry.load_member("env", name)
         kinds = [_kind_of(thing)]
     if not kinds:
-        known = [*_PLURALS, *(n for k in every for n in registry.list_registered(k))]
+        known = sorted({*_PLURALS, *(n for k in every for n in registry.list_registered(k))})
         raise UserError(f"nothing is called {name!r}{suggest(name, known)}")
     return "\n\n".join(_describe(kind, name) for kind in kinds)
 

@@ -94,7 +94,7 @@ async def launch_servers(name: str, plan: ServerPlan) -> AsyncIterator[Sequence[
     Raises:
         UserError: there is no such launcher, or it starts none.
     """
-    launcher: Launcher = local if name == "local" else load_registered("launcher", name)
+    launcher: Launcher = load_registered("launcher", name)
     async with AsyncExitStack() as servers:
         with author_errors(f"launcher {name!r}"):
             urls = await servers.enter_async_context(launcher(plan))
