@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -340,26 +341,13 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """``train`` and ``evaluate`` check what they are given, and do a step of it, with nano."""
     real_train, real_evaluate = agentrl.train, agentrl.evaluate
 
-    def train(
-        env: Any,
-        model: Any = "nano",
-        *,
-        env_args: Any = None,
-        curriculum: Any = None,
-        callbacks: Any = (),
-        verbose: bool = True,
-        **given: Any,
-    ) -> Any:
-        config = build_model_config(("arguments", {**given, "env": {"name": "of the snippet"}, "model": model}))
+    own = set(inspect.signature(real_train).parameters) - {"env", "model", "settings"}
+
+    def train(env: Any, model: Any = "nano", **given: Any) -> Any:
+        settings = {name: value for name, value in given.items() if name not in own}
+        config = build_model_config(("arguments", {**settings, "env": {"name": "of the snippet"}, "model": model}))
         rollout = {**config.rollout.model_dump(exclude_unset=True), **desk.SMALL["rollout"]}
-        return real_train(
-            env,
-            env_args=env_args,
-            curriculum=curriculum,
-            callbacks=callbacks,
-            verbose=verbose,
-            **{**given, **desk.SMALL, "rollout": rollout, "steps": 1},
-        )
+        return real_train(env, **{**given, **desk.SMALL, "rollout": rollout, "steps": 1})
 
     monkeypatch.setattr(agentrl, "train", train, raising=False)
     monkeypatch.setattr(agentrl, "evaluate", lambda *a, **k: real_evaluate(*a, **{**k, "tasks": 2}), raising=False)
