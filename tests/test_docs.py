@@ -231,8 +231,13 @@ def _shortened(given: Sequence[str]) -> list[str]:
         return words
     if verb == "train" and "--resume" in words:
         return [*words, "--steps", "2", "--eval.final_tasks", "2"]
+    if verb == "train" and "stages.toml" in words:  # its steps are the stages'
+        stages = Path("stages.toml").read_text(encoding="utf-8")
+        Path("stages.toml").write_text(re.sub(r"^steps = \d+", "steps = 1", stages, flags=re.M), encoding="utf-8")
+        return [*words, *SMALL_TRAIN[2:]]
     if verb == "train":
-        return [*words, *SMALL_TRAIN]
+        evaluates = ["--eval.every", "1", "--eval.tasks", "2"] if "--eval.patience" in words else []
+        return [*words, *SMALL_TRAIN, *evaluates]
     few = (verb == "eval" and "--resume" not in words) or words[:2] in (["check", "env"], ["check", "tool"])
     return [*words, *(("--tasks", "2") if few else ())]
 

@@ -70,7 +70,7 @@ def _describe_problem(error: pydantic.ValidationError, merged: Mapping[str, Any]
     where, what = list_problems(error)[0]
     what = _plain(what)
     first = what.partition(" ")[0]
-    if first.startswith(f"{where}."):
+    if not where or first.startswith(f"{where}."):  # it is about several settings, or names its own
         return f"{what} [{_origin(origin, first)}]"
     return f"{where}: {what}{_shown(merged, where)} [{_origin(origin, where)}]"
 
