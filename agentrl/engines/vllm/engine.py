@@ -83,6 +83,7 @@ class VLLMEngine:
         self._last_action = "was started"
         self._last_action_at = perf_counter()
         self._update_lock = anyio.Lock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the configuration, until vLLM has answered
 
     async def __aenter__(self) -> Self:
         vllm = launch.import_vllm()
@@ -102,6 +103,7 @@ class VLLMEngine:
             )
             await self.update_weights(self._weights.model, 0)
             await self._check_logprobs()
+            self._remove_folder()  # vLLM reads it once more after it has said that it is ready
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self.close()
@@ -162,6 +164,12 @@ class VLLMEngine:
                 await asyncio.sleep(0)  # its sockets are closed from the loop
                 llm.engine_core.resources.ctx.destroy(linger=0)
         self._weights.close()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     # -- in the event loop -----------------------------------------------------------------------------------------
 
@@ -290,29 +298,30 @@ class VLLMEngine:
 
         dtype = next(self._model.parameters()).dtype
         threads = launch.choose_threads(sum(p.numel() for p in self._model.parameters()), self._threads)
-        with tempfile.TemporaryDirectory(prefix="agentrl-vllm-") as folder:
-            launch.write_config(self._model, folder)
-            if self._rank:
-                launch.write_base_weights(self._model, folder)
-            arguments = launch.build_engine_arguments(
-                folder,
-                dtype,
-                max_context=self.max_context,
-                capacity=self.capacity,
-                cache_bytes=launch.compute_cache_bytes(self._config, dtype, self.capacity * self.max_context),
-                backend=launch.choose_transfer_backend(self._model),
-                rank=self._rank,
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-vllm-")
+        folder = self._folder.name
+        launch.write_config(self._model, folder)
+        if self._rank:
+            launch.write_base_weights(self._model, folder)
+        arguments = launch.build_engine_arguments(
+            folder,
+            dtype,
+            max_context=self.max_context,
+            capacity=self.capacity,
+            cache_bytes=launch.compute_cache_bytes(self._config, dtype, self.capacity * self.max_context),
+            backend=launch.choose_transfer_backend(self._model),
+            rank=self._rank,
+        )
+        with launch.use_environment(threads), launch.preserve_process_state(), launch.block_interrupts():
+            engine_args = AsyncEngineArgs(
+                **arguments,
+                **({"enable_sleep_mode": True, "gpu_memory_utilization": MEMORY_SHARE} if self._shares_gpu else {}),
+                skip_tokenizer_init=True,
+                load_format="auto" if self._rank else "dummy",
+                use_tqdm_on_load=False,
+                disable_log_stats=True,
             )
-            with launch.use_environment(threads), launch.preserve_process_state(), launch.block_interrupts():
-                engine_args = AsyncEngineArgs(
-                    **arguments,
-                    **({"enable_sleep_mode": True, "gpu_memory_utilization": MEMORY_SHARE} if self._shares_gpu else {}),
-                    skip_tokenizer_init=True,
-                    load_format="auto" if self._rank else "dummy",
-                    use_tqdm_on_load=False,
-                    disable_log_stats=True,
-                )
-                self._llm = AsyncLLM.from_engine_args(engine_args)
+            self._llm = AsyncLLM.from_engine_args(engine_args)
         if self._rank:
             from vllm.lora.request import LoRARequest
 
