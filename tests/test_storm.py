@@ -176,6 +176,7 @@ async def test_a_storm_leaves_nothing_behind_and_teaches_nothing() -> None:
     assert longest < 30_000  # of a hundred million
 
 
+@pytest.mark.slow
 def test_faults_that_have_nothing_to_do_with_the_reward_leave_the_expected_advantage_as_it_is() -> None:
     """The gradient's weight of each outcome, over many groups: those who are left compare among themselves."""
     rng = random.Random(1)

@@ -64,6 +64,7 @@ def _own_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     write(tmp_path / "my_losses.py", LOSSES)
+    forget()  # another test's
     yield
     forget()
 

@@ -92,6 +92,7 @@ def any_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_cpu")
 def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
     adapter = {"rank": 4, "quantize": "4bit"}

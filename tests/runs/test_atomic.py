@@ -147,6 +147,7 @@ class Filling(Callback):
             limit(resource.RLIM_INFINITY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["learn", "end"])
 @limited()
 def test_a_run_on_a_full_disk_waits_until_there_is_room(phase: str, tmp_path: Path) -> None:

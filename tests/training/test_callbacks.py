@@ -135,6 +135,7 @@ class Counter(Callback):
         self.episodes = state["episodes"]
 
 
+@pytest.mark.slow
 def test_what_a_callback_returns_as_its_state_is_in_the_checkpoint(tmp_path: Path) -> None:
     exact: dict[str, Any] = SMALL | {"steps": 3, "deterministic": True}
     whole, killed, resumed = Counter(), Counter(at=2), Counter()

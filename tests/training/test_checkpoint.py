@@ -68,7 +68,7 @@ def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, *(pytest.param(m, marks=pytest.mark.slow) for m in ({"lora": {"rank": 4}}, {"dtype": "bfloat16"}))]
+    "more", [pytest.param(m, marks=pytest.mark.slow) for m in ({}, {"lora": {"rank": 4}}, {"dtype": "bfloat16"})]
 )
 def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path: Path) -> None:
     settings = EXACT | more

@@ -169,6 +169,7 @@ def test_half_precision_is_stepped_in_single_precision(tmp_path: Path) -> None:
     assert {m.dtype for m in state["learner"]["masters"]} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_what_steps_nothing_here_is_refused(tmp_path: Path) -> None:
     other = torch.nn.Linear(2, 2)
     optimizer = SGD(other.parameters(), lr=1.0)
