@@ -230,7 +230,7 @@ async def test_or_are_finished_first(fresh: VLLMEngine, monkeypatch: pytest.Monk
     async def update() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fresh.update_weights, new, 1)
-            await anyio.sleep(0.05)  # asked while the running ones are finished: waits for the new weights
+            await anyio.sleep(0.3)  # asked while the running ones are finished: waits for the new weights
             late.append(await fresh.generate([1], greedy(5), session="late"))
 
     calls = [
