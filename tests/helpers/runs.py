@@ -121,7 +121,7 @@ APART = (0.0, 0.03, -0.03, 0.3, -0.3, 1.0, -1.0)  # the learner's logprobs from 
 
 
 def learned(trajectory: Trajectory) -> LearnedTokens:
-    """What a learner knows of each token: logprobs apart from the engine's, corrections that are not cut."""
+    """Make what a learner knows of each token: logprobs apart from the engine's, corrections that are not cut."""
     own = [p for s in trajectory.segments for p in s.logprobs or ()]
     apart = [APART[i % len(APART)] for i in range(len(own))]
     return LearnedTokens([p + a for p, a in zip(own, apart, strict=True)], [-0.25] * len(own), [exp(a) for a in apart])

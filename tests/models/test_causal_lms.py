@@ -50,7 +50,7 @@ def test_a_causal_lm_is_right_or_refused_in_a_sentence(name: str) -> None:
 
 
 def _without_numbers(row: str) -> str:
-    """How far a refused way is off differs between CPUs; that it is refused, and why, does not."""
+    """Return a row without how far a refused way is off, which differs between CPUs; why it is refused does not."""
     return re.sub(r"off by [\d.e-]+", "off by some", row)
 
 

@@ -1,4 +1,4 @@
-"""What goes with what, and that every setting is heeded."""
+"""Settings that contradict each other are refused, and every setting is heeded."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_setting_does_something() -> None:
 
 
 def _read(name: str) -> str:
-    """How the source reads a setting: through its section, or the section's short name."""
+    """Return the pattern by which the source reads a setting: through its section, or the section's short name."""
     section, _, key = name.rpartition(".")
     short = {
         "": "config",
