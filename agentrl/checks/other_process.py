@@ -16,7 +16,7 @@ import anyio
 from agentrl.checks.harness import EpisodeHarness
 from agentrl.environments.spec import EnvSpec
 from agentrl.settings import registry
-from agentrl.settings.schema import find_import_name
+from agentrl.settings.values import find_import_name
 
 HASH_SEEDS = ("1", "2", "3")
 TIMEOUT_S = 120.0

@@ -18,7 +18,8 @@ from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, suggest
 from agentrl.settings import registry
 from agentrl.settings.loader import build_config
-from agentrl.settings.schema import CommaSeparated, Section, TrainConfig
+from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.values import CommaSeparated
 from agentrl.view.escaping import escape_controls
 
 TEXT = """\

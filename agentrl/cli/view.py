@@ -10,7 +10,8 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import UserError
-from agentrl.settings.schema import CommaSeparated, Section
+from agentrl.settings.schema import Section
+from agentrl.settings.values import CommaSeparated
 
 TEXT = """\
   agentrl view runs/last

@@ -18,8 +18,9 @@ from agentrl.settings import registry
 from agentrl.settings.catalogue import CHOICES, describe_shared
 from agentrl.settings.names.adoption import Adoption
 from agentrl.settings.names.translation import find_name, list_hints
-from agentrl.settings.schema import Section, TrainConfig, find_import_name
+from agentrl.settings.schema import Section, TrainConfig
 from agentrl.settings.signature import build_arguments_model, is_plain, list_problems
+from agentrl.settings.values import find_import_name
 
 Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
 

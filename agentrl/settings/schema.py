@@ -3,74 +3,29 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from agentrl.errors import UserError
 from agentrl.settings.catalogue import bind_choices, shared
-from agentrl.settings.registry import EntryKind, check_name
 from agentrl.settings.signature import is_plain, refuse_bool
+from agentrl.settings.values import (
+    LISTED,
+    AdvantageName,
+    CallFormatName,
+    CommaSeparated,
+    EngineName,
+    ImportanceSamplingName,
+    LossName,
+    NamedObjects,
+    OptimizerName,
+    Parameters,
+    SamplerName,
+    split_commas,
+)
 from agentrl.types import Stop
-
-
-def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-_listed = pydantic.BeforeValidator(_split)
-CommaSeparated = Annotated[tuple[str, ...], _listed]  # on the command line with commas between them
-
-
-def _list_objects(given: object) -> Sequence[object]:
-    """Return a list of what a user gives: names with commas between them, one function, or a list."""
-    given = _split(given)
-    return given if isinstance(given, list | tuple) else [given]
-
-
-def find_import_name(thing: object) -> str | None:
-    """Return ``module:name`` where that imports the thing; None for what is made in a script or in a function."""
-    own = getattr(thing, "function", thing)
-    module, name = getattr(own, "__module__", None), getattr(own, "__qualname__", "<none>")
-    if module in (None, "__main__") or "<" in name:
-        return None
-    value: object = sys.modules.get(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return f"{module}:{name}" if value is thing else None
-
-
-def _name_objects(objects: Sequence[object]) -> list[str]:
-    """List the objects that another process can load, by name; the others are this one's."""
-    names = (o if isinstance(o, str) else find_import_name(o) for o in objects)
-    return [name for name in names if name is not None]
-
-
-# On the command line names with commas between them; in Python the objects too, which are checked where they are used.
-NamedObjects = Annotated[
-    tuple[Any, ...], pydantic.BeforeValidator(_list_objects), pydantic.PlainSerializer(_name_objects)
-]
-Parameters = dict[str, Any]
-
-
-def _named(kind: EntryKind, name: str) -> str:
-    try:
-        return check_name(kind, name)
-    except UserError as error:
-        raise ValueError(str(error)) from None
-
-
-LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
-AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
-ImportanceSamplingName = Annotated[str, AfterValidator(partial(_named, "importance_sampling"))]
-OptimizerName = Annotated[str, AfterValidator(partial(_named, "optimizer"))]
-SamplerName = Annotated[str, AfterValidator(partial(_named, "sampler"))]
-CallFormatName = Annotated[str, AfterValidator(partial(_named, "call_format"))]
-EngineName = Annotated[str, AfterValidator(partial(_named, "engine"))]
 
 
 def _check_entries(section: str, settings: pydantic.BaseModel) -> None:
@@ -207,7 +162,7 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(0, ge=0, description="steps in which the rate rises to its peak; the first one has 0")
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="the same as a share of all steps")
     weight_decay: float | None = shared("of the weights, a step")
-    betas: Annotated[tuple[float, float], _listed] | None = shared("of AdamW's two running means")
+    betas: Annotated[tuple[float, float], LISTED] | None = shared("of AdamW's two running means")
     adam_epsilon: float | None = shared("added to the denominator of AdamW's step")
     loss: LossName = Field("dapo", description="agentrl list losses has them all; or module:function")
     loss_args: Parameters = Field({}, description="parameters of a loss: --learner.loss_args.NAME VALUE")
@@ -252,7 +207,7 @@ class LearnerConfig(Section):
     max_tokens_per_microbatch: int = Field(
         8192, ge=1, description="tokens in one forward and backward pass, padding included"
     )
-    mask_stop_reasons: Annotated[tuple[Stop, ...], _listed] = Field(
+    mask_stop_reasons: Annotated[tuple[Stop, ...], LISTED] = Field(
         (), description="episodes that stopped so are not trained, such as max_tokens"
     )
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
@@ -310,7 +265,7 @@ class _EvalSetConfig(Section):
 
 def _name_sets(sets: Any) -> Any:
     """Return a table of sets for their names alone, in a list or with commas between them."""
-    names = _split(sets)
+    names = split_commas(sets)
     return {name: {} for name in names} if isinstance(names, list | tuple) else sets
 
 
