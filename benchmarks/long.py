@@ -15,11 +15,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-COMMANDS: dict[str, list[str]] = {  # add yours here
-    "kills": ["kills.py", "--kills", "50"],
-    "kills-ahead": ["kills.py", "--kills", "50", "--staleness", "2"],
-    "endings": ["kills.py", "--endings"],
+COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
+    "kills": ["benchmarks/kills.py", "--kills", "50"],
+    "kills-ahead": ["benchmarks/kills.py", "--kills", "50", "--staleness", "2"],
+    "endings": ["benchmarks/kills.py", "--endings"],
+    "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
+    "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
+    "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
 }
+ENVIRONMENT = {"AGENTRL_EVERY_VERB": "1", "AGENTRL_MUTATED_CALLS": "100000"}  # what the tests leave out
 
 
 def measured_commit() -> str:
@@ -32,12 +36,15 @@ def measured_commit() -> str:
 def measure(name: str) -> int:
     """Run one benchmark and write its file; return its exit status."""
     commit, begun = measured_commit(), time.monotonic()
-    command = [sys.executable, str(HERE / COMMANDS[name][0]), *COMMANDS[name][1:]]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    pipe, environment = subprocess.PIPE, {**os.environ, **ENVIRONMENT}
+    command = [sys.executable, *COMMANDS[name]]
+    done = subprocess.run(
+        command, cwd=HERE.parent, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False
+    )
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     head = {
         "commit": commit,
-        "command": f"python benchmarks/{' '.join(COMMANDS[name])}",
+        "command": f"python {' '.join(COMMANDS[name])}",
         "machine": machine,
         "minutes": f"{(time.monotonic() - begun) / 60:.1f}",
         "exit status": str(done.returncode),

@@ -41,7 +41,7 @@ from agentrl.learner.advantages.group import grpo
 from agentrl.runs.folder import RunFolder
 from agentrl.runs.metrics import group_metrics
 from agentrl.types import CallRecord, Group, Message, Segment, Stop, Trajectory
-from agentrl.view.index_cache import FILE
+from agentrl.view.index_cache import locate_index
 
 SIZE, TASKS = 8, 16
 
@@ -138,7 +138,8 @@ def measure(folder: Path, repeats: int) -> dict[str, list[float]]:
     with sync_playwright() as api:
         browser = api.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         for _ in range(repeats):
-            (folder / FILE).unlink(missing_ok=True)
+            if (index := locate_index(folder)) is not None:
+                index.unlink(missing_ok=True)
             for name in ("first view, not kept", "first view, kept"):
                 with served(folder) as url:
                     looker = Looker(browser, url)

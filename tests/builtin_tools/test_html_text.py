@@ -31,3 +31,8 @@ def test_links_are_whole() -> None:
     html = '<a href="/b?c">there</a> <a href="#x">here</a> <a>none</a> <a href="javascript:x()">no</a>'
     assert html_to_text(html, "https://a.org/d/") == "[there](https://a.org/b?c) here none no"
     assert html_to_text(html) == "there here none no"
+
+
+def test_a_link_or_a_declaration_that_is_none_does_no_harm() -> None:
+    assert html_to_text('<p>a <a href="http://[">b</a>', "https://a.org/") == "a b"
+    assert html_to_text("<p>a<![odd[b") in ("a", "a<![odd[b")

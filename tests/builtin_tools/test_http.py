@@ -10,11 +10,14 @@ from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import anyio
 import pytest
+from agentrl_tools import http
 from agentrl_tools.http import Http
 from agentrl_tools.url_policy import is_public, match_rule, parse_rule
 
 from agentrl import ContractError, InfraError, Tool, ToolError
+from agentrl.runtime.loop_watchdog import watch_event_loop
 from agentrl.tools.toolset import load_tool
 
 
@@ -25,6 +28,7 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str, str, bytes]] = []
         self.sent = 0
+        self.bomb = ""
 
     @property
     def at(self) -> str:
@@ -66,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             case "slow":
                 time.sleep(1)
                 self.answer("late", "text/plain")
+            case "bomb":
+                self.answer(self.server.bomb, "text/html")
             case "endless":
                 self.endless()
             case "broken":
@@ -255,6 +261,25 @@ async def test_what_was_checked_is_what_is_connected_to(site: Site, dns: Names) 
     assert dns["twice.test"] == [["127.0.0.9"]]
 
 
+@pytest.mark.parametrize("bomb", ["<!--", "<a ", "<!", "<a b='"])
+async def test_a_page_that_is_hard_to_read_holds_up_nobody(
+    bomb: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "PARSE_S", 1.0)
+    told: list[str] = []
+    words: list[str] = []
+    site.bomb = bomb * 25_000
+    async with using(site.at) as tools:
+        with watch_event_loop(told.append, 0.5, whose=("/",)):
+            try:
+                await tools["fetch"](url=f"http://{site.at}/bomb")  # of some bombs newer versions of Python make little
+            except ToolError as refusal:
+                words.append(str(refusal))
+            await anyio.sleep(0.3)
+    assert words in ([], ["the page's HTML cannot be read: it takes too long, or too much memory"])
+    assert told == []
+
+
 async def test_a_second_address_is_tried(site: Site, dns: Names) -> None:
     port = site.server_address[1]
     dns["two.test"] = [["127.0.0.9", "127.0.0.1"]]
@@ -319,6 +344,21 @@ def test_what_is_no_host_is_refused_at_the_start(text: str) -> None:
         ("fe80::1%eth0", False),
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::a00:1", False),
+        ("64:ff9b::808:808", True),
+        ("64:ff9b:1::808:808", False),
+        ("fec0::1", False),
+        ("192.0.0.8", False),
+        ("192.0.0.9", False),
+        ("192.88.99.1", False),
+        ("168.63.129.16", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("::ffff:8.8.8.8", True),
+        ("2001::1", False),
+        ("3fff::1", False),
+        ("5f00::1", False),
+        ("4000::1", False),
+        ("2a00:1450:4001::1", True),
         ("2002:7f00:1::", False),
     ],
 )

@@ -63,3 +63,11 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert [name for name in main.options.model_fields if f"--{name}" not in said] == []
+
+
+@pytest.mark.parametrize("name", ["loop.txt", "loop.jsonl", "loop.parquet"])
+def test_links_that_lead_to_themselves_are_a_sentence(name: str) -> None:
+    Path(name).symlink_to(name)
+    with pytest.raises(UserError, match=rf"{name}'?.*(is not there|symbolic links)"):
+        main([name, "--out", "c.db"])
+    assert not Path("c.db").exists()

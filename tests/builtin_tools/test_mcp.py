@@ -306,6 +306,25 @@ async def test_a_server_killed_in_mid_call_costs_those_episodes_and_nothing_else
         assert [(t.fault, t.reward) for t in groups[later]] == [(None, 1.0)] * 8
 
 
+async def test_a_request_that_crashes_the_server_is_an_error_to_read() -> None:
+    script = [call("die"), call("add", a=1, b=1), "done"]
+    async with EnvSpec(playing(Mcp(COMMAND, timeout_s=30.0))).open() as spec:
+        t = await Rollout(spec, ScriptedEngine(script), ByteRenderer()).episode(0)
+    assert t.fault is None
+    assert [c.status for c in t.calls] == ["provoked", "ok"]
+    assert t.messages[2]["content"] == "error: tool 'die' failed on this request (mcp_gone)"
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_crashed_again_and_again_is_no_accident() -> None:
+    script = [call("die"), "done"]
+    async with EnvSpec(playing(Mcp(COMMAND, timeout_s=30.0))).open() as spec:
+        rollout = Rollout(spec, ScriptedEngine(script), ByteRenderer())
+        statuses = [{c.status for t in await rollout.group(task, 2) for c in t.calls} for task in range(5)]
+    assert statuses[0] == {"mcp_gone"}
+    assert statuses[-1] == {"provoked"}
+
+
 async def test_each_episode_may_have_a_server_of_its_own() -> None:
     env = playing(Mcp(COMMAND, per_episode=True, sessions=2, timeout_s=30.0))
     script = [call("hold", word="a") + call("pid"), call("hold", word="b"), "done"]

@@ -128,8 +128,8 @@ def test_monty_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPat
 def test_seccomp_that_is_not_installed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentrl_tools.sandbox import filters
 
-    filters._build.cache_clear()
+    filters.compile_filter.cache_clear()
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
     with pytest.raises(UserError, match=r"the sandbox needs pyseccomp and libseccomp .* pip install 'agentrl-gym"):
         anyio.run(called, Python(), "1")
-    filters._build.cache_clear()
+    filters.compile_filter.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import shutil
@@ -17,39 +18,52 @@ from typing import Any
 
 import anyio
 import pytest
-from agentrl_tools.sandbox import launch
+from agentrl_tools.sandbox import bubblewrap, interpreter, launch, users
 from agentrl_tools.sandbox.fork_server_client import CodeResult, ForkServerClient, open_fork_server
-from agentrl_tools.sandbox.inside import confinement
+from agentrl_tools.sandbox.inside import confinement, folders
+from agentrl_tools.sandbox.session import Session
 
-from agentrl import InfraError, UserError
-from tests.helpers.attacks import ATTACKS, ENDLESS, PRELUDE
+from agentrl import InfraError, ToolError, UserError
+from tests.attacks import ENDLESS, build_programs
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ROOT = os.getuid() == 0
-SETUPS: list[tuple[str, str, int | None]] = [("auto", sys.executable, None), ("bubblewrap", sys.executable, None)]
-SETUPS += [("landlock", sys.executable, None), ("landlock", SYSTEM_PYTHON, None)]
-SETUPS += [("bubblewrap", SYSTEM_PYTHON, launch.NOBODY), ("landlock", SYSTEM_PYTHON, launch.NOBODY)] if ROOT else []
-TIMEOUT_S = 2.0
+NEWEST = launch.NEWEST_LANDLOCK
+# The sandbox, an interpreter, a user, the newest landlock, and whether sessions have mounts of their own.
+Setup = tuple[Any, str, int | None, int, bool]
+SETUPS: list[Setup] = [("auto", sys.executable, None, NEWEST, True)]
+for _user in (None, users.NOBODY) if ROOT else (None,):
+    SETUPS += [("bubblewrap", SYSTEM_PYTHON, _user, abi, True) for abi in (NEWEST, 5, 3, 0)]
+    SETUPS += [("landlock", SYSTEM_PYTHON, _user, abi, True) for abi in (NEWEST, 5, 2)]
+    SETUPS += [("bubblewrap", SYSTEM_PYTHON, _user, NEWEST, False), ("landlock", SYSTEM_PYTHON, _user, 2, False)]
+SETUPS += [("landlock", sys.executable, None, NEWEST, True)]
+CANARY = f"CANARY-{os.urandom(16).hex()}"
+TIMEOUT_S = 1.0
 
 
 @asynccontextmanager
 async def sandbox(
-    kind: Any = "auto", python: str | None = None, user: int | None = None
+    kind: Any = "auto",
+    python: str | None = None,
+    user: int | None = None,
+    landlock_abi: int = NEWEST,
+    own_mounts: bool = True,
+    limit: int = 4,
 ) -> AsyncIterator[ForkServerClient]:
     if python is not None and shutil.which(python) is None:
         pytest.skip(f"there is no {python}")
-    if kind == "bubblewrap" and (trouble := launch.explain_no_bubblewrap(user)) is not None:
+    if kind == "bubblewrap" and (trouble := bubblewrap.explain_no_bubblewrap(user)) is not None:
         pytest.skip(trouble)
-    async with open_fork_server(
-        launch.choose_launch(kind, launch.SandboxLimits(disk_mb=32), (), python, user), limit=4
-    ) as found:
+    limits = launch.SandboxLimits(disk_mb=32)
+    start = launch.choose_launch(kind, limits, (), python, user, landlock_abi=landlock_abi, own_mounts=own_mounts)
+    async with open_fork_server(start, limit=limit) as found:
         yield found
 
 
 @pytest.fixture
 def targets() -> Iterator[dict[str, Any]]:
     """Things outside that an attack would like to reach."""
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as tcp:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.create_server(("127.0.0.1", 0)) as tcp:
         Path(folder).chmod(0o755)
         path = f"{folder}/s"
         with socket.socket(socket.AF_UNIX) as unix, socket.socket(socket.AF_UNIX) as abstract:
@@ -59,34 +73,51 @@ def targets() -> Iterator[dict[str, Any]]:
             abstract.bind(name := f"\0agentrl-{os.getpid()}")
             abstract.listen()
             host = str(Path(__file__).resolve())
-            yield {"port": tcp.getsockname()[1], "unix": path, "abstract": name[1:], "host": host}
+            Path(file := f"{folder}/precious").write_text("precious")
+            Path(file).chmod(0o666)
+            Path(folder).chmod(0o777)
+            yield {"port": tcp.getsockname()[1], "unix": path, "abstract": name[1:], "host": host, "file": file}
+            assert sorted(os.listdir(folder)) == ["precious", "s"]
+            assert Path(file).read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("kind", "python", "user"), [SETUPS[0], *(pytest.param(*s, marks=pytest.mark.slow) for s in SETUPS[1:])]
-)
-def test_every_attack_is_contained(
-    kind: str, python: str, user: int | None, targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET_KEY", "x")
+@pytest.mark.parametrize("setup", [SETUPS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SETUPS[1:])], ids=str)
+def test_every_attack_is_contained(setup: Setup, targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each, an innocent call and an innocent write are right; their text is what the attacks look for."""
+    monkeypatch.setenv("SECRET_KEY", CANARY)
     before = sorted(Path("/tmp").glob("x"))
+    innocent = f"n = globals().get('n', 0) + 1; text = {CANARY!r} + '.' * (1 << 20)\n"
+    innocent += "with open('f', 'w') as f: f.write(text)\nprint(n, open('f').read() == text, text[:39])"
 
-    async def attack(place: ForkServerClient, name: str, code: str) -> str:
+    async def attack(place: ForkServerClient, victim: Session, name: str, code: str, state: list[int]) -> str:
         began = perf_counter()
-        found = await place.run(PRELUDE + code, session=None, timeout_s=TIMEOUT_S)
+        found = await place.run(code, timeout_s=TIMEOUT_S)
+        took = perf_counter() - began
+        right = await victim.run(innocent, timeout_s=60)
+        state[0] += 1
+        if right.output != f"{state[0]} True {CANARY}\n":
+            return f"after {name}: {right}"[:300]
         if "ESCAPED" in found.output:
             return f"{name}: {found.output[-300:]}"
         if name in ENDLESS and found.status not in ("timeout", "died 24"):
             return f"{name}: {found}"[:300]
-        late = perf_counter() - began > 30  # many at once, on few cores
+        late = took > 30  # many at once, on few cores
         return f"{name}: it was not stopped" if late or len(found.output) > 70_000 else ""
 
     async def main() -> list[str]:
-        async with sandbox(kind, python, user) as place:
+        async with sandbox(*setup, limit=8) as place:
             server = place.process
-            programs = {**ENDLESS, **{n: c.format(**targets) for n, c in ATTACKS.items()}}
-            told = await asyncio.gather(*(attack(place, n, c) for n, c in programs.items()))
-            assert (await place.run("6 * 7", session=None, timeout_s=9)).output == "42\n"
+            programs = iter(build_programs(targets).items())
+            told: list[str] = []
+
+            async def work(victim: Session) -> None:
+                state = [0]
+                for name, code in programs:
+                    told.append(await attack(place, victim, name, code, state))
+
+            victims = [place.session() for _ in range(6)]
+            await asyncio.gather(*(work(victim) for victim in victims))
+            assert (await place.run("6 * 7", timeout_s=9)).output == "42\n"
             assert place.process is server, "the server had to be started again"
             return [t for t in told if t]
 
@@ -94,18 +125,22 @@ def test_every_attack_is_contained(
     assert sorted(Path("/tmp").glob("x")) == before
 
 
-def test_there_are_as_many_attacks_as_promised() -> None:
-    assert len(ATTACKS) + len(ENDLESS) >= 51
+def test_there_are_as_many_attacks_as_promised(targets: dict[str, Any]) -> None:
+    assert len(build_programs(targets)) >= 120
 
 
+@pytest.mark.skipif(not ROOT, reason="an ordinary user has no users to give")
 @pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
-def test_it_runs_as_nobody_and_not_as_root(kind: str) -> None:
-    async def main() -> CodeResult:
+def test_each_session_has_a_user_of_its_own(kind: str) -> None:
+    async def main() -> list[str]:
         async with sandbox(kind, SYSTEM_PYTHON) as place:
-            return await place.run("import os; (os.getuid(), os.geteuid(), os.getgroups())", session=None, timeout_s=5)
+            codes = ["import os; (os.getresuid(), os.getresgid(), os.getgroups())"] * 3
+            return [(await place.run(c, session=str(n), timeout_s=20)).output for n, c in enumerate(codes)]
 
-    wanted = launch.NOBODY if ROOT else os.getuid()
-    assert anyio.run(main).output.startswith(f"({wanted}, {wanted}, [")
+    told = [ast.literal_eval(output) for output in anyio.run(main)]
+    assert all(len({*user, *group}) == 1 and not groups for user, group, groups in told)
+    assert len({user for user, _, _ in told}) == 3
+    assert all(user[0] in numbers for user, _, _ in told for numbers in [range(61_184, 2_147_352_576)])
 
 
 @pytest.mark.skipif(not ROOT, reason="an ordinary user reads its own Python")
@@ -120,8 +155,30 @@ def test_where_nobody_cannot_read_the_interpreter_root_stays_without_its_capabil
     with tempfile.TemporaryDirectory() as folder:  # of mode 0700, as root's home is
         Path(folder).chmod(0o700)
         subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", "--copies", folder], check=True)
-        assert not launch.is_readable_by_nobody(f"{folder}/bin/python")
-        assert anyio.run(main, f"{folder}/bin/python").output == f"(0, {[0] * 6})\n"
+        assert not interpreter.is_readable_by_nobody(f"{folder}/bin/python")
+        held_by = anyio.run(main, f"{folder}/bin/python").output
+        assert held_by.endswith(f", {[0] * 6})\n")
+        assert not held_by.startswith("(0,")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
+def test_our_own_packages_which_know_answers_are_not_there(kind: str) -> None:
+    async def main(python: str) -> list[str]:
+        async with sandbox(kind, python) as place:
+            codes = ["import other; other.answer", "import agentrl_envs; agentrl_envs.answer"]
+            return [(await place.run(code, timeout_s=20)).output.splitlines()[-1] for code in codes]
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--without-pip", folder], check=True)
+        (packages,) = Path(folder).glob("lib/python3*/site-packages")
+        for name in ("other", "agentrl_envs"):
+            (packages / name).mkdir()
+            (packages / name / "__init__.py").write_text("answer = 42")
+        Path(folder).chmod(0o755)
+        seen, hidden = anyio.run(main, f"{folder}/bin/python")
+    assert seen == "42"
+    assert hidden.startswith(("AttributeError", "PermissionError"))
 
 
 def test_asyncio_works_inside() -> None:
@@ -244,7 +301,7 @@ def test_it_ends_with_its_parent() -> None:
 
 
 def test_where_there_is_no_sandbox_it_refuses_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch.explain_no_bubblewrap.cache_clear()
+    bubblewrap.explain_no_bubblewrap.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(confinement, "get_landlock_version", lambda: 0)
     with pytest.raises(
@@ -253,7 +310,7 @@ def test_where_there_is_no_sandbox_it_refuses_with_a_sentence(monkeypatch: pytes
         launch.choose_launch("auto", launch.SandboxLimits(), ())
     with pytest.raises(UserError, match=r"apt-get install bubblewrap\); --tool.python.sandbox monty needs neither"):
         launch.choose_launch("bubblewrap", launch.SandboxLimits(), ())
-    launch.explain_no_bubblewrap.cache_clear()
+    bubblewrap.explain_no_bubblewrap.cache_clear()
 
 
 def test_an_interpreter_that_is_none_is_refused() -> None:
@@ -264,6 +321,95 @@ def test_an_interpreter_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("given", [b"", b"{"])
 def test_a_server_to_which_nobody_speaks_ends(given: bytes) -> None:
     """Its parent may die before it has said anything."""
-    program = str(launch.INSIDE / "server.py")
+    program = str(bubblewrap.INSIDE / "dispatcher.py")
     done = subprocess.run([sys.executable, "-I", program], input=given, capture_output=True, timeout=20, check=False)
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("kept", "most"), [(90, 128), pytest.param(400, None, marks=pytest.mark.slow)])
+def test_many_sessions_are_kept_and_each_answers_with_its_own_name(kept: int, most: int | None) -> None:
+    """Where descriptors do not suffice, one request is told so, and the server goes on."""
+    program = f"""
+import asyncio, resource
+if {most}: resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))
+import agentrl_tools.sandbox as sandbox
+from agentrl import InfraError
+
+async def name(session, number):
+    try:
+        return (await session.run(f"name = globals().get('name', {{number}}); name", timeout_s=60)).output.strip()
+    except InfraError as error:
+        return str(error)
+
+async def main():
+    async with sandbox.open(max_concurrency=8) as box:
+        sessions, server = [box.session() for _ in range({kept})], box.process
+        for _ in range(2):
+            answers = await asyncio.gather(*(name(s, n) for n, s in enumerate(sessions)))
+            right = sum(answer == str(n) for n, answer in enumerate(answers))
+        others = {{answer[:40] for answer in answers if not answer.isdigit()}}
+        await sessions[0].close()
+        again = await box.run("6 * 7", timeout_s=60)
+        print(right, others, again.output.strip(), box.process is server)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    right, rest = done.stdout.split(" ", 1)
+    if most is None:
+        assert (int(right), rest) == (kept, "set() 42 True\n")
+    else:
+        assert 20 < int(right) < kept
+        assert "the sandbox cannot run this" in rest
+        assert rest.endswith("42 True\n")
+
+
+def test_files_go_in_and_out_of_a_session() -> None:
+    data = bytes(range(256)) * 300
+
+    async def main() -> None:
+        async with sandbox() as place, place.session() as session:
+            await session.files.write("a/b.bin", data)
+            assert (await session.run("import os; os.path.getsize('a/b.bin')")).output == f"{len(data)}\n"
+            assert await session.files.read("a/b.bin") == data
+            await session.files.write("e", "")
+            assert await session.files.read("e") == b""
+            with pytest.raises(ToolError, match="No such file or directory: 'nope'"):
+                await session.files.read("nope")
+
+    anyio.run(main)
+
+
+def test_a_folder_that_a_stranger_filled_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    at = os.open(tmp_path, os.O_RDONLY)
+    os.mkdir("f", dir_fd=at)
+    for _ in range(1200):  # deeper than a path may be long
+        deeper = os.open("f", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = deeper
+        os.mkdir("f", dir_fd=at)
+    os.close(at)
+    for mode in (0o300, 0o000):
+        (folder / str(mode)).mkdir()
+        (folder / str(mode) / "x").write_text("x")
+        (folder / str(mode)).chmod(mode)
+    assert folders.measure(str(folder), 100)[1] > 100
+    folders.remove(str(folder))
+    assert not folder.exists()
+
+
+def test_what_a_call_left_behind_does_nothing_until_the_next() -> None:
+    leave = "import signal, threading, time\ntimes = []\ndef f():\n"
+    leave += "    while True: times.append(time.time()); time.sleep(0.01)\n"
+    leave += "threading.Thread(target=f, daemon=True).start()\n"
+    leave += "signal.signal(signal.SIGALRM, lambda *a: None); signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)\n"
+    look = "max(b - a for a, b in zip(times, [*times[1:], time.time()])) > 1"
+
+    async def main() -> list[str]:
+        async with sandbox() as place, place.session() as session:
+            await session.run(leave)
+            await asyncio.sleep(1.5)
+            return [(await session.run(look)).output]
+
+    assert anyio.run(main) == ["True\n"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from html.parser import HTMLParser
 from urllib.parse import urljoin
 
@@ -21,10 +22,18 @@ def html_to_text(html: str, url: str | None = None) -> str:
         url: the page's own; then links are kept, as ``[words](URL)``.
     """
     page = _Page(url)
-    page.feed(html)
-    page.close()
+    with suppress(AssertionError):  # the parser's, of a declaration that is none: what comes before is the page
+        page.feed(html)
+        page.close()
     lines = (re.sub(r"\s+", " ", line).strip() for line in "".join(page.parts).split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _join(url: str, link: str) -> str | None:
+    try:
+        return urljoin(url, link)
+    except ValueError:  # such as http://[
+        return None
 
 
 class _Page(HTMLParser):
@@ -43,7 +52,7 @@ class _Page(HTMLParser):
             self._hidden, self._depth = tag, 1
         elif tag == "a":
             href = dict(attributes).get("href")
-            link = urljoin(self.url, href) if self.url and href and not href.startswith(("#", "javascript:")) else None
+            link = _join(self.url, href) if self.url and href and not href.startswith(("#", "javascript:")) else None
             self._links.append(link)
             self.parts.append("[" if link else "")
         elif tag == "img":

@@ -6,13 +6,12 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 
 import anyio
 import httpx2
 
 from agentrl import ContractError, InfraError, Tool, ToolError, Toolset, __version__, tool
-from agentrl.runtime.threads import run_in_thread
+from agentrl.runtime.processes import WorkerDied, call_in_process
 from agentrl_tools.html_text import html_to_text
 from agentrl_tools.url_policy import PORTS, Rule, is_public, match_rule, parse_rule
 
@@ -24,6 +23,7 @@ HEADERS = {
 }
 REDIRECTS = 5
 MAX_ADDRESSES = 4  # of a host that are tried
+PARSE_S, PARSE_MEMORY = 5.0, 512 << 20
 
 
 class Http(Toolset):
@@ -130,6 +130,8 @@ class Http(Toolset):
                 yield url, response
             finally:
                 await response.aclose()
+        except (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol) as error:
+            raise ToolError(f"{url}: {error}") from None
         except httpx2.TransportError as error:
             raise InfraError("http_unreachable", f"{url}: {type(error).__name__}: {error}") from error
 
@@ -167,7 +169,7 @@ class Http(Toolset):
         content, cut = await self._read_bytes(response)
         text = _decode(content, response.charset_encoding)
         if kind in ("text/html", "application/xhtml+xml"):
-            text = await run_in_thread(partial(html_to_text, text, str(url) if self.links else None))
+            text = await _read_html(text, str(url) if self.links else None)
         return f"{text}\n[cut: the page is longer than {self.max_bytes} bytes]" if cut else text
 
     async def _read_bytes(self, response: httpx2.Response) -> tuple[bytes, bool]:
@@ -195,6 +197,20 @@ async def _resolve_addresses(url: httpx2.URL, admitted: Rule) -> list[str]:
     if not admitted.private and not all(is_public(a) for a in addresses):
         raise ToolError(f"{host!r} is in a private network, where nothing may be fetched")
     return addresses[:MAX_ADDRESSES]
+
+
+async def _read_html(html: str, url: str | None) -> str:
+    """Return a page's text, read in a worker process: the parser may take the square of the page's length.
+
+    Raises:
+        ToolError: it takes too long, or too much memory.
+    """
+    try:
+        return await call_in_process(
+            html_to_text, html, url, timeout_s=PARSE_S, cpu_s=PARSE_S, memory_bytes=PARSE_MEMORY, reads_others=True
+        )
+    except (TimeoutError, WorkerDied, MemoryError, RecursionError):
+        raise ToolError("the page's HTML cannot be read: it takes too long, or too much memory") from None
 
 
 def _check_ascii(headers: Mapping[str, str]) -> dict[str, str]:

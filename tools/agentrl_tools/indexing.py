@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import UserError
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 from agentrl_tools.bm25_index import build_corpus
 from agentrl_tools.passages import Columns, read_passages
 
@@ -37,7 +38,7 @@ def _run(arguments: Arguments[_IndexOptions]) -> int:
     out = options.out
     if out.exists() and not options.force:
         raise UserError(f"{str(out)!r} exists; to write over it: --force")
-    if out.resolve() in [file.resolve() for file in files]:
+    if os.path.realpath(out) in map(os.path.realpath, files):
         raise UserError(f"{str(out)!r} is one of the files to read; name another --out")
     columns = Columns(options.id_column, options.title_column, options.text_column)
     start = perf_counter()

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
     from agentrl_tools.mcp_session import Connection
 
 
+MAX_TOOLS, MAX_NAME, MAX_DESCRIPTION = 500, 128, 8_000  # tools; characters, of what the model is told
+
+
 class Mcp(Toolset):
     """The tools that an MCP server lists, under its names, schemas and descriptions.
 
     All episodes share one session, or with ``per_episode`` each has one of its own, and with it a process.
 
     Args:
-        server: a command line, or the URL of a streamable HTTP endpoint.
+        server: a command line, or the URL of a streamable HTTP endpoint; ``$NAME`` in it is read from the environment,
+            and written nowhere.
         prefix: what the tools' names begin with here.
         only: names of the tools to take; all by default.
         env: names of environment variables that a command is given, beside a few such as PATH and HOME.
@@ -37,6 +41,7 @@ class Mcp(Toolset):
         start_timeout_s: how long a server may take until it answers.
         per_episode: for servers that keep something between calls.
         sessions: with ``per_episode``, how many at once; further episodes wait, within ``timeout_s``.
+        headers: that are sent to a URL, such as ``Authorization``: ``Bearer $NAME``.
     """
 
     named_by = "server"
@@ -55,11 +60,15 @@ class Mcp(Toolset):
         start_timeout_s: float = 30.0,
         per_episode: bool = False,
         sessions: int = 16,
+        headers: dict[str, str] | None = None,
     ) -> None:
         if not start_timeout_s > 0 or sessions < 1:
             raise ContractError(
                 f"tool 'mcp': start_timeout_s must be over 0, sessions 1 or more; not {start_timeout_s:g}, {sessions}"
             )
+        if headers and not server.startswith(("http://", "https://")):
+            raise ContractError(f"tool 'mcp': headers are for a URL, and {server!r} is a command")
+        self.headers = headers or {}
         self.server, self.prefix, self.only, self.env = server, prefix, tuple(only), tuple(env)
         self.timeout_s, self.retries, self.max_concurrency = timeout_s, retries, max_concurrency
         self.start_timeout_s, self.per_episode, self.sessions = start_timeout_s, per_episode, sessions
@@ -89,7 +98,10 @@ class Mcp(Toolset):
 
     @property
     def tool_list(self) -> Sequence[Tool]:
-        return [replace(t, function=partial(self._call, name)) for name, t in self.shared.tools.items()]
+        check = None if self.per_episode else self.shared.connection.ping
+        return [
+            replace(t, function=partial(self._call, name), health_check=check) for name, t in self.shared.tools.items()
+        ]
 
     async def _call(self, name: str, /, **arguments: Any) -> str:
         patience_s = 0.9 * self.timeout_s  # within the tool's deadline, to tell why there is no session
@@ -122,7 +134,20 @@ class _SharedServer:
         for name in s.only:
             if name not in names:
                 raise UserError(f"the MCP server {s.server!r} has no tool {name!r}{suggest(name, names)}")
-        self.tools = {t.name: self._build_tool(t) for t in listed if not s.only or t.name in s.only}
+        wanted = [t for t in listed if not s.only or t.name in s.only]
+        if len(wanted) > MAX_TOOLS:
+            raise UserError(
+                f"the MCP server {s.server!r} has {len(wanted):,} tools, of {MAX_TOOLS} that an environment may have: "
+                "name those it needs in tool.mcp.only"
+            )
+        try:
+            with anyio.fail_after(s.start_timeout_s):
+                self.tools = {t.name: await self._build_tool(t) for t in wanted}
+        except TimeoutError:
+            raise UserError(
+                f"the schemas that the MCP server {s.server!r} lists cannot be read within {s.start_timeout_s:g} s "
+                "(tool.mcp.start_timeout_s): name the tools it needs in tool.mcp.only"
+            ) from None
 
     async def close(self) -> None:
         async with anyio.create_task_group() as closing:
@@ -168,18 +193,25 @@ class _SharedServer:
         except ImportError as error:
             raise UserError(f"tool 'mcp' needs the package mcp: pip install 'agentrl-gym[mcp]' ({error})") from None
         s = self.settings
-        return Connection(s.server, s.env, s.start_timeout_s, once=s.per_episode)
+        return Connection(s.server, s.env, s.start_timeout_s, once=s.per_episode, headers=s.headers)
 
-    def _build_tool(self, listed: types.Tool) -> Tool:
+    async def _build_tool(self, listed: types.Tool) -> Tool:
 
-        from agentrl_tools.schema import build_argument_check
+        from agentrl_tools.schema import build_check_off_loop
 
-        s, what = self.settings, f"the tool {listed.name!r} of the MCP server {self.settings.server!r}"
+        s, what = self.settings, f"the tool {listed.name!r:.{MAX_NAME}} of the MCP server {self.settings.server!r}"
+        if not 0 < len(listed.name) <= MAX_NAME or not listed.name.isprintable():
+            raise UserError(
+                f"{what}: a name has 1 to {MAX_NAME} characters that can be printed; leave it out (only=...)"
+            )
+        description = listed.description or listed.title or ""
+        if len(description) > MAX_DESCRIPTION:
+            description = f"{description[:MAX_DESCRIPTION]} [cut]"
         return Tool(
             s.prefix + listed.name,
-            listed.description or listed.title or "",
+            description,
             listed.input_schema,
-            build_argument_check(listed.input_schema, what),
+            await build_check_off_loop(listed.input_schema, what),
             _format_result,
             timeout_s=s.timeout_s,
             retries=s.retries,

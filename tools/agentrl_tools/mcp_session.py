@@ -21,10 +21,13 @@ from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallTo
 
 from agentrl import __version__
 from agentrl.errors import InfraError, ToolError, UserError
+from agentrl.settings.secret import Secret
 from agentrl_tools.mcp_transport import NOT_SENT, Link, is_url, open_transport, parse_command
 
 QUIET_S = 5.0  # a session that lasted shorter than that was no good one: the next is made after a longer pause
 PAUSE_S = 5.0  # the longest
+MAX_PAGES, MAX_LISTED = 100, 10_000  # of the list of tools
+ACCIDENTS = 3  # losses with calls on their way; a request that crashes the server does so again and again
 
 INFO = Implementation(name="agentrl", version=__version__)
 
@@ -38,6 +41,7 @@ class _LiveSession:
     def __init__(self, client: Client, link: Link) -> None:
         self.client, self.link = client, link
         self.calls = 0
+        self.lost_calls = 0  # that were on their way when it was lost
         self.idle = asyncio.Event()  # no call is on its way
         self.idle.set()
 
@@ -79,9 +83,19 @@ class Connection:
         server: a command line, or the URL of a streamable HTTP endpoint.
         env: names of environment variables that a command is given, beside a few such as PATH and HOME.
         start_timeout_s: how long a server may take until it answers, at first and again.
+        headers: that are sent to a URL.
     """
 
-    def __init__(self, server: str, env: Sequence[str] = (), start_timeout_s: float = 30.0, *, once: bool = False):
+    def __init__(
+        self,
+        server: str,
+        env: Sequence[str] = (),
+        start_timeout_s: float = 30.0,
+        *,
+        once: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.headers = headers or {}
         self.server, self.env, self.start_timeout_s, self.once = server, tuple(env), start_timeout_s, once
         self._session: _LiveSession | None = None
         self._changed = asyncio.Event()  # set when there is a session, or never will be one
@@ -90,6 +104,7 @@ class Connection:
         self._ended = False
         self._waiting: anyio.CancelScope | None = None
         self._first: UserError | None = None
+        self._losses = 0  # with calls on their way
 
     @property
     def is_open(self) -> bool:
@@ -145,28 +160,49 @@ class Connection:
                 await self._changed.wait()
         raise InfraError("mcp_gone", f"the MCP server {self.server!r} is gone: {self._why}")
 
+    async def ping(self) -> None:
+        """Ask the server for anything at all. Raises an exception: it does not answer."""
+        session = await self._wait_for_session(self.start_timeout_s)
+        await session.client.list_tools(cache_mode="bypass")
+
     def _explain(self, name: str, error: MCPError, session: _LiveSession) -> Exception:
         if error.code == CONNECTION_CLOSED:
             why = session.link.why or error.message
-            return InfraError("mcp_gone", f"the MCP server {self.server!r} went away while it ran {name!r}: {why}")
+            words = f"the MCP server {self.server!r} went away while it ran {name!r}: {why}"
+            return InfraError("mcp_gone", words, self._find_provenance(session))
         if error.code == INVALID_PARAMS:
             return ToolError(error.message)
         kind = error.data.get("fault") if isinstance(error.data, dict) else None
         return InfraError(str(kind or "mcp_error"), f"the MCP server {self.server!r}, in {name!r}: {error.message}")
 
+    def _find_provenance(self, session: _LiveSession) -> bool | None:
+        """Return False for a loss with several calls, of which one cannot be told from another; None for one alone.
+
+        After many losses it is no accident any more: True.
+        """
+        if not session.lost_calls:
+            session.lost_calls = session.calls + 1
+            self._losses += 1
+        if self._losses > ACCIDENTS:
+            return True
+        return False if session.lost_calls > 1 else None
+
     async def _list_tools(self) -> list[Tool]:
-        """List the tools, all pages of them."""
+        """List the tools, all pages of them, within ``start_timeout_s``. Raises UserError: there is no end of them."""
         session, found, cursor = await self._wait_for_session(self.start_timeout_s), list[Tool](), None
-        while True:
-            try:
-                with anyio.fail_after(self.start_timeout_s):
+        try:
+            with anyio.fail_after(self.start_timeout_s):
+                for _ in range(MAX_PAGES):
                     page = await session.client.list_tools(cursor=cursor)
-            except (MCPError, TimeoutError) as error:
-                why = session.link.why or str(error) or "it does not answer"
-                raise UserError(f"the MCP server {self.server!r} does not list its tools: {why}") from error
-            found += page.tools
-            if (cursor := page.next_cursor) is None:
-                return found
+                    found += page.tools
+                    if (cursor := page.next_cursor) is None:
+                        return found
+                    if len(found) > MAX_LISTED:
+                        raise UserError(f"the MCP server {self.server!r} lists over {MAX_LISTED:,} tools")
+        except (MCPError, TimeoutError) as error:
+            why = session.link.why or str(error) or f"not all of them within {self.start_timeout_s:g} s"
+            raise UserError(f"the MCP server {self.server!r} does not list its tools: {why}") from error
+        raise UserError(f"the MCP server {self.server!r} lists its tools on over {MAX_PAGES} pages, without an end")
 
     async def _run(self) -> None:
         """Hold sessions, one after the other, until it is closed."""
@@ -192,12 +228,13 @@ class Connection:
 
     async def _hold(self) -> None:
         """Hold one session, from its start until it is over. Raises UserError: it cannot be started."""
-        parameters = self.server if is_url(self.server) else parse_command(self.server, self.env)
+        parameters = Secret(self.server).reveal() if is_url(self.server) else parse_command(self.server, self.env)
+        headers = {name: Secret(value).reveal() for name, value in self.headers.items()}
         link, begun = Link(self.server), False
         why = f"it has not answered for {self.start_timeout_s:g} s (tool.mcp.start_timeout_s)"
         try:
             with self._interruptible(self.start_timeout_s) as scope:
-                async with Client(open_transport(link, parameters), client_info=INFO) as client:
+                async with Client(open_transport(link, parameters, headers), client_info=INFO) as client:
                     scope.deadline, self._waiting, begun = math.inf, None, True
                     await self._use(_LiveSession(client, link))
             why += link.describe_end()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Self
 
 import anyio
@@ -19,10 +21,13 @@ from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED
 
 from agentrl.errors import UserError
+from agentrl.settings.secret import Secret
 from agentrl_tools.reaper import start_reaper
 
 NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
 TAIL_BYTES = 2000
+PLAIN = {"accept-encoding": "identity"}  # a few compressed bytes may be many
+MAX_MESSAGE = 8 << 20  # bytes of one message of a server's
 # An idle connection is left before servers close theirs, after 5 s mostly: a call on its way would be lost.
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
@@ -103,28 +108,79 @@ def parse_command(server: str, env: Sequence[str]) -> StdioServerParameters:
         if name not in os.environ:
             raise UserError(f"tool 'mcp': there is no environment variable {name!r}, which tool.mcp.env names")
     given = {name: os.environ[name] for name in env} | start_reaper()
-    return StdioServerParameters(command=words[0], args=words[1:], env=given)
+    words[1:] = [Secret(word).reveal() for word in words[1:]]
+    return StdioServerParameters(command=words[0], args=words[1:], env=given, encoding=BoundedLines.NAME)
 
 
 @asynccontextmanager
-async def open_transport(link: Link, parameters: StdioServerParameters | str) -> AsyncIterator[Any]:
+async def open_transport(
+    link: Link, parameters: StdioServerParameters | str, headers: Mapping[str, str]
+) -> AsyncIterator[Any]:
     """Open the transport's two streams, as `mcp.Client` takes them."""
-    async with _transport(link, parameters) as (read, write):
+    async with _transport(link, parameters, headers) as (read, write):
         yield _MonitoredStream(read, link), write
 
 
 @asynccontextmanager
-async def _transport(link: Link, parameters: StdioServerParameters | str) -> AsyncIterator[Any]:
+async def _transport(
+    link: Link, parameters: StdioServerParameters | str, headers: Mapping[str, str]
+) -> AsyncIterator[Any]:
     if isinstance(parameters, StdioServerParameters):
-        async with stdio_client(parameters, errlog=link.tail.file) as streams:
-            yield streams
+        reading = _link.set(link)
+        try:
+            async with stdio_client(parameters, errlog=link.tail.file) as streams:
+                yield streams
+        finally:
+            _link.reset(reading)
         return
     timeout = httpx2.Timeout(None, connect=10.0)  # a call has a deadline of its own
     async with (
-        httpx2.AsyncClient(transport=_ContainedTransport(limits=LIMITS), timeout=timeout) as client,
+        httpx2.AsyncClient(
+            transport=_ContainedTransport(limits=LIMITS), timeout=timeout, headers={**headers, **PLAIN}
+        ) as client,
         streamable_http_client(parameters, http_client=client) as streams,
     ):
         yield streams
+
+
+_link: ContextVar[Link] = ContextVar("agentrl_mcp_link")  # of the process that is being started
+
+
+class BoundedLines(codecs.getincrementaldecoder("utf-8")):  # type: ignore[misc]
+    """UTF-8 whose lines are bounded, for ``mcp`` to read a process by: its text encoding can be chosen, its reader not.
+
+    A line that does not end would fill the memory, and a long one would be parsed in the event loop.
+    """
+
+    NAME = "agentrl-bounded-lines"
+
+    def __init__(self, errors: str = "strict") -> None:
+        super().__init__(errors)
+        self._line = 0  # characters so far
+        self._of = _link.get(None)
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        text: str = super().decode(data, final)
+        first, *rest = text.split("\n")
+        longest = max(self._line + len(first), *map(len, rest), 0)
+        self._line = len(rest[-1]) if rest else self._line + len(first)
+        if longest > MAX_MESSAGE:
+            why = f"it wrote a message of over {MAX_MESSAGE >> 20} MiB"
+            if self._of is not None:
+                self._of.lose(why)
+            raise ConnectionError(why)
+        return text
+
+    @classmethod
+    def find(cls, name: str) -> codecs.CodecInfo | None:
+        """Return the codec, where it is asked for."""
+        if name.replace("_", "-") != cls.NAME:
+            return None
+        plain = codecs.lookup("utf-8")
+        return codecs.CodecInfo(plain.encode, plain.decode, incrementaldecoder=cls, name=cls.NAME)
+
+
+codecs.register(BoundedLines.find)
 
 
 class _MonitoredStream:
@@ -140,7 +196,9 @@ class _MonitoredStream:
             self._link.lose("it ended")
             raise
         if isinstance(item, pydantic.ValidationError):
-            self._link.noise = str(item.errors()[0].get("input"))
+            self._link.noise = line = str(item.errors()[0].get("input"))
+            if line.startswith("{") and '"jsonrpc"' in line[:100]:  # somebody waits for it
+                self._link.lose("it wrote a message that cannot be read")
         return item
 
     @property
@@ -172,6 +230,10 @@ class _ContainedTransport(httpx2.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             response = await super().handle_async_request(request)
+            if response.headers.get("content-encoding", "identity") != "identity":
+                await response.aclose()
+                return _failed(request, "it answers compressed, which was not asked for")
+            response.stream = _BoundedStream(response.stream)
             if response.headers.get("content-type", "").startswith("application/json"):
                 await response.aread()
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
@@ -179,6 +241,25 @@ class _ContainedTransport(httpx2.AsyncHTTPTransport):
         except httpx2.TransportError as error:
             return _failed(request, f"the connection broke: {error or type(error).__name__}")
         return response
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A response's bytes, up to ``MAX_MESSAGE`` between two empty lines, which end an event."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        message = 0
+        async for chunk in self._stream:
+            end = max(chunk.rfind(b"\n\n"), chunk.rfind(b"\r\n\r\n"))
+            message = message + len(chunk) if end < 0 else len(chunk) - end
+            if message > MAX_MESSAGE:
+                raise httpx2.ReadError(f"it answered with a message of over {MAX_MESSAGE >> 20} MiB")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def _failed(request: httpx2.Request, message: str, data: Mapping[str, str] | None = None) -> httpx2.Response:

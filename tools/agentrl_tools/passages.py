@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl import UserError
 from agentrl.errors import suggest
+from agentrl.settings.documents import MAX_BYTES, parse_json
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 
@@ -64,13 +64,15 @@ def _paragraphs(file: Path) -> Iterator[Passage]:
 
 def _json_lines(file: Path, columns: Columns) -> Iterator[Passage]:
     with file.open("rb") as opened:
-        for number, line in enumerate(opened, 1):
+        for number, line in enumerate(iter(lambda: opened.readline(MAX_BYTES), b""), 1):
             if not line.strip():
                 continue
             where = f"{file}, line {number}"
+            if len(line) == MAX_BYTES:
+                raise UserError(f"{where}: it is longer than {MAX_BYTES >> 20} MiB")
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                row = parse_json(line)
+            except ValueError as error:
                 raise UserError(f"{where}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise UserError(f"{where}: a row must be a JSON object, not {row!r:.60}")
@@ -78,22 +80,21 @@ def _json_lines(file: Path, columns: Columns) -> Iterator[Passage]:
 
 
 def _parquet(file: Path, columns: Columns) -> Iterator[Passage]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from agentrl.runtime.parquet_file import ParquetError, ParquetFile
 
+    opened, number = ParquetFile(file), 0
     try:
-        opened = pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{file} is no Parquet file: {error}") from None
-    with opened:
-        wanted = [name for name in columns if name in opened.schema_arrow.names]
-        if columns.text not in wanted:
-            raise _no_text(columns.text, opened.schema_arrow.names, str(file))
-        number = 0
-        for batch in opened.iter_batches(columns=wanted):
+        batches = opened.iter_batches([*columns])
+        if columns.text not in opened.schema.names:
+            raise _no_text(columns.text, opened.schema.names, str(file))
+        for batch in batches:
             for row in batch.to_pylist():
                 number += 1
                 yield _passage(row, columns, f"{file}, row {number}")
+    except (ParquetError, OSError) as error:
+        raise UserError(f"{file} is no Parquet file that can be read: {error}") from None
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{file}, after row {number}: a value cannot be read: {error}") from None
 
 
 def _passage(row: Mapping[str, Any], columns: Columns, where: str) -> Passage:

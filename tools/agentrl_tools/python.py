@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from itertools import count
 from typing import Literal, Self
 
 from agentrl import InfraError, Tool, ToolError, Toolset, tool
 from agentrl.tools.toolset import fork_error
-from agentrl_tools.sandbox import fork_server_client, launch, monty
+from agentrl_tools import sandbox
+from agentrl_tools.sandbox import fork_server_client, monty
+from agentrl_tools.sandbox.session import Session
 
 MAX_CHARS = 20_000
-_numbers = count()
 
 
 class _Interpreters:
@@ -64,23 +63,37 @@ class Python(Toolset):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[_Interpreters]:
-        limits = launch.SandboxLimits(memory_mb=self.memory_mb)
+        limits = sandbox.SandboxLimits(memory_mb=self.memory_mb)
         async with AsyncExitStack() as held:
             if self.sandbox == "monty":
                 pool = await held.enter_async_context(monty.open_monty(limits, self.timeout_s, self.max_concurrency))
                 yield _Interpreters(pool, None, ())
                 return
-            start = launch.choose_launch(self.sandbox, limits, (), self.interpreter)
-            warm = launch.choose_launch(self.sandbox, limits, self.packages, self.interpreter)
-            light = await held.enter_async_context(fork_server_client.open_fork_server(start, self.max_concurrency))
-            heavy = await held.enter_async_context(fork_server_client.open_fork_server(warm, self.max_concurrency))
-            yield _Interpreters(light, heavy, self.packages)
+            light, warm = [
+                await held.enter_async_context(
+                    sandbox.open(
+                        self.sandbox,
+                        limits=limits,
+                        packages=packages,
+                        interpreter=self.interpreter,
+                        max_concurrency=self.max_concurrency,
+                    )
+                )
+                for packages in ((), self.packages)
+            ]
+            yield _Interpreters(light, warm, self.packages)
+
+    def describe_shared(self, shared: _Interpreters) -> str | None:
+        return shared.light.walls
+
+    async def health_check(self) -> None:
+        result = await self.shared.light.run("1 + 1", session=None, timeout_s=self.timeout_s)
+        if result.status != "ok":
+            raise InfraError("sandbox_gone", f"1 + 1 ends with {result.status}")
 
     def begin(self) -> None:
-        self.session = f"episode-{next(_numbers)}" if self.state else None
-        self.mine: fork_server_client.ForkServerClient | monty.MontyPool | None = None  # where the variables are
-        self.generation = 0
         self.turn = asyncio.Lock()
+        self.session: Session | None = None  # in the interpreter that its first call needed
 
     def fork(self) -> Self:
         if self.state:
@@ -88,8 +101,8 @@ class Python(Toolset):
         return self.start_episode(self.shared)
 
     async def close(self) -> None:
-        if self.session is not None and self.mine is not None:
-            await self.mine.end(self.session)
+        if self.session is not None:
+            await self.session.close()
 
     @property
     def tool_list(self) -> Sequence[Tool]:
@@ -105,22 +118,18 @@ class Python(Toolset):
         """
         if len(code) > MAX_CHARS:
             raise ToolError(f"the code has {len(code)} characters; {MAX_CHARS} are the most")
-        async with self.turn if self.state else contextlib.nullcontext():  # the calls of a turn run together
-            result = await self._run(code)
-        return format_result(result, self.timeout_s, self.state)
+        return format_result(await self._run(code), self.timeout_s, self.state)
 
     async def _run(self, code: str) -> fork_server_client.CodeResult:
-        sandbox = self.mine or self.shared.of(code)
-        old = self.generation if self.mine is not None else None
-        result: fork_server_client.CodeResult = await sandbox.run(
-            code, session=self.session, timeout_s=self.timeout_s, old=old
-        )
-        if result.status == "lost":
-            raise InfraError("sandbox_gone", "the sandbox was started again, and the episode's variables are lost")
-        if self.session is not None:
-            kept = result.status in ("ok", "raised")
-            self.mine, self.generation = (sandbox, sandbox.generation) if kept else (None, 0)
-        return result
+        if not self.state:
+            result: fork_server_client.CodeResult = await self.shared.of(code).run(
+                code, session=None, timeout_s=self.timeout_s
+            )
+            return result
+        async with self.turn:  # the calls of a turn run together
+            if self.session is None or not self.session.is_alive:
+                self.session = Session(self.shared.of(code))
+            return await self.session.run(code, self.timeout_s)
 
 
 def format_result(result: fork_server_client.CodeResult, timeout_s: float, state: bool = False) -> str:

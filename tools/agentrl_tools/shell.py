@@ -10,7 +10,7 @@ from typing import Self
 
 from agentrl import Tool, ToolError, Toolset, tool
 from agentrl.tools.toolset import fork_error
-from agentrl_tools.sandbox import launch
+from agentrl_tools.sandbox import launch, vm_launch
 from agentrl_tools.sandbox.episode_vm import EpisodeVm, ShellResult
 
 
@@ -33,13 +33,16 @@ class Files(Toolset):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[launch.Launch]:
         limits = launch.SandboxLimits(memory_mb=self.memory_mb, disk_mb=self.disk_mb, cpu_s=600)
-        vm = launch.build_vm_launch(limits)
+        vm = vm_launch.build_vm_launch(limits)
         probe = EpisodeVm(vm)
         try:
             await probe.start()
         finally:
             await probe.close()
         yield vm
+
+    def describe_shared(self, shared: launch.Launch) -> str:
+        return vm_launch.describe_walls(shared)
 
     def begin(self) -> None:
         self.machine = EpisodeVm(self.shared)

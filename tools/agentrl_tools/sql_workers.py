@@ -19,7 +19,7 @@ from agentrl import InfraError, ToolError
 WORKER = Path(__file__).with_name("sql_worker.py")
 GRACE_S = 1.0  # for a worker to end a query by itself
 START_S = 20.0  # for a new one to open the database; DuckDB has to be imported
-LONGEST_LINE = 64 << 20
+LONGEST_LINE = 4 << 20  # bytes of an answer, which is read in the event loop
 
 
 class _SqlWorker:
@@ -80,6 +80,8 @@ class WorkerPool:
                     whole = True
             except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 raise ToolError("the query ended the process that ran it: it took too much memory") from None
+            except anyio.DelimiterNotFound:
+                raise ToolError(f"the query's result has over {LONGEST_LINE >> 20} MiB") from None
             finally:
                 if whole:
                     self._idle.append(worker)

@@ -12,7 +12,17 @@ import httpx2
 from agentrl.errors import ContractError, ToolError
 
 PORTS = {"http": 80, "https": 443}
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# The Python at hand may not know all that the registries of special addresses say, and calls some of it global.
+_SPECIAL = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
+        *("192.175.48.0/24", "198.18.0.0/15", "168.63.129.16/32"),  # the last: a cloud's own, at a public address
+        *("64:ff9b:1::/48", "100:0:0:1::/64", "2001::/23", "2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fec0::/10"),
+    )
+)
+_GLOBAL6 = ipaddress.ip_network("2000::/3")  # all that is given out
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,16 @@ def is_public(address: str) -> bool:
     """Return True if an IP address belongs to the internet, and to no part of it that is this host or its network."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
-        if ip in NAT64:
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
+        if (inner := _find_inner(ip)) is not None:
             return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+        if ip not in _GLOBAL6:
+            return False
+    special = any(ip in network for network in _SPECIAL if network.version == ip.version)
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not special
+
+
+def _find_inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address stands for, if it does: mapped, 6to4, or through a NAT64."""
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour

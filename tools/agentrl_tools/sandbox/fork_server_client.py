@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from agentrl import InfraError, UserError
-from agentrl_tools.sandbox.launch import Launch
+from agentrl_tools.sandbox.launch import Launch, SandboxKind, SandboxLimits, choose_launch, close_launch
 from agentrl_tools.sandbox.process import end_process, kill_and_read_stderr, start_process
+from agentrl_tools.sandbox.session import Session
 
 START_S = 60.0
 GRACE_S = 5.0  # that the server may be late with its answer; then it is started again
@@ -30,7 +30,11 @@ class CodeResult:
 
 
 class ForkServerClient:
-    """A fork server, started again where it ends."""
+    """A sandbox: a fork server, started again where it ends.
+
+    Attributes:
+        walls: a line that says which walls stand here, and which do not; known when it is open.
+    """
 
     def __init__(self, launch: Launch, limit: int) -> None:
         self.launch = launch
@@ -41,15 +45,18 @@ class ForkServerClient:
         self.reader: asyncio.Task[None] | None = None
         self.starting = asyncio.Lock()
         self.generation = 0
+        self.walls = ""
 
-    async def run(self, code: str, *, session: str | None, timeout_s: float, old: int | None = None) -> CodeResult:
+    async def run(
+        self, code: str, *, session: str | None = None, timeout_s: float = 5.0, old: int | None = None
+    ) -> CodeResult:
         """Run code: in a session that lasts until ``end``, or, without one, in one for this alone.
 
         Args:
             old: the generation of the server that the session began with; ``lost`` where that server is no more.
 
         Raises:
-            InfraError: the sandbox is gone.
+            InfraError: the sandbox is gone (``sandbox_gone``), or has no room for another session (``sandbox_full``).
         """
         async with self.slots:
             await self._ensure_started()
@@ -61,7 +68,7 @@ class ForkServerClient:
             self.waiting[number] = future = asyncio.get_running_loop().create_future()
             try:
                 self._send(request)
-                return await asyncio.wait_for(future, timeout_s + GRACE_S)
+                result: CodeResult = await asyncio.wait_for(future, timeout_s + GRACE_S)
             except TimeoutError:
                 await self.stop()
                 raise InfraError("sandbox_gone", f"the sandbox did not answer in {timeout_s + GRACE_S:g} s") from None
@@ -70,6 +77,13 @@ class ForkServerClient:
                 raise
             finally:
                 self.waiting.pop(number, None)
+        if result.status == "refused":
+            raise InfraError("sandbox_full", f"the sandbox cannot run this: {result.output}")
+        return result
+
+    def session(self) -> Session:
+        """Return a session: a Python whose variables and files last. It takes a process with its first call."""
+        return Session(self)
 
     async def end(self, session: str) -> None:
         """End a session: its process, its variables and its files."""
@@ -99,6 +113,7 @@ class ForkServerClient:
         if "error" in answer:
             await self.stop()
             raise UserError(f"the sandbox ({launch.kind}) does not start: {answer['error']}")
+        self.walls = _describe_walls(launch, answer)
         self.generation += 1
         self.reader = asyncio.create_task(self._read(self.process.stdout))
 
@@ -133,8 +148,7 @@ class ForkServerClient:
 
     async def close(self) -> None:
         await self.stop()
-        if self.launch.folder is not None:
-            shutil.rmtree(self.launch.folder, ignore_errors=True)
+        close_launch(self.launch)
 
 
 def get_default_concurrency() -> int:
@@ -155,3 +169,47 @@ async def open_fork_server(launch: Launch, limit: int | None = None) -> AsyncIte
         yield sandbox
     finally:
         await sandbox.close()
+
+
+@asynccontextmanager
+async def open_sandbox(
+    kind: SandboxKind = "auto",
+    *,
+    limits: SandboxLimits | None = None,
+    packages: Sequence[str] = (),
+    interpreter: str | None = None,
+    max_concurrency: int | None = None,
+) -> AsyncIterator[ForkServerClient]:
+    """Open a sandbox for Python code, and close it with all that is in it.
+
+    Args:
+        kind: ``bubblewrap``, ``landlock``, or the better of the two that works here.
+        limits: of each session.
+        packages: imported beforehand, where they are installed: a call that imports them is as fast as another.
+        interpreter: another Python, whose packages the code may import.
+        max_concurrency: pieces of code that run at once; twice the cores by default. Others wait.
+
+    Raises:
+        UserError: there is no sandbox here; the sentence says why, and what to do.
+    """
+    start = choose_launch(kind, limits or SandboxLimits(), packages, interpreter)
+    async with open_fork_server(start, max_concurrency) as sandbox:
+        yield sandbox
+
+
+def _describe_walls(launch: Launch, answer: dict[str, Any]) -> str:
+    """Say which walls stand, from what the server told of itself, and which do not."""
+    own = ["user"] if launch.lease is not None else []
+    own += ["memory disk"] if answer["tmpfs"] else []
+    stand = [
+        launch.kind,
+        f"own {' and '.join(own)} for each session" if own else "one user for all sessions",
+        "seccomp",
+    ]
+    missing = [] if answer["tmpfs"] else ["no mounts of a session's own (folders are watched instead)"]
+    if version := answer["landlock"]:
+        stand.append(f"landlock {version}")
+    else:
+        missing.append("no landlock")
+    missing.append("no cgroups (the memory of all sessions together is not limited)")
+    return f"sandbox: {', '.join(stand)}; {', '.join(missing)}"

@@ -8,7 +8,8 @@ import os
 import signal
 from collections.abc import Mapping
 
-from agentrl_tools.sandbox.launch import Launch, get_credentials
+from agentrl_tools.sandbox.launch import Launch
+from agentrl_tools.sandbox.users import get_credentials
 
 
 async def start_process(launch: Launch, env: Mapping[str, str], limit: int) -> asyncio.subprocess.Process:

@@ -1,4 +1,4 @@
-"""The agent of a machine: it runs commands, reads and writes files, one request at a time.
+"""The agent of a machine: its first process, which starts commands and hands on files, one request at a time.
 
 Lines of JSON, by its standard input and output. Bytes are in base64.
 
@@ -6,6 +6,9 @@ Lines of JSON, by its standard input and output. Bytes are in base64.
     {"op": "read", "path"}                  ->  {"data"}
     {"op": "write", "path", "data"}         ->  {}
     what cannot be done                     ->  {"error"}
+
+It touches no file of the machine and runs nothing itself: processes of another user do, where root gives one. What they
+leave running is paused when an answer is given, and goes on with the next request.
 """
 
 from __future__ import annotations
@@ -14,52 +17,49 @@ import base64
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
-    from agentrl_tools.sandbox.inside import confinement
+    from agentrl_tools.sandbox.inside import (
+        confinement,
+        machine_commands,
+        machine_disk,
+        machine_files,
+        machine_processes,
+    )
 else:  # by its file: this runs where the package is not
     sys.path.insert(0, str(Path(__file__).parent))
     import confinement
+    import machine_commands
+    import machine_disk
+    import machine_files
+    import machine_processes
 
-MEGABYTE = 1 << 20
+FILE_S = 8.0  # that reading or writing a file may take
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
 def _main() -> None:
-    settings = json.loads(sys.stdin.buffer.readline())
-    home = settings["root"]
-    if settings["user"] is not None:
-        confinement.switch_user(settings["user"])
-    os.makedirs(home, exist_ok=True)
-    os.chdir(home)
-    os.environ.clear()
-    os.environ.update(HOME=home, TMPDIR="/tmp", PATH="/usr/local/bin:/usr/bin:/bin", LANG="C.UTF-8", TERM="dumb")
-    confinement.drop_privileges()
-    limits = confinement.build_limits(
-        AS=settings["memory_mb"] * MEGABYTE,
-        CPU=settings["cpu_s"],
-        FSIZE=settings["disk_mb"] * MEGABYTE,
-        NOFILE=256,
-        NPROC=1024,
-        CORE=0,
-        MEMLOCK=0,
-        MSGQUEUE=0,
-    )
-    confinement.set_limits(limits)
-    confinement.load_seccomp_filter(base64.b64decode(settings["bpf"]))
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # commands have no hold of the answers
+    os.dup2(2, 1)
+    settings = json.loads(sys.stdin.buffer.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        machine_disk.mount_disk(settings["disk_mb"], settings["files"], settings["user"])
+    except OSError as error:
+        _write_answer(answers, {"error": str(error)})
+        return
+    confinement.die_with_parent()  # what bubblewrap set is forgotten where rights change
+    confinement.drop_privileges(machine_processes.CAPABILITIES if settings["user"] is not None else 0)
+    os.environ.clear()
+    os.environ.update(HOME=machine_disk.HOME, TMPDIR="/tmp", PATH="/usr/local/bin:/usr/bin:/bin")
+    os.environ.update(LANG="C.UTF-8", TERM="dumb", USER="agent")
+    agent = _Agent(settings)
     _write_answer(answers, {"ready": True})
     for line in sys.stdin.buffer:
-        try:
-            _write_answer(answers, _handle(json.loads(line), settings["output_bytes"]))
-        except OSError as error:
-            _write_answer(answers, {"error": f"{error.strerror}: {error.filename}" if error.filename else str(error)})
+        _write_answer(answers, agent.answer(line))
 
 
 def _write_answer(answers: BinaryIO, answer: dict[str, Any]) -> None:
@@ -67,37 +67,46 @@ def _write_answer(answers: BinaryIO, answer: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _handle(request: dict[str, Any], output_bytes: int) -> dict[str, Any]:
-    if request["op"] == "exec":
-        return _execute(request["command"], request["timeout_s"], output_bytes)
-    path = Path(request["path"])
-    if request["op"] == "read":
-        with path.open("rb") as file:
-            return {"data": base64.b64encode(file.read(MEGABYTE)).decode()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(base64.b64decode(request["data"]))
-    return {}
+class _Agent:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.processes = machine_processes.MachineProcesses(settings)
+        self.commands = machine_commands.MachineCommands(self.processes)
+        self.output_bytes: int = settings["output_bytes"]
 
-
-def _execute(command: str, timeout_s: float, output_bytes: int) -> dict[str, Any]:
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        shell = subprocess.Popen(
-            [SHELL, "-c", command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
+    def answer(self, line: bytes) -> dict[str, Any]:
+        """Handle a request, and return how that went, whatever it was."""
+        self.processes.signal_all(signal.SIGCONT)
         try:
-            code: int | None = shell.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
-            os.killpg(shell.pid, signal.SIGKILL)
-            shell.wait()
-        (stdout, more), (stderr, more_err) = _head(out, output_bytes), _head(err, output_bytes)
-    return {"exit_code": code, "stdout": stdout, "stderr": stderr, "cut": more + more_err}
+            return self._handle(json.loads(line))
+        except Exception as error:
+            return {"error": f"{error}"}
+        finally:
+            self.processes.signal_all(signal.SIGSTOP)
+            self.processes.reap()
 
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "exec":
+            return self._execute(request["command"], request["timeout_s"])
+        path = request["path"]
+        if request["op"] == "read":
+            ended = self.commands.run(machine_files.read_file(path), FILE_S, machine_files.MAX_BYTES)
+        else:
+            data = base64.b64decode(request["data"])
+            ended = self.commands.run(machine_files.write_file(path, data), FILE_S, self.output_bytes)
+        if ended.code == 0:
+            return {"data": base64.b64encode(ended.out.head).decode()}
+        if ended.code is None:
+            return {"error": f"{path}: it took over {FILE_S:g} s"}
+        said = ended.err.head.decode(errors="replace")
+        return {"error": f"{said or f'{path}: that was ended by something else in the machine'}{ended.note}"}
 
-def _head(file: Any, size: int) -> tuple[str, int]:
-    total = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    return base64.b64encode(file.read(size)).decode(), max(0, total - size)
+    def _execute(self, command: str, timeout_s: float) -> dict[str, Any]:
+        def work() -> None:
+            os.execv(SHELL, [SHELL, "-c", command])
+
+        ended = self.commands.run(work, timeout_s, self.output_bytes)
+        stdout, stderr = (base64.b64encode(x).decode() for x in (ended.out.head, ended.err.head + ended.note.encode()))
+        return {"exit_code": ended.code, "stdout": stdout, "stderr": stderr, "cut": ended.out.cut + ended.err.cut}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import traceback
 
 FILE = "<code>"
-DONE, RAISED = b"d", b"r"
+STARTED, DONE, RAISED = b"s", b"d", b"r"
 
 
 def serve(control: int) -> None:
@@ -40,12 +40,12 @@ def _receive(control: int) -> str | None:
 
 
 def _read_exactly(control: int, size: int) -> bytes | None:
-    data = b""
+    data = bytearray()
     while len(data) < size:
         if not (part := os.read(control, min(size - len(data), 1 << 16))):
             return None
         data += part
-    return data
+    return bytes(data)
 
 
 def _run(code: str, names: dict[str, object]) -> bytes:
