@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from agentrl.types import JsonSchema, Message, Reply
 
@@ -12,7 +12,7 @@ from agentrl.types import JsonSchema, Message, Reply
 class Renderer(Protocol):
     """Turns messages into token ids. The method names are those of the ``renderers`` package."""
 
-    injection_attempts: Counter[str]  # attempts of untrusted text to spell a control token, by tool name or role
+    injection_attempts: Counter[str]  # attempts of untrusted text to spell structure, by tool name or role
 
     def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
         """Render the first prompt, ready for the model's turn."""
@@ -29,8 +29,31 @@ class Renderer(Protocol):
         """Render the next prompt: ``prompt_ids + completion_ids`` to the token, then ``messages``."""
         ...
 
-    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
-        """Read one turn. Where the prompt opened a thought, the reply's content begins with what opened it."""
+    def parse_response(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[JsonSchema] = (),
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        """Read one turn. Where the prompt opened a thought, the reply's content begins with what opened it.
+
+        Args:
+            stop: strings of which the first in the turn's text ends it: what stands before it is read.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of some of a turn's tokens, in which stop strings are looked for."""
+        ...
+
+    def with_words(self, words: Mapping[str, Any]) -> Renderer:
+        """Return the renderer of an episode whose environment has values for words of the chat template.
+
+        Raises:
+            UserError: the template reads no such word.
+        """
         ...
 
     def get_stop_token_ids(self) -> list[int]: ...

@@ -36,6 +36,8 @@ def find_structural_tokens(tokenizer: Any) -> dict[str, int]:
 class SafeEncoder:
     """Encodes pieces of trusted and untrusted text as one text.
 
+    ``replacement`` is a character that is text in this tokenizer; ``ignores_case``: it lowers letters.
+
     Args:
         tokenizer: a fast transformers tokenizer.
         anchor: an added token that stands in front of what is no beginning, so that no prefix space is put there.
@@ -45,12 +47,13 @@ class SafeEncoder:
         self._backend = tokenizer.backend_tokenizer
         # "Unknown" carries no structure where every rare character gives it.
         self.added_ids = set(find_structural_tokens(tokenizer).values()) - set(self._raw(chr(0xE123)).ids)
-        self._replacement = next(c for c in (REPLACEMENT, "?", " ") if self._count(self._raw(c).ids) == 0)
+        self.replacement = next(c for c in (REPLACEMENT, "?", "_") if self._count(self._raw(c).ids) == 0)
+        self.ignores_case = self._raw("A").ids == self._raw("a").ids
         after = "".join(self._raw(anchor + "a").tokens[1:])
         token = next(t for t in tokenizer.added_tokens_decoder.values() if t.content == anchor)
         self._anchor = anchor
         # In the middle of a text: some tokenizers put a space after every added token, some tokens eat the one there.
-        self._middle = anchor + self._replacement if token.rstrip or after.startswith("▁") else anchor
+        self._middle = anchor + self.replacement if token.rstrip or after.startswith("▁") else anchor
         self._prefix_ids = {p: self._raw(p).ids for p in ("", self._anchor, self._middle)}
         self._own = lru_cache(4096)(lambda text: self._count(self._tokens(text, self._middle)[0]))
 
@@ -79,7 +82,7 @@ class SafeEncoder:
                 if end - start > 1:
                     cuts.append(start + 1)
                 else:
-                    characters[start] = self._replacement  # one character cannot be cut
+                    characters[start] = self.replacement  # one character cannot be cut
         cleaned = "".join(characters)
         if not cuts and cleaned in ("", text):
             return ids

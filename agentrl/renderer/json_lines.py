@@ -19,19 +19,26 @@ from typing import Any
 
 from agentrl.renderer import role_fallbacks
 from agentrl.renderer.call_formats import hermes
+from agentrl.renderer.control_tokens import Piece
+from agentrl.renderer.plain_fences import PlainFences
+from agentrl.renderer.stop_strings import cut_at_stop
 from agentrl.types import JsonSchema, Message, Reply, ToolCall, to_utf8
 
+_FENCES = PlainFences([f"<{slash}{name}>" for name in ("tools", "tool_call", "tool_response") for slash in ("", "/")])
+WORDS = "chat_template_kwargs"  # as vLLM, SGLang and TRL call them
 IN_TEXT = "calls_in_text"  # of a turn whose calls stand in its text
 
 
 class ChatRenderer:
     """A renderer whose context is JSON lines. No text can forge structure: it stands inside JSON strings."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Mapping[str, Any] = {}) -> None:
         self.injection_attempts: Counter[str] = Counter()
+        self.words = dict(words)  # for the server's chat template
 
     def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
-        return encode_lines([{"tools": list(tools)}, *map(_wire, messages)])
+        words = {WORDS: self.words} if self.words else {}
+        return encode_lines([{"tools": list(tools), **words}, *map(_wire, messages)])
 
     def bridge_to_next_turn(
         self,
@@ -43,12 +50,28 @@ class ChatRenderer:
     ) -> list[int]:
         return [*prompt_ids, *completion_ids, *encode_lines(map(_wire, messages))]
 
-    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
+    def parse_response(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[JsonSchema] = (),
+        stop: Sequence[str] = (),
+    ) -> Reply:
         message = json.loads(bytes(token_ids))
+        content = cut_at_stop(message.get("content") or "", stop)
         if message.get(IN_TEXT):
-            return hermes.parse(message.get("content") or "")
+            return hermes.parse(content)
         calls = tuple(_read_call(c) for c in message.get("tool_calls") or ())
-        return Reply(to_utf8(message.get("content") or ""), calls)
+        return Reply(to_utf8(content), calls)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""  # a server ends its turns itself
+
+    def with_words(self, words: Mapping[str, Any]) -> ChatRenderer:
+        other = ChatRenderer({**self.words, **words})
+        other.injection_attempts = self.injection_attempts
+        return other
 
     def get_stop_token_ids(self) -> list[int]:
         return []
@@ -59,6 +82,13 @@ def encode_lines(objects: Iterable[object]) -> list[int]:
     return list("".join(json.dumps(o) + "\n" for o in objects).encode())
 
 
+def decode_words(token_ids: Sequence[int]) -> dict[str, Any]:
+    """Decode the words that a context has for the server's chat template."""
+    first, _, _ = bytes(token_ids).partition(b"\n")
+    words: dict[str, Any] = json.loads(first).get(WORDS, {})
+    return words
+
+
 def decode_conversation(token_ids: Sequence[int]) -> tuple[list[JsonSchema], list[dict[str, Any]]]:
     """Decode a context into its tools and its messages."""
     first, *messages = (json.loads(line) for line in bytes(token_ids).splitlines())
@@ -66,11 +96,23 @@ def decode_conversation(token_ids: Sequence[int]) -> tuple[list[JsonSchema], lis
 
 
 def write_calls_in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonSchema]) -> list[dict[str, Any]]:
-    """Write a conversation for a server that takes no tools: their schemas, calls and results as Hermes writes them."""
+    """Write a conversation for a server that takes no tools: their schemas, calls and results as Hermes writes them.
+
+    Fences that others' text spells are broken, as `PlainFences` does.
+    """
     before, after = hermes.format_instructions()
-    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    turns = [_read_arguments(m) for m in messages]
+    schemas = _break_fences("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    turns = [_read_arguments(m if m["role"] == "assistant" else _break_in_content(m)) for m in messages]
     return role_fallbacks.append_system(role_fallbacks.fold_tools(turns), f"{before}{schemas}{after}")
+
+
+def _break_in_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": _break_fences(message.get("content") or "")}
+
+
+def _break_fences(text: str) -> str:
+    pieces, _ = _FENCES.break_in([Piece(text, "others")])
+    return "".join(piece.text for piece in pieces)
 
 
 def _read_arguments(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ def fold_tools(turns: Sequence[Rendering], call_format: CallFormat = hermes) -> 
     after_result = False
     for turn in turns:
         message = {"role": "user" if turn["role"] == "tool" else turn["role"], "content": _text(turn, call_format)}
+        if "thought" in turn:
+            message["thought"] = turn["thought"]
         if after_result and message["role"] == "user":
             plain[-1]["content"] += "\n" + message["content"]
         else:

@@ -9,18 +9,34 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
+from tokenizers.decoders import DecodeStream
+
 from agentrl.errors import TemplateError
-from agentrl.renderer import placeholders
+from agentrl.renderer import placeholders, thoughts
 from agentrl.renderer.call_formats import CallFormat, hermes
+from agentrl.renderer.call_formats.choice import Learnt, learn_call_format
+from agentrl.renderer.chat_template import check_words, list_words, render_chat
 from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
+from agentrl.renderer.description import Description
 from agentrl.renderer.placeholders import Part, Rendering, TemplatedMessages, format_placeholder
+from agentrl.renderer.plain_fences import Conversation, PlainFences, find_fences
 from agentrl.renderer.role_fallbacks import append_system, fold_system, fold_tools
-from agentrl.types import THOUGHT_MARKS, JsonSchema, Message, Reply
+from agentrl.renderer.stop_strings import cut_at_stop
+from agentrl.renderer.thoughts import (
+    PLAIN,
+    ThoughtMarks,
+    find_opened,
+    learn_thoughts,
+    read_turn,
+    write_thought,
+)
+from agentrl.types import JsonSchema, Message, Reply, Span
 
 _REPLY_TEXT, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
 _USER_TURN: Rendering = {"role": "user", "content": "q"}
@@ -28,6 +44,7 @@ _REPLY: Rendering = {"role": "assistant", "content": _REPLY_TEXT}
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 _PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "d", "parameters": _PARAMETERS}}
 
+_MOST_WORDINGS = 32  # renderers of other words that are kept
 TAIL = 16  # tokens of a prompt that may hold the opening of a thought, and the white space behind it
 
 Shape = tuple[tuple[str, bool, bool], ...]  # of each message: its role, whether it has a content and a name
@@ -50,10 +67,12 @@ class TemplateRenderer:
         chat_template: Jinja source instead of the tokenizer's own.
         end_tokens: ids that the model's configs name as ends of a turn, beside the template's and the tokenizer's own;
             those that are no special tokens are left out, since text spells them.
-        call_format: how the model writes tool calls.
+        call_format: how the model writes tool calls; learnt from the template by default.
+        words: values of words that the template reads, such as ``enable_thinking``.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or one that cannot be followed.
+        ConfigError: it reads no such word.
     """
 
     def __init__(
@@ -61,7 +80,8 @@ class TemplateRenderer:
         tokenizer: Any,
         chat_template: str | None = None,
         end_tokens: Sequence[int] = (),
-        call_format: CallFormat = hermes,
+        call_format: CallFormat | None = None,
+        words: Mapping[str, Any] = {},
     ) -> None:
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not getattr(tokenizer, "is_fast", False):
@@ -71,14 +91,17 @@ class TemplateRenderer:
                 f"the tokenizer {name!r} has no chat template; "
                 "take an instruct model, or give a template with --chat_template FILE"
             )
-        self.tokenizer, self._calls = tokenizer, call_format
+        self.tokenizer, self._given_calls, self._name = tokenizer, call_format, name
         self.injection_attempts: Counter[str] = Counter()
-        self._template = chat_template
+        self._template, self.words, self._end_tokens = chat_template, dict(words), tuple(end_tokens)
+        check_words(words, self.list_words() if words else {})
+        self._worded: dict[str, TemplateRenderer] = {}
         self._added = find_structural_tokens(tokenizer)
         self._frames: dict[tuple[Shape, bool], _Frame] = {}
-        self._closing = self._find_closing()
+        self._closing, last = self._find_closings()
         self._closer = self._first_added(self._closing)
-        self._stops = self._find_stops() | _special(tokenizer, end_tokens)
+        self._stops = self._find_stops(self._first_added(last)) | _special(tokenizer, end_tokens)
+        self._stops |= {self._added[s]: s for s in getattr(self.call_format, "stops", ()) if s in self._added}
         self._encoder = SafeEncoder(tokenizer, anchor=self._closer or next(iter(self._stops.values())))
         self._prompt = lru_cache(maxsize=512)(self._render_prompt)
 
@@ -89,9 +112,9 @@ class TemplateRenderer:
         self.injection_attempts.update(attempts)
         return list(ids)
 
-    def render_closed_ids(self, messages: Sequence[Message]) -> list[int]:
+    def render_closed_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
         """Render a conversation whose last turn is ended, for a model that judges it."""
-        ids, attempts = self._render_prompt(json.dumps(messages), "[]", open_turn=False)
+        ids, attempts = self._render_prompt(json.dumps(messages), json.dumps(tools), open_turn=False)
         self.injection_attempts.update(attempts)
         return list(ids)
 
@@ -107,78 +130,177 @@ class TemplateRenderer:
         frame = self._frame(shape, bool(tools))
         turn_suffix = frame.turn_suffix
         if completion_ids and (stop := self._stops.get(completion_ids[-1])):
-            _, end, rest = turn_suffix.partition(self._closer or stop)
+            ending = stop if turn_suffix.startswith(stop) else self._closer or stop
+            _, end, rest = turn_suffix.partition(ending)
             turn_suffix = rest if end else turn_suffix
         texts = placeholders.fill_placeholders(frame.parts, placeholders.collect_texts(messages))
-        ids, attempts = self._encoder.encode([Piece(turn_suffix), *texts], beginning=False)
+        ids, attempts = self._encode([Piece(turn_suffix), *texts], beginning=False)
         self.injection_attempts.update(attempts)
         return [*prompt_ids, *completion_ids, *ids]
 
-    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
+    def parse_response(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[JsonSchema] = (),
+        stop: Sequence[str] = (),
+    ) -> Reply:
         ids = list(token_ids)
         while ids and ids[-1] in self._stops:
             ids.pop()
-        opened = self._opening_of(self._decode(prompt_ids[-TAIL:])) if prompt_ids is not None else self._opens_thought
-        reply = self._calls.parse(self._decode(ids), thinking=bool(opened))
-        return replace(reply, content=opened + reply.content) if opened else reply
+        prompt = self.decode(prompt_ids[-TAIL:]) if prompt_ids is not None else self._first_prompt
+        opened = find_opened(prompt, self._marks)
+        text = self.decode(ids)
+        before = cut_at_stop(text, stop)
+        if getattr(self.call_format, "owns_thoughts", False):
+            reply = write_thought(self.call_format.parse(before, tools=tools, thinking=opened is not None))
+        else:
+            reply = read_turn(before, partial(self.call_format.parse, tools=tools), self._marks, opened)
+        return self._place(reply, text, ids)
+
+    def encode_turn(self, text: str) -> list[int]:
+        """Encode a turn of the model's own, in which control tokens are what they are."""
+        return self._encoder.encode([Piece(text)], beginning=False)[0]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        ids = list(token_ids)
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._stops)
 
+    @property
+    def takes_tools(self) -> bool:
+        """Return True if the template shows tools, writes calls and takes results; else they are text of the turns."""
+        return self._native and self._learnt.shows_tools
+
     def verdict(self) -> str:
         """Describe the template to a user, in short sentences."""
-        return " ".join(
-            [
-                "Tool calls are in the template's own form."
-                if self._native
-                else "The template writes no tool calls of this form, so tools are described in the system prompt.",
-                *([] if self._system else ["The system prompt goes in front of the first user turn."]),
-                self._verified("tool results", (_RESULT,)),
-                self._verified("user turns", (_USER,)),
-                *(
-                    f"The template would drop earlier thinking before {turn}; what was sampled stays in the context."
-                    for turn, message in (("user turns", _USER_TURN), ("tool results", _result(0)))
-                    if self._drops_thinking(message)
-                ),
-                *(["It opens a thought: a turn that never ends it has no answer."] if self._opens_thought else []),
-                f"A turn ends with {' or '.join(self._stops.values())}.",
-            ]
+        return " ".join(self.describe().list_sentences())
+
+    def describe(self) -> Description:
+        """Find out what the template allows."""
+        return Description(
+            native=self._native,
+            form=getattr(self.call_format, "name", ""),
+            why=self._learnt.why,
+            reads_calls=self._learnt.form is not None,
+            shows_tools=self._learnt.shows_tools,
+            unheld=self._learnt.limits,
+            system=self._system,
+            appended={"tool results": self._verify((_RESULT,)), "user turns": self._verify((_USER,))},
+            forgotten=[
+                turns
+                for turns, message in (("user turns", _USER_TURN), ("tool results", _result(0)))
+                if self._drops_thinking(message)
+            ],
+            thoughts=self._thoughts,
+            opens_thought=self._opens_thought,
+            fences=self._fences.fences,
+            ends=list(self._stops.values()),
         )
+
+    def with_words(self, words: Mapping[str, Any]) -> TemplateRenderer:
+        """Return this renderer with more values for words of the template; it is made once for each such set.
+
+        Raises:
+            TemplateError: as the class.
+        """
+        if words.items() <= self.words.items():
+            return self
+        if (key := json.dumps(words, sort_keys=True, default=repr)) not in self._worded:
+            if len(self._worded) >= _MOST_WORDINGS:
+                self._worded.clear()
+            other = TemplateRenderer(
+                self.tokenizer, self._template, self._end_tokens, self._given_calls, {**self.words, **words}
+            )
+            other.injection_attempts = self.injection_attempts
+            self._worded[key] = other
+        return self._worded[key]
+
+    def list_words(self) -> dict[str, str]:
+        """List the words that the template reads, each with its default, as text; empty where it names none."""
+        return list_words(self.tokenizer, self._template)
 
     # -- what kind of template it is -------------------------------------------------------------------------------
 
     def _apply(self, messages: Sequence[Rendering], tools: Sequence[JsonSchema] = (), *, prompt: bool = False) -> str:
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=prompt,
-            )
-        except Exception as error:  # the template is somebody's program
-            raise TemplateError(str(error) or type(error).__name__) from error
-        return text
+        if any(m.get("tool_calls") for m in messages):
+            messages = [self._learnt.style.put(m) for m in messages]
+        return self._render(messages, tools, prompt=prompt)
 
-    def _find_closing(self) -> str:
-        """Return the text that the template puts after the model's own: ``<|im_end|>\n``."""
+    def _render(self, messages: Sequence[Any], tools: Sequence[JsonSchema] = (), *, prompt: bool = False) -> str:
+        return render_chat(
+            self.tokenizer, self._template, messages, tools, add_generation_prompt=prompt, words=self.words
+        )
+
+    @cached_property
+    def _learnt(self) -> Learnt:
+        """Return how the template writes calls, read off what it writes."""
+        return learn_call_format(self._render, self._added, self._given_calls)
+
+    @cached_property
+    def call_format(self) -> CallFormat:
+        """Return the form in which the model writes calls."""
+        return self._given_calls or self._learnt.form or hermes
+
+    def _find_closings(self) -> tuple[str, str]:
+        """Return the text that the template puts after the model's own, with something behind it and at the end.
+
+        Mostly they are one. Phi's ends a conversation with its eos, and gpt-oss' last turn has another end.
+        """
         try:
             turns = self._apply([_USER_TURN, _REPLY])
             if _REPLY_TEXT not in turns:
                 raise TemplateError("it loses or alters the model's text")
         except TemplateError as error:
             raise TemplateError(
-                f"the chat template cannot render a user and an assistant turn: {error}; "
+                f"the chat template of {self._name!r} cannot render a user and an assistant turn: {error}; "
                 "give another one with --chat_template FILE"
             ) from error
-        return turns.rpartition(_REPLY_TEXT)[2]
+        last = turns.rpartition(_REPLY_TEXT)[2]
+        try:
+            _, said, followed = self._apply([_USER_TURN, _REPLY, _USER_TURN]).rpartition(_REPLY_TEXT)
+            return self._cut_closing(last, followed) if said else last, last
+        except TemplateError:
+            return last, last
 
-    def _find_stops(self) -> dict[int, str]:
+    def _cut_closing(self, last: str, followed: str) -> str:
+        """Return the part of a turn's end that stays once something follows: but for a token that ends it all.
+
+        Raises:
+            TemplateError: something else goes.
+        """
+        kept = _common(last, followed)
+        at = next(
+            (i for i in range(len(last)) if any(i < len(kept) < i + len(t) for t in self._starting(last, i))), None
+        )
+        kept = kept if at is None else kept[:at]
+        gone = last[len(kept) :].strip()
+        if not gone:
+            return kept
+        if gone not in self._added:
+            raise TemplateError("it rewrites the turns before")
+        if kept.strip() or not (other := self._first_added(followed)):
+            return kept
+        return followed[: followed.index(other) + len(other)]  # another token ends a turn that is not the last
+
+    def _starting(self, text: str, at: int) -> list[str]:
+        """List the added tokens that begin at a place of a text."""
+        return [t for t in self._added if text.startswith(t, at)]
+
+    def _find_stops(self, last: str) -> dict[int, str]:
         """Return the tokens that end the model's turn when sampled, by id.
 
-        Some templates end no turn (GLM's): there the model is stopped by the token that begins the next one.
+        Some templates end no turn (GLM's): there the model is stopped by the token that begins the next one. A token
+        that ends thoughts too ends no turn, where another one does.
+
+        Args:
+            last: the token that ends a turn with nothing behind it, or none.
         """
-        stops = [self._closer]
+        stops = [self._closer, last]
         for message in () if self._closer else (_USER_TURN, _result(0)):
             try:
                 stops.append(self._first_added(self._apply([_USER_TURN, _REPLY, message]).rpartition(_REPLY_TEXT)[2]))
@@ -188,42 +310,63 @@ class TemplateRenderer:
         ids = {self._added[s]: s for s in stops if s in self._added}
         if not ids:
             raise TemplateError("no token ends a turn, neither the template's nor the tokenizer's; set eos_token")
-        return ids
+        ending = self._thoughts.marks.ending
+        return {i: s for i, s in ids.items() if not ending.startswith(s)} or ids
 
     def _first_added(self, text: str) -> str:
         return min(((text.index(t), -len(t), t) for t in self._added if t in text), default=(0, 0, ""))[2]
 
     @cached_property
-    def _opens_thought(self) -> str:
-        """Return the thought that the template opens in a first prompt: ``<think>`` and the space behind it, or none.
+    def _thoughts(self) -> thoughts.Thoughts:
+        return learn_thoughts(lambda messages, prompt: self._apply([dict(m) for m in messages], prompt=prompt))
 
-        Behind a tool's answer it may be otherwise (DeepSeek's opens none there), so a turn is read by its own prompt.
-        """
-        return self._opening_of(self._apply([_USER_TURN], prompt=True))
+    @cached_property
+    def _marks(self) -> tuple[ThoughtMarks, ...]:
+        """Return the marks of thoughts: the template's own, and those that a prompt may ask for in words."""
+        return tuple(dict.fromkeys((self._thoughts.marks, PLAIN)))
 
-    def _opening_of(self, prompt: str) -> str:
-        mark = THOUGHT_MARKS[0]
-        stripped = prompt.rstrip()
-        return prompt[len(stripped) - len(mark) :] if stripped.endswith(mark) else ""
+    @cached_property
+    def _first_prompt(self) -> str:
+        """Return a first prompt. Behind a tool's answer another thought may be opened, so a turn is read by its own."""
+        return self._apply([_USER_TURN], prompt=True)
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+    @property
+    def _opens_thought(self) -> bool:
+        return find_opened(self._first_prompt, self._marks) is not None
+
+    def _place(self, reply: Reply, text: str, ids: Sequence[int]) -> Reply:
+        """Turn the spans of a reply, in characters of the turn, into spans in its tokens."""
+        spans = [*reply.thought_spans, *reply.text_spans, *(c.span for c in reply.tool_calls if c.span)]
+        if not spans:
+            return reply
+        places = _place_characters(self.tokenizer.backend_tokenizer, ids)
+        if not places or len(places) != len(text):
+            calls = tuple(replace(c, span=None) for c in reply.tool_calls)
+            return replace(reply, tool_calls=calls, thought_spans=(), text_spans=())
+
+        def convert(span: Span) -> Span:
+            start, end = span
+            at = places[start] if start < len(places) else len(ids)
+            return (at, places[end - 1] + 1 if end > start else at)
+
+        return replace(
+            reply,
+            tool_calls=tuple(replace(c, span=c.span and convert(c.span)) for c in reply.tool_calls),
+            thought_spans=tuple(map(convert, reply.thought_spans)),
+            text_spans=tuple(map(convert, reply.text_spans)),
+        )
 
     @cached_property
     def _native(self) -> bool:
-        """Return True if the template shows tools, writes calls in the form our parser reads, and takes results."""
-        tools = [_PROBE_TOOL]
-        turn = {"role": "assistant", "content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}
+        """Return True if the template writes calls in a form that can be read, and takes results."""
+        if self._learnt.form is None:
+            return False
         try:
-            shown = self._apply([_USER_TURN], tools, prompt=True) != self._apply([_USER_TURN], prompt=True)
-            text = self._apply([_USER_TURN, turn, _result(0)], tools)
             for count in (1, 2):  # some take one call a turn only
-                self._learn_frame((_RESULT,) * count, tools)
+                self._learn_frame((_RESULT,) * count, [_PROBE_TOOL])
         except TemplateError:
             return False
-        calls = self._calls.parse(text).tool_calls
-        return shown and any(c.name == "probe" and c.arguments == {"a": "b"} for c in calls)
+        return True
 
     @cached_property
     def _system(self) -> bool:
@@ -233,23 +376,48 @@ class TemplateRenderer:
             prompt, later = self._apply(start), self._apply([*start, _REPLY, _USER_TURN])
             return any(
                 isinstance(p, placeholders.Placeholder) for p in placeholders.split_rendering(prompt)
-            ) and later.startswith(prompt)
+            ) and later.startswith(self._cut_closing(prompt, later))
         except TemplateError:
             return False
 
+    @cached_property
+    def _fences(self) -> PlainFences:
+        """Return the fences that are plain text here, read off conversations of several shapes."""
+        call, answer = _REPLY | {"content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}, _REPLY
+        system = {"role": "system", "content": "s"}
+        conversations: list[list[Rendering]] = [
+            [system, _USER_TURN, answer, _USER_TURN, answer, _USER_TURN],
+            [_USER_TURN, call, _result(0)],
+            [_USER_TURN, call, _result(0), answer, _USER_TURN],
+            [_USER_TURN, call | {"tool_calls": call["tool_calls"] * 2}, _result(0), _result(0), _USER_TURN],
+        ]
+        rendered = []
+        for messages in conversations:
+            for tools in ((),) if messages[0] is system else ((), (_PROBE_TOOL,)):
+                with suppress(TemplateError):  # a template need not take all
+                    rendered.append(Conversation(self._split_prompt(messages, tools)[0], len(messages), bool(tools)))
+        encoder, fences = self._encoder, find_fences(rendered, self._added)
+        for mark in getattr(
+            self.call_format, "marks", ()
+        ):  # where a template's own rendering of calls cannot be followed
+            if not any(f.startswith(mark) for f in fences) and not any(token in mark for token in self._added):
+                fences.append(mark)
+        return PlainFences(fences, encoder.replacement, ignore_case=encoder.ignores_case)
+
     def _drops_thinking(self, then: Rendering) -> bool:
-        thought = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_REPLY_TEXT}"}
+        thought = self._thoughts.put(_REPLY, _THOUGHT, _REPLY_TEXT)
         try:
             return _THOUGHT not in self._apply([_USER_TURN, thought, then], [_PROBE_TOOL] if self._native else ())
         except TemplateError:
             return False  # it has no such turn
 
-    def _verified(self, what: str, shape: Shape) -> str:
+    def _verify(self, shape: Shape) -> str:
+        """Return why turns of a shape cannot be appended; empty if they can."""
         try:
             self._frame(shape, tools=True)
-            return f"Appending {what} is verified."
         except TemplateError as error:
-            return f"Appending {what} fails: {error}."
+            return str(error)
+        return ""
 
     # -- the first prompt ------------------------------------------------------------------------------------------
 
@@ -257,34 +425,49 @@ class TemplateRenderer:
         self, messages_json: str, tools_json: str, *, open_turn: bool = True
     ) -> tuple[tuple[int, ...], Counter[str]]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
-        templated = TemplatedMessages(messages)
-        turns, shown = templated.messages, [templated.value(t) for t in tools] if self._native else []
-        if not shown:
-            turns = fold_tools(turns, self._calls)
-        if tools and not shown:
-            before, after = self._calls.format_instructions()
-            lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
-            turns = append_system(turns, before + templated.text(lines, "schema") + after)
-        if not self._system:
-            turns = fold_system(turns)
         try:
-            parts = placeholders.split_rendering(self._apply(turns, shown, prompt=open_turn))
-            _check_kept(parts, messages)
+            parts, templated = self._split_prompt(messages, tools, open_turn=open_turn)
+            texts = [text for text, _ in templated.texts[: 2 * len(messages) : 2]]
+            _check_kept(parts, [{**m, "content": text} for m, text in zip(messages, texts, strict=True)])
         except TemplateError as error:
             roles = ", ".join(m["role"] for m in messages)
             raise TemplateError(
                 f"the chat template cannot render the turns ({roles}): {error}; "
                 "change what the environment says first, or give another template with --chat_template FILE"
             ) from error
-        ids, attempts = self._encoder.encode(placeholders.fill_placeholders(parts, templated.texts), beginning=True)
+        ids, attempts = self._encode(placeholders.fill_placeholders(parts, templated.texts), beginning=True)
         return tuple(ids), attempts
+
+    def _split_prompt(
+        self, messages: Sequence[Any], tools: Sequence[Any], *, open_turn: bool = True
+    ) -> tuple[list[Part], TemplatedMessages]:
+        """Render a conversation with placeholders; return the parts, and the texts."""
+        templated = TemplatedMessages(messages)
+        native = self._native and bool(tools)
+        shown = [templated.value(t) for t in tools] if native and self._learnt.shows_tools else []
+        turns = templated.messages if native else fold_tools(templated.messages, self.call_format)
+        if tools and not shown:
+            before, after = self.call_format.format_instructions()
+            lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
+            turns = append_system(turns, before + templated.text(lines, "schema") + after)
+        if not self._system:
+            turns = fold_system(turns)
+        turns = [self._thoughts.put(t, t.pop("thought"), t["content"]) if "thought" in t else t for t in turns]
+        parts = placeholders.split_rendering(self._apply(turns, shown, prompt=open_turn))
+        return parts, templated
+
+    def _encode(self, pieces: Sequence[Piece], *, beginning: bool) -> tuple[list[int], Counter[str]]:
+        """Encode pieces, no fence of others; return the ids, and the attempts to spell structure, by source."""
+        pieces, fences = self._fences.break_in(pieces)
+        ids, attempts = self._encoder.encode(pieces, beginning=beginning)
+        return ids, attempts + fences
 
     # -- later turns -------------------------------------------------------------------------------------------------
 
     def _frame(self, shape: Shape, tools: bool) -> _Frame:
         if (key := (shape, tools)) not in self._frames:
             try:
-                self._frames[key] = self._learn_frame(shape, [_PROBE_TOOL] if tools and self._native else ())
+                self._frames[key] = self._learn_stable_frame(shape, tools=tools)
             except TemplateError as error:
                 roles = ", ".join(role for role, _, _ in shape)
                 raise TemplateError(
@@ -293,15 +476,27 @@ class TemplateRenderer:
                 ) from error
         return self._frames[key]
 
-    def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema]) -> _Frame:
+    def _learn_stable_frame(self, shape: Shape, *, tools: bool) -> _Frame:
+        """Learn a frame; where the template would move the tools, as Mistral's do, they stay where they were shown."""
+        if not (tools and self._native):
+            return self._learn_frame(shape, (), native=False)
+        try:
+            return self._learn_frame(shape, [_PROBE_TOOL])
+        except TemplateError:
+            return self._learn_frame(shape, ())
+
+    def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema], *, native: bool = True) -> _Frame:
         messages = [{"role": r, "content": "t" * full, "name": "n" * named} for r, full, named in shape]
         turns = TemplatedMessages(messages).messages
-        new = turns if tools else fold_tools(turns, self._calls)
+        new = turns if native else fold_tools(turns, self.call_format)
         calls = [_message_call(m.get("name", "t"), {"a": _REPLY_TEXT}, i) for i, m in enumerate(turns)]
         errors: list[TemplateError] = []
-        for reply in (_REPLY, _REPLY | {"tool_calls": calls}):  # some insist on calls before results
+        asking = _REPLY | {"tool_calls": calls}
+        stop = next(iter(getattr(self.call_format, "stops", ())), self._closing)
+        # some insist on calls before results, some on calls and no text, behind which a turn may have an end of its own
+        for reply, closing in ((_REPLY, self._closing), (asking, self._closing), (asking | {"content": ""}, stop)):
             try:
-                parts = placeholders.split_rendering(self._closing + self._appended(reply, new, tools))
+                parts = placeholders.split_rendering(closing + self._appended(reply, new, tools))
                 _check_kept(parts, messages)
                 return _Frame(str(parts[0]), tuple(parts[1:]))
             except TemplateError as error:
@@ -312,16 +507,31 @@ class TemplateRenderer:
         """Return the text that the template adds behind the model's turn. Raises if it rewrites the turns before."""
         before = self._apply([_USER_TURN], tools)
         after = self._apply([_USER_TURN, reply, *new], tools, prompt=True)
-        closing, appended = (t.rpartition(_REPLY_TEXT)[2] for t in (self._apply([_USER_TURN, reply], tools), after))
-        if not (after.startswith(before) and appended.startswith(closing)):
+        last, appended = (t.rpartition(_REPLY_TEXT)[2] for t in (self._apply([_USER_TURN, reply], tools), after))
+        closing = self._cut_closing(last, appended)
+        self._cut_closing(before, after)
+        if not appended.startswith(closing):
             raise TemplateError("it rewrites the turns before")
         return appended[len(closing) :]
+
+
+def _common(a: str, b: str) -> str:
+    """Return the beginning that two texts share."""
+    return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def _special(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
     """Return the special tokens among ids: a config may say 2 by default, where 2 is a letter or ``<tool_call>``."""
     added = tokenizer.added_tokens_decoder
     return {i: added[i].content for i in ids if i in added and added[i].special}
+
+
+def _place_characters(backend: Any, ids: Sequence[int]) -> list[int]:
+    """Return, for each character of a decoded turn, the token that completes it."""
+    stream, places = DecodeStream(skip_special_tokens=False), list[int]()
+    for at, i in enumerate(ids):
+        places += [at] * len(stream.step(backend, i) or "")
+    return places
 
 
 def _message_call(name: str, arguments: dict[str, Any], index: int = 0) -> Rendering:

@@ -36,7 +36,7 @@ TOOL: JsonSchema = {
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
     },
 }
-quick = settings(max_examples=150, deadline=None, derandomize=True)
+quick = settings(max_examples=50, deadline=None, derandomize=True)
 
 
 @cache

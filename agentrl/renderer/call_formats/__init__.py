@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from agentrl.types import Reply
+from agentrl.types import JsonSchema, Reply
 
 
 class CallFormat(Protocol):
-    """A form of tool calls in text."""
+    """A form of tool calls in text.
 
-    def parse(self, text: str, *, thinking: bool = False) -> Reply:
+    A form may have attributes more: ``name``, for verdicts; ``stops``, tokens that end a turn behind a call; ``marks``,
+    texts that open a call, which are broken where others write them; and ``owns_thoughts = True`` where its own
+    structure says what is a thought (harmony's channels). For all others the renderer cuts the thoughts by the
+    template's marks.
+    """
+
+    def parse(self, text: str, *, tools: Sequence[JsonSchema] = (), thinking: bool = False) -> Reply:
         """Read one turn of the model; each call has its own verdict, and a bad one spoils no other.
 
         Args:
+            tools: the schemas of the tools that were offered, for forms that write values without their types.
             thinking: the prompt has opened a thought already.
         """
         ...

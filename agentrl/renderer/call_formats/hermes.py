@@ -6,11 +6,11 @@ import hashlib
 import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from agentrl.types import Reply, ToolCall
+from agentrl.types import JsonSchema, Reply, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHT_OR_CALL = re.compile(rf"(?P<thought><think>)|{OPEN}\s*")
@@ -18,7 +18,10 @@ _CLOSED = re.compile(rf"\s*{CLOSE}")
 _ALPHABET = string.ascii_letters + string.digits
 
 
-def parse(text: str, *, thinking: bool = False) -> Reply:
+name = "hermes"
+
+
+def parse(text: str, *, tools: Sequence[JsonSchema] = (), thinking: bool = False) -> Reply:
     """Read one turn. Every ``<tool_call>`` becomes a call, each with its own verdict; a bad one spoils no other.
 
     What is wrong with a call is in ``ToolCall.error``, in words for the model: invalid JSON, an unclosed call, a
@@ -26,6 +29,7 @@ def parse(text: str, *, thinking: bool = False) -> Reply:
     prompt has opened a thought already.
     """
     calls: list[ToolCall] = []
+    seed = make_call_id(text, 0)  # a turn is hashed once
     at = _thought_end(text, 0) if thinking else 0
     content = [text[:at]]
     while mark := _THOUGHT_OR_CALL.search(text, at):
@@ -35,7 +39,7 @@ def parse(text: str, *, thinking: bool = False) -> Reply:
             content.append(text[mark.start() : at])
         else:
             call, at = _read_call(text, mark.end())
-            calls.append(replace(call, id=make_call_id(text, len(calls))))
+            calls.append(replace(call, id=make_call_id(seed, len(calls)), span=(mark.start(), at)))
     return Reply("".join([*content, text[at:]]).strip(), tuple(calls))
 
 
@@ -80,8 +84,8 @@ def _read_call(text: str, start: int) -> tuple[ToolCall, int]:
         why = f"invalid JSON in the tool call: {_where(error, start)}"
     close, following = text.find(CLOSE, start), text.find(OPEN, start)
     if close < 0 or 0 <= following < close:
-        why = "the tool call was not closed"
-        return _refused(why), following if following >= 0 else len(text)
+        unclosed = ToolCall("", "", error="the tool call was not closed", kind="unclosed")
+        return unclosed, following if following >= 0 else len(text)
     return _refused(why), close + len(CLOSE)
 
 
@@ -95,7 +99,7 @@ def _checked(call: Any) -> ToolCall:
 
 
 def _refused(why: str, name: str = "") -> ToolCall:
-    return ToolCall("", name, error=why)
+    return ToolCall("", name, error=why, kind="invalid")
 
 
 def _where(error: Exception, start: int) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from agentrl.renderer.call_formats import hermes
 from agentrl.types import Reply
 
-quick = settings(max_examples=150, deadline=None, derandomize=True)
+quick = settings(max_examples=50, deadline=None, derandomize=True)
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "a"', "}", "[", '"', "\\"]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
