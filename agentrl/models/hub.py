@@ -25,7 +25,9 @@ def explain_load_errors(what: str, hint: str = "") -> Iterator[None]:
     silence_libraries()
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # other people's files, read by other people's code
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(f"cannot load {what}: {reason}{hint}") from error
 

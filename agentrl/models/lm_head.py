@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import UserError
@@ -81,15 +81,43 @@ def _computes_states(model: PreTrainedModel, part: PreTrainedModel) -> bool:
     return len(states) == 1 and states[0] is not None
 
 
+class _Float32Head(nn.Linear):
+    """An output layer whose product is in float32; its weights stay as they are."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(hidden.float(), self.weight.float(), bias)
+
+
+def cast_head_to_fp32(model: PreTrainedModel) -> None:
+    """Let a model compute its logits in float32 from now on (arXiv 2510.13786); its config says so by vLLM's name.
+
+    Raises:
+        UserError: its output layer is not a plain linear one.
+    """
+    head = model.get_output_embeddings()
+    if type(head) not in (nn.Linear, _Float32Head):
+        raise UserError(
+            f"learner.cast_lm_head_to_fp32: the output layer of {type(model).__name__} is a {type(head).__name__}, and "
+            "only that of a plain linear layer is cast (an adapter on it is none: lora.targets)"
+        )
+    head.__class__ = _Float32Head
+    model.config.get_text_config().head_dtype = "float32"
+
+
+def has_fp32_head(model: PreTrainedModel) -> bool:
+    """Return True for a model whose config says that its logits are computed in float32."""
+    return getattr(model.config.get_text_config(), "head_dtype", None) == "float32"
+
+
 def build_lm_head(model: PreTrainedModel | PeftModel) -> Callable[[Tensor], Tensor]:
     """Build the function from hidden states to logits: the output layer, then the model's scaling and soft-capping.
 
     Raises:
-        UserError: the model does something else to its logits (found by comparing on a few tokens), or has no such
+        NotProven: the model does something else to its logits (found by comparing on a few tokens), or has no such
             head.
     """
     model = unwrap_model(model)
-    name = type(model).__name__
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -99,14 +127,13 @@ def build_lm_head(model: PreTrainedModel | PeftModel) -> Callable[[Tensor], Tens
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     try:
-        if head is None or not _is_models_own(model, compute_logits):
-            raise NotProven("it does more to its logits than its output layer, a scale and a soft cap")
+        same = head is not None and _is_models_own(model, compute_logits)
+    except NotProven:
+        raise
     except Exception as error:  # a model's own code, which may want more than tokens
-        why = str(error) if isinstance(error, NotProven) else f"its own code raises {type(error).__name__}: {error}"
-        raise UserError(
-            f"agentrl cannot train {name}, nor sample from it: {why.splitlines()[0]}; "
-            "docs/models.md lists the models that can"
-        ) from None
+        raise NotProven(f"its own code raises {type(error).__name__}: {str(error).splitlines()[0]}") from None
+    if not same:
+        raise NotProven("it does more to its logits than its output layer, a scale and a soft cap")
     return compute_logits
 
 

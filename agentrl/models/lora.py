@@ -6,7 +6,6 @@ peft is imported only here, and only when there is an adapter.
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from agentrl.errors import UserError
 from agentrl.models.hub import silence_libraries
+from agentrl.settings.documents import read_json
 from agentrl.settings.schema import LoraConfig
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig, PreTrainedModel
 
 ADAPTER_CONFIG = "adapter_config.json"  # in a folder that holds an adapter
+_MAX_RANK = 1 << 14
 INSTALL = 'adapters need peft: pip install "agentrl-gym[lora]"'
 
 
-def add_adapter(model: PreTrainedModel, settings: LoraConfig, base: str) -> PeftModel:
-    """Add a fresh adapter, which alone is trained. ``base`` is the model that the adapter's folder will name.
+def add_adapter(model: PreTrainedModel, settings: LoraConfig, base: str, revision: str | None = None) -> PeftModel:
+    """Add a fresh adapter, which alone is trained. The adapter's folder will name ``base`` and its ``revision``.
 
     Raises:
         UserError: peft is not installed, the model has an adapter already, or no layer has such a name.
@@ -41,6 +42,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, base: str) -> Peft
         lora_alpha=settings.alpha or 2 * settings.rank,
         target_modules="all-linear" if settings.targets == ("all-linear",) else list(settings.targets),
         task_type="CAUSAL_LM",
+        revision=revision,
     )
     try:
         wrapped = peft.get_peft_model(model, config).eval()
@@ -60,6 +62,12 @@ def read_base_model(folder: Path) -> str:
     return str(_read_settings(folder)["base_model_name_or_path"])
 
 
+def read_base_revision(folder: Path) -> str | None:
+    """Read the revision of the base model that an adapter's folder was trained on; None for the newest."""
+    revision = _read_settings(folder).get("revision")
+    return revision if isinstance(revision, str) and revision else None
+
+
 def read_rank(folder: Path) -> int:
     """Read the largest rank of an adapter's folder."""
     settings = _read_settings(folder)
@@ -67,12 +75,23 @@ def read_rank(folder: Path) -> int:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    path = folder / ADAPTER_CONFIG
+    try:
+        settings = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the adapter's {path} cannot be read: {error}") from None
+    if not isinstance(settings, dict) or not isinstance(settings.get("base_model_name_or_path"), str):
+        raise UserError(f"the adapter's {path} names no base model")
+    if settings.get("peft_type", "LORA") != "LORA" or settings.get("megatron_config"):  # the latter imports by name
+        raise UserError(f"the adapter's {path} is not of plain LoRA, which alone is loaded here")
+    if not isinstance(rank := settings.get("r"), int) or not 1 <= rank <= _MAX_RANK:
+        raise UserError(f"the adapter's {path}: r is a whole number from 1 to {_MAX_RANK}, not {rank!r:.80}")
     return settings
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Wrap the model with the adapter of a folder, which can be trained further."""
+    """Wrap the model with the adapter of a folder, which can be trained further. Raises UserError."""
+    _read_settings(folder)
     return _import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
 
 

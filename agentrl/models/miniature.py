@@ -83,6 +83,8 @@ def _fit_products(settings: Settings, small: Settings) -> None:
     """Make sizes that must be the product of others so again."""
     if small.get("expand") and small.get("num_heads") and small.get("head_dim"):  # Mamba 2
         small["head_dim"] = small["hidden_size"] * small["expand"] // small["num_heads"]
+    if "qk_dim_factor" in small:  # xLSTM's states have keys of a multiple of 64
+        small["qk_dim_factor"] = 1.0
     if settings.get("attention_hidden_size") and "num_attention_heads" in small:  # Zamba attends over two states
         states = settings["attention_hidden_size"] // settings["hidden_size"]
         small["attention_hidden_size"] = states * small["hidden_size"]

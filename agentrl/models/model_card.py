@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import agentrl
+from agentrl.errors import UserError
+from agentrl.settings.documents import read_json, read_toml_table
 
 
 def format_model_card(name: str, source: str) -> str:
     """Format the card of the model ``name``, loaded from ``source``; with numbers if that is a run's folder."""
     run = Path(source).parent
-    summary = _read(run / "summary.json", json.loads)
-    config = _read(run / "config.toml", tomllib.loads)
+    summary = _read(run / "summary.json", read_json)
+    config = _read(run / "config.toml", read_toml_table)
     base = config.get("model", source)
     header = {"library_name": "transformers", "tags": ["agentrl", "reinforcement-learning", "tool-use"]}
     if base.count("/") == 1 and not Path(base).exists():
@@ -44,8 +45,12 @@ def format_model_card(name: str, source: str) -> str:
     return "\n".join(lines)
 
 
-def _read(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _read(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    try:
+        table = read(path) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    return table if isinstance(table, dict) else {}
 
 
 def _format_reward(value: float | None) -> str:

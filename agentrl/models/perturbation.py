@@ -10,18 +10,25 @@ Each ``prove_*`` raises `NotProven`, whose message ends a sentence that names th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from agentrl.models.lm_head import NotProven, find_backbone
-from agentrl.models.miniature import WORDS
+from agentrl.models.miniature import WEIGHTS, WORDS
+from agentrl.models.own_logits import compute_own_logits
 from agentrl.models.position_mixing import AttentionCall, find_mixing
 
 StatesFunction = Callable[[PreTrainedModel, list[list[int]]], list[Tensor]]  # rows to states, (length, width) each
+
+NextLogits = Iterable[tuple[int, int, Tensor]]  # a row, how many of its tokens, and the logits behind the last of them
+LogitsFunction = Callable[[PreTrainedModel, list[list[int]]], NextLogits]
 
 TRUNK, BRANCH = 40, 12  # tokens that the rows of a proof share, and of their own
 FLOAT32, ROUNDED = 1e-3, 0.1  # what may be off, in standard deviations; of lower precisions only the gross
@@ -46,6 +53,57 @@ class PerturbationProof:
         """Return the states of the rows by the model's own forward pass."""
         with torch.no_grad(), _OwnErrors():
             return run_own_states(self.model, self.rows)
+
+    @cached_property
+    def own_logits(self) -> list[Tensor]:
+        """Return the logits of the rows by the model's own forward pass."""
+        with torch.no_grad(), _OwnErrors():
+            return [compute_own_logits(self.model, row) for row in self.rows]
+
+    @cached_property
+    def in_double(self) -> PerturbationProof:
+        """Return the same proof in double precision: some models magnify the rounding of single precision.
+
+        Its proofs are made within `NoSinglePrecision`.
+        """
+        return PerturbationProof(to_double(copy.deepcopy(self.model)))
+
+    def prove_repeatable(self) -> None:
+        """Show that the model gives logits, and the same ones when it is asked again.
+
+        Raises:
+            NotProven: it does not.
+        """
+        row = self.rows[0]
+        with torch.no_grad(), _OwnErrors():
+            one, other = (compute_own_logits(self.model, row) for _ in range(2))
+        if not bool(one.isfinite().all()):
+            raise NotProven("its logits are not finite")
+        if _distance(other, one) > self.tolerance:
+            raise NotProven("it gives other logits each time that it is asked, as by random hashes (`hash_seed`)")
+
+    def prove_causal_alone(self) -> None:
+        """Show that a token's logits, by the model's pass over its row alone, depend on no token behind it.
+
+        Raises:
+            NotProven: they do.
+        """
+        row, expected = self.rows[1], self.own_logits[1]
+        with torch.no_grad(), _OwnErrors():
+            ends = [compute_own_logits(self.model, row[:count]) for count in (TRUNK // 2, TRUNK - 9, TRUNK + 1)]
+            changed = compute_own_logits(self.model, self._change_branch(row))[:TRUNK]
+        if _distance(changed, expected[:TRUNK]) > self.tolerance:
+            raise NotProven("a token's logits depend on the tokens behind it")
+        if max(_distance(end, expected[: len(end)]) for end in ends) > self.tolerance:
+            raise NotProven("a token's logits depend on how many tokens stand behind it, as where it selects by score")
+
+    def prove_own_logits(self, run_logits: LogitsFunction) -> None:
+        """Show that ``run_logits`` computes what the model's own pass over each row alone does.
+
+        Raises:
+            NotProven: the reason.
+        """
+        _prove_own_logits(self.model, run_logits, self.rows, self.own_logits, self.tolerance)
 
     def prove_causal(self) -> None:
         """Show that rows can stand side by side, padded on the right.
@@ -127,6 +185,49 @@ def prove_equal_briefly(model: PreTrainedModel, run_states: StatesFunction, *, g
         model.train(training)
 
 
+def prove_own_logits_briefly(model: PreTrainedModel, run_logits: LogitsFunction) -> None:
+    """Show on three rows that ``run_logits`` computes what the model does, as it is: in its own precision.
+
+    What fails for a small model in single precision is tried in double.
+
+    Raises:
+        NotProven: the reason.
+    """
+    try:
+        _compare_own_logits(model, run_logits)
+    except NotProven as reason:
+        if not _is_float32(model) or sum(p.numel() for p in model.parameters()) > WEIGHTS:
+            raise
+        try:
+            with NoSinglePrecision():
+                _compare_own_logits(to_double(copy.deepcopy(model)), run_logits)
+        except Exception:  # as in `Capabilities`
+            raise reason from None
+
+
+def _compare_own_logits(model: PreTrainedModel, run_logits: LogitsFunction) -> None:
+    float32, rows = _is_float32(model), _draw_rows(model)
+    with _OwnErrors(), torch.no_grad():
+        expected = [compute_own_logits(model, row) for row in rows]
+    _prove_own_logits(model, run_logits, rows, expected, FLOAT32 if float32 else ROUNDED, typical=not float32)
+
+
+def _prove_own_logits(
+    model: PreTrainedModel,
+    run_logits: LogitsFunction,
+    rows: list[list[int]],
+    expected: list[Tensor],
+    tolerance: float,
+    *,
+    typical: bool = False,
+) -> None:
+    with _OwnErrors(), torch.no_grad():
+        for row, count, logits in run_logits(model, rows):
+            distance = _distance(logits, expected[row][count - 1], typical=typical)
+            if not distance <= tolerance:
+                raise NotProven(f"its logits are off by {distance:.2g} of their standard deviation")
+
+
 def _prove_close(states: list[Tensor], expected: list[Tensor], tolerance: float, *, typical: bool = False) -> None:
     distance = max(_distance(*pair, typical=typical) for pair in zip(states, expected, strict=True))
     if not distance <= tolerance:
@@ -164,16 +265,22 @@ def _distance(actual: Tensor, expected: Tensor, *, typical: bool = False) -> flo
 
 
 def _is_float32(model: PreTrainedModel) -> bool:
-    return bool(next(model.parameters()).dtype == torch.float32)
+    return next(model.parameters()).dtype in (torch.float32, torch.float64)
 
 
 def _draw_rows(model: PreTrainedModel) -> list[list[int]]:
-    """Draw three rows that begin alike: TRUNK tokens, then BRANCH of their own, one of them some more."""
+    """Draw three rows that begin alike: TRUNK tokens, then BRANCH of their own, one of them some more.
+
+    One token is the padding's: a model may count its positions, or mask, by it.
+    """
     generator = torch.Generator().manual_seed(0)
     count = _count_words(model)
     trunk, *branches = (
         torch.randint(count, (size,), generator=generator).tolist() for size in (TRUNK, BRANCH, BRANCH + 3, BRANCH)
     )
+    padding = getattr(model.config.get_text_config(), "pad_token_id", None)
+    if isinstance(padding, int) and 0 <= padding < model.get_input_embeddings().num_embeddings:
+        trunk[TRUNK // 4] = padding
     return [[*trunk, *branch] for branch in branches]
 
 
@@ -196,6 +303,29 @@ def _run_padded(model: PreTrainedModel, rows: list[list[int]]) -> Tensor:
     ids = _to_tensor(model, [[*row, *[0] * (longest - len(row))] for row in rows])
     states: Tensor = find_backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
     return states
+
+
+def to_double(model: PreTrainedModel) -> PreTrainedModel:
+    """Make a model's weights doubles, and its experts a loop: transformers' grouped product takes none."""
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return model.double()
+
+
+class NoSinglePrecision(TorchFunctionMode):
+    """A context in which double precision is computed in where a model's code asks for single, as for its norms."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        arguments = {name: _to_float64(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_to_float64, args), **arguments)
+
+
+def _to_float64(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
 
 
 class _OwnErrors:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
+
 from agentrl.errors import ConfigError, UserError, suggest
+from agentrl.models import gguf
 from agentrl.models.hub import explain_load_errors
+from agentrl.models.recommendation import FILE, read_recommendation
+from agentrl.models.source import ModelSource, find_source, locate_model, resolve_dtype
 from agentrl.settings import registry
-from agentrl.settings.loader import Layer, build_config, read_toml
+from agentrl.settings.documents import read_bounded
+from agentrl.settings.load import LoadConfig
+from agentrl.settings.loader import Layer, build_config
 from agentrl.settings.schema import TrainConfig
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-RECOMMENDED = "agentrl.toml"  # in a model's folder: settings that suit it
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Policy:
     model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     source: str
+    chat_template: Any = None  # to save it with, where it is not the tokenizer's own: a text, or a mapping of them
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -51,58 +57,27 @@ class Policy:
         adapter = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
         try:
             self.model.save_pretrained(folder, **adapter)
-            self.tokenizer.save_pretrained(folder)
+            tokenizer = self.tokenizer
+            if self.chat_template is not None:
+                tokenizer = copy.copy(tokenizer)
+                tokenizer.chat_template = self.chat_template
+            tokenizer.save_pretrained(folder)
         except Exception as error:  # safetensors and tokenizers have words of their own for a full disk
             if number := re.search(r"\(os error (\d+)\)", str(error)):
                 raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
             raise
         for file in folder.glob("*.safetensors"):
             file.chmod(0o644)  # safetensors writes for the owner alone
-        if (recommended := Path(self.source) / RECOMMENDED).is_file():
-            shutil.copy(recommended, folder / RECOMMENDED)
-
-
-def locate_model(name: str) -> str:
-    """Find a model: a registered name, a folder, a run folder (its ``model``), or else a name on the model hub.
-
-    Raises:
-        UserError: there is no such model.
-    """
-    registered = registry.list_registered("model")
-    if name in registered:
-        return str(registry.load_registered("model", name)())
-    path = Path(name)
-    if _holds_model(path / "model"):
-        return str(path / "model")
-    if path.is_dir():
-        if not _holds_model(path):
-            raise UserError(
-                f"model {name!r}: the folder has no config.json, and no model/config.json of a finished run"
-            )
-        return str(path)
-    if name.startswith((".", "/", "runs/")) or name.count("/") > 1:
-        raise UserError(f"no model {name!r}: there is no such folder (from {Path.cwd()})")
-    if "/" not in name and "did you mean" in (hint := suggest(name, registered)):
-        raise UserError(f"no model {name!r}{hint}")  # before the hub is asked, which takes its time
-    return name
-
-
-def _holds_model(folder: Path) -> bool:
-    """Return True for the folder of a model or an adapter."""
-    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
-
-
-def read_recommended(source: str) -> dict[str, object]:
-    """Read the settings that a model's folder recommends; most recommend none."""
-    path = Path(source) / RECOMMENDED
-    return dict(read_toml(path)[1]) if path.is_file() else {}
+        with suppress(UserError):  # what cannot be heeded is not passed on
+            if recommended := read_recommendation(Path(self.source)):
+                (folder / FILE).write_text(tomli_w.dumps(recommended), "utf-8")
 
 
 def build_model_config(*layers: Layer) -> TrainConfig:
     """Build a config over what the model's own folder recommends."""
     models = [layer["model"] for _, layer in layers if "model" in layer]
     model = str(models[-1] if models else TrainConfig.model_fields["model"].default)
-    return build_config((f"recommended by {model}", read_recommended(locate_model(model))), *layers)
+    return build_config((f"recommended by {model}", read_recommendation(Path(locate_model(model)))), *layers)
 
 
 def resolve_settings(
@@ -114,32 +89,62 @@ def resolve_settings(
             raise ConfigError(f"tokenizer is for a loaded model; {model!r} is a name, and has its own")
         return build_model_config(("arguments", {**settings, "model": model})), None
     loaded = wrap_policy(model, tokenizer)
-    return build_config(("arguments", {**settings, "model": loaded.source})), loaded
+    config = build_config(("arguments", {**settings, "model": loaded.source}))
+    for named, value in config.load:
+        if value != LoadConfig.model_fields[named].default:
+            raise ConfigError(f"load.{named} does nothing here: the model is loaded already")
+    return config, loaded
 
 
-def load_policy(name: str, dtype: str = "float32", quantize: str | None = None) -> Policy:
+def load_policy(
+    name: str, dtype: str = "float32", quantize: str | None = None, load: LoadConfig | None = None
+) -> Policy:
     """Load a policy, on a GPU if there is one. With ``quantize``, the weights beside an adapter are in 4 bits.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded; the sentence says why.
     """
-    source = locate_model(name)
+    load = load or LoadConfig()
+    source = find_source(name, load)
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = load_tokenizer(name)
+    from agentrl.models.lm_head import cast_head_to_fp32, has_fp32_head
+
+    tokenizer = load_tokenizer(name, load)
     from agentrl.models import lora
 
-    adapter = Path(source) if lora.is_adapter(source) else None
-    base = locate_model(lora.read_base_model(adapter)) if adapter else source
+    adapter = Path(source.place) if lora.is_adapter(source.place) else None
+    base = find_base(source, load)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
-    if quantize:
-        options |= {"quantization_config": lora.build_quantization(options["dtype"]), "device_map": {"": device}}
     with _load_errors(name):
-        model = AutoModelForCausalLM.from_pretrained(base, **options)
+        options: dict[str, Any] = {**base.options, "dtype": getattr(torch, resolve_dtype(base, dtype))}
+        if load.attn_implementation is not None:
+            options["attn_implementation"] = load.attn_implementation
+        options |= {"gguf_file": base.gguf_file} if base.gguf_file else {"use_safetensors": True}
+        if quantize:
+            options |= {"quantization_config": lora.build_quantization(options["dtype"]), "device_map": {"": device}}
+        config = None if base.gguf_file else AutoConfig.from_pretrained(base.place, **base.options)
+        if getattr(config, "is_decoder", None) is False:  # BERT and its kin: as a decoder no token sees those behind it
+            options["is_decoder"] = True
+        model = AutoModelForCausalLM.from_pretrained(base.place, **options)
+        model = gguf.unpack_model(model, base.name) if base.gguf_file else model
+        if has_fp32_head(model):
+            cast_head_to_fp32(model)
         model = lora.keep_differentiable(lora.load_adapter(model, adapter) if adapter else model)
-    return Policy(model if quantize else model.to(device), tokenizer, source)
+    return Policy(model if quantize else model.to(device), tokenizer, source.name)
+
+
+def find_base(source: ModelSource, load: LoadConfig) -> ModelSource:
+    """Find the model whose weights are loaded: of an adapter its base, in the revision that it was trained on."""
+    from agentrl.models import lora
+
+    if not lora.is_adapter(source.place):
+        return source
+    folder = Path(source.place)
+    return find_source(
+        lora.read_base_model(folder), load.model_copy(update={"revision": lora.read_base_revision(folder)})
+    )
 
 
 def wrap_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Policy:
@@ -173,28 +178,28 @@ def compute_checksum(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, load: LoadConfig | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer alone. Raises UserError as `load_policy`."""
-    source = locate_model(name)
+    source = find_source(name, load)
     from transformers import AutoTokenizer
 
+    gguf_file = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     with _load_errors(name):
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source.place, **source.options, **gguf_file)
 
 
-def load_end_tokens(name: str) -> tuple[int, ...]:
+def load_end_tokens(name: str, load: LoadConfig | None = None) -> tuple[int, ...]:
     """Read the ids that a model's configs name as ends of a turn, without its weights. Raises as `load_policy`."""
-    source = locate_model(name)
+    load = load or LoadConfig()
+    source = find_base(find_source(name, load), load)
     from transformers import GenerationConfig, PreTrainedConfig
 
-    from agentrl.models import lora
-
-    source = locate_model(lora.read_base_model(Path(source))) if lora.is_adapter(source) else source
+    gguf_file = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     configs: list[Mapping[str, Any]] = []
-    with suppress(OSError):  # many ship none
-        configs.append(GenerationConfig.from_pretrained(source).to_dict())
-    with suppress(OSError):
-        configs.append(PreTrainedConfig.get_config_dict(source)[0])
+    with _load_errors(name), suppress(OSError):  # many ship none
+        configs.append(GenerationConfig.from_pretrained(source.place, **source.options).to_dict())
+    with _load_errors(name), suppress(OSError):
+        configs.append(PreTrainedConfig.get_config_dict(source.place, **source.options, **gguf_file)[0])
     return _flatten_integers(
         part.get("eos_token_id") for config in configs for part in (config, config.get("text_config") or {})
     )
@@ -209,11 +214,13 @@ def _flatten_integers(values: Iterable[object]) -> tuple[int, ...]:
 def read_template(path: str | None) -> str | None:
     """Read a Jinja file, if one is given."""
     try:
-        return Path(path).read_text(encoding="utf-8") if path else None
+        return read_bounded(Path(path)) if path else None
     except OSError as error:
         raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise ConfigError(f"chat_template: {path!r} is no text in UTF-8") from None
+    except ValueError as error:
+        raise ConfigError(f"chat_template: {path!r}: {error}") from None
 
 
 def _load_errors(name: str) -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from agentrl.models.call_formats import build_call_format
 from agentrl.renderer.call_formats import hermes
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.settings.loader import build_config, read_overrides
-from agentrl.types import ToolCall
+from agentrl.types import JsonSchema, ToolCall
 from tests.helpers.families import family
 
 TOOL = {
@@ -29,7 +29,7 @@ TOOL = {
 class Plain:
     """Writes CALL name(argument)."""
 
-    def parse(self, text: str, *, thinking: bool = False) -> Reply:
+    def parse(self, text: str, *, tools: Sequence[JsonSchema] = (), thinking: bool = False) -> Reply:
         calls = re.findall(r"CALL (\w+)\((.*?)\)", text)
         return Reply(text, tuple(ToolCall(str(i), name, {"a": value}) for i, (name, value) in enumerate(calls)))
 
@@ -40,9 +40,10 @@ class Plain:
         return "TOOLS:\n", "\nWrite CALL name(argument)."
 
 
-def test_hermes_is_the_first() -> None:
+def test_a_format_is_learnt_where_none_is_named() -> None:
     assert build_call_format("hermes") is hermes
-    assert build_config(read_overrides(["--env", "shop"])).call_format == "hermes"
+    assert build_config(read_overrides(["--env", "shop"])).call_format == "auto"
+    assert build_call_format("auto") is None
 
 
 def test_one_of_ones_own_reads_writes_and_instructs() -> None:
@@ -76,7 +77,7 @@ def test_what_is_no_call_format_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_check_model_takes_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "model", "nano", "--call_format", f"{__name__}:Plain"]) == 0
-    assert "writes no tool calls of this form" in capsys.readouterr().out
+    assert main(["check", "model", "nano", "--call_format", f"{__name__}:Plain"]) == 1  # it reads no names of arguments
+    assert "the call that it writes is read as another" in " ".join(capsys.readouterr().out.split())
     assert main(["list", "call_formats"]) == 0
     assert "hermes" in capsys.readouterr().out

@@ -11,11 +11,12 @@ import peft
 import pytest
 import torch
 from bitsandbytes.functional import has_avx512bf16
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from agentrl import EnvSpec, UserError, evaluate, train
 from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.models import lora, policy
+from agentrl.models.source import locate_model
 from agentrl.resources import open_resources
 from agentrl.settings.loader import build_config
 from agentrl.types import SamplingParams
@@ -29,20 +30,22 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_trained_in_place(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"))
+    model = AutoModelForCausalLM.from_pretrained(locate_model("nano"))
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     train("math-tools", model, run={"dir": str(tmp_path / "run")}, **SMALL)
     assert not all(torch.equal(p, before[n]) for n, p in model.named_parameters())
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"] == policy.locate_model("nano")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"] == locate_model("nano")
     assert evaluate("math-tools", model, tasks=4, out=str(tmp_path / "eval")).episodes == 4
 
 
+@pytest.mark.slow
 def test_a_loaded_model_s_own_adapter_is_trained(tmp_path: Path) -> None:
-    base = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"))
+    base = AutoModelForCausalLM.from_pretrained(locate_model("nano"))
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     frozen = base.model.norm.weight.detach().clone()
-    tokenizer = AutoTokenizer.from_pretrained(policy.locate_model("nano"))
+    tokenizer = AutoTokenizer.from_pretrained(locate_model("nano"))
     train("math-tools", model, tokenizer=tokenizer, run={"dir": str(tmp_path / "run")}, **SMALL)
     assert torch.equal(base.model.norm.weight, frozen)
     assert any(p.abs().max() > 0 for n, p in model.named_parameters() if "lora_B" in n)
@@ -54,6 +57,22 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         train("math-tools", torch.nn.Linear(2, 2), **SMALL)
     with pytest.raises(UserError, match="a Qwen3ForCausalLM, has no name, and so no tokenizer; give one"):
         train("math-tools", qwen3(), **SMALL)
+
+
+def test_bert_is_loaded_as_a_decoder_whatever_its_folder_says(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertLMHeadModel(BertConfig(**sizes, vocab_size=128, initializer_range=0.3)).save_pretrained(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(locate_model("nano")).save_pretrained(tmp_path / "bert")
+    assert not json.loads((tmp_path / "bert" / "config.json").read_text()).get("is_decoder")
+    loaded = policy.load_policy(str(tmp_path / "bert"))
+    loaded.save(tmp_path / "saved")
+    again = policy.load_policy(str(tmp_path / "saved"))
+    ids = torch.arange(5, 25)[None]
+    for model in (loaded.model, again.model):
+        assert model.config.is_decoder
+        with torch.no_grad():
+            torch.testing.assert_close(model(ids[:, :10]).logits, model(ids).logits[:, :10])  # none sees those behind
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["is_decoder"]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +91,8 @@ def test_the_ends_of_a_turn_are_those_of_every_config_that_a_model_ships(
 
 async def test_a_run_ends_a_turn_with_a_token_that_the_generation_config_names() -> None:
     """Qwen3-instruct's <|endoftext|> used to be sampled through, to the limit, and was called `length`."""
-    model = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"))
-    tokenizer = AutoTokenizer.from_pretrained(policy.locate_model("nano"))
+    model = AutoModelForCausalLM.from_pretrained(locate_model("nano"))
+    tokenizer = AutoTokenizer.from_pretrained(locate_model("nano"))
     config = build_config(("test", {"env": "math-tools", "model": "nano"}))
     end = tokenizer.convert_tokens_to_ids("<|im_start|>")  # a special token that no source named so far
     model.generation_config.eos_token_id = [model.config.eos_token_id, end]
@@ -113,7 +132,7 @@ def test_a_base_in_4_bits_is_trained_by_its_adapter(tmp_path: Path) -> None:
 def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for(before: str) -> None:
     packed = policy.load_policy("nano", quantize="4bit").model if before == "loaded" else _given_in_4_bits()
     sent = dict(PolicyWeights(packed))
-    plain = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"), dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(locate_model("nano"), dtype=torch.float32)
     own = dict(PolicyWeights(plain))
     assert {n: t.shape for n, t in sent.items()} == {n: t.shape for n, t in own.items()}
     plain.load_state_dict(sent, strict=False)
@@ -127,7 +146,7 @@ def test_what_is_sent_of_a_base_in_4_bits_are_the_values_it_stands_for(before: s
 @pytest.mark.usefixtures("any_cpu")
 def test_a_gradient_through_a_base_in_4_bits_is_that_of_its_values() -> None:
     packed = policy.load_policy("nano", quantize="4bit").model
-    plain = AutoModelForCausalLM.from_pretrained(policy.locate_model("nano"), dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(locate_model("nano"), dtype=torch.float32)
     plain.load_state_dict(dict(PolicyWeights(packed)), strict=False)
     plain.tie_weights()
     found = []
@@ -143,7 +162,7 @@ def test_a_gradient_through_a_base_in_4_bits_is_that_of_its_values() -> None:
 def _given_in_4_bits() -> Any:
     """A model as a user loads it: it has computed already, and so packed its weights where the CPU wants that."""
     quantized = AutoModelForCausalLM.from_pretrained(
-        policy.locate_model("nano"),
+        locate_model("nano"),
         dtype=torch.float32,
         quantization_config=lora.build_quantization(torch.float32),
         device_map={"": "cpu"},
