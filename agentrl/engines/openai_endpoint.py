@@ -9,8 +9,18 @@ from typing import Any, Self
 import anyio
 import httpx2
 
+from agentrl.engines.server_keys import find_server_key
 from agentrl.errors import InfraError, UserError, suggest
-from agentrl.renderer.json_lines import IN_TEXT, decode_conversation, encode_lines, write_calls_in_text
+from agentrl.renderer.call_formats import hermes
+from agentrl.renderer.json_lines import (
+    IN_TEXT,
+    WORDS,
+    decode_conversation,
+    decode_words,
+    encode_lines,
+    write_calls_in_text,
+)
+from agentrl.settings.secret import Secret, check_no_credentials
 from agentrl.types import Completion, JsonSchema, SamplingParams
 
 RETRY_WAIT_S = 1.0  # before the second try; doubles
@@ -26,9 +36,10 @@ class EndpointEngine:
     """Continues conversations of ``renderer.json_lines`` by requests to a server. Used as an async context manager.
 
     Args:
-        url: where ``/chat/completions`` is, such as ``http://127.0.0.1:8000/v1``.
+        url: where ``/chat/completions`` is, such as ``http://127.0.0.1:8000/v1``; ``$NAME`` in it stays unseen.
         model: a name the server knows; ``None``: the only one it has.
-        key_env: the environment variable that holds the key, if there is one. The key is put nowhere else.
+        key_env: the environment variable that holds the key, if there is one. The key is put nowhere else. That of a
+            server that this user started here by ``agentrl serve`` is found without it.
         capacity: concurrent requests.
         tries: of each request, before it is an infrastructure error.
 
@@ -50,11 +61,12 @@ class EndpointEngine:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UserError(f"--endpoint takes a URL such as http://127.0.0.1:8000/v1, not {url!r}")
+        check_no_credentials({"endpoint": url})
         self.url, self.model, self.key_env = url.rstrip("/").removesuffix("/chat/completions"), model, key_env
         self.capacity, self.tries, self.version = capacity, tries, 0
         self.calls_in_text = False  # once the server has refused tools
         self.notes: list[str] = []  # for the report of an evaluation
-        key = os.environ.get(key_env)
+        key = os.environ.get(key_env) or find_server_key(url)
         self._client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(timeout_s, connect=10.0, pool=None),
@@ -94,17 +106,21 @@ class EndpointEngine:
             "temperature": params.temperature,
             "seed": params.seed % 2**31,
         }
+        if words := decode_words(token_ids):
+            body[WORDS] = words
         if params.top_p < 1.0:
             body["top_p"] = params.top_p
+        if params.stop is not None:
+            body["stop"] = list(params.stop.strings)
         answer, in_text = await self._request_message(tools, messages, body)
         try:
             (choice,) = answer["choices"]
             reply = choice["message"]
             message: dict[str, object] = {"role": "assistant", "content": reply.get("content") or ""}
-            if in_text:
-                message[IN_TEXT] = True
-            elif reply.get("tool_calls"):
+            if reply.get("tool_calls") and not in_text:
                 message["tool_calls"] = reply["tool_calls"]
+            elif in_text or (tools and hermes.parse(str(message["content"])).tool_calls):
+                message[IN_TEXT] = True  # those that the server could not read, too: the model is told why
         except (KeyError, ValueError, TypeError, AttributeError):
             raise InfraError("endpoint_answer", f"{self.url} answered {answer!r:.200}, which has no message") from None
         ids = encode_lines([message])
@@ -144,7 +160,7 @@ class EndpointEngine:
     async def _list_models(self) -> list[str] | None:
         """List the models that the server names; None if it does not list them."""
         try:
-            response = await self._client.get(f"{self.url}/models")
+            response = await self._client.get(Secret(f"{self.url}/models").reveal())
         except httpx2.HTTPError as error:
             raise UserError(f"no server answers at {self.url}: {_describe_error(error)}") from None
         self._check_key(response)
@@ -158,7 +174,7 @@ class EndpointEngine:
         wait, failure = RETRY_WAIT_S, ""
         for attempt in range(self.tries):
             try:
-                response = await self._client.post(f"{self.url}/chat/completions", json=body)
+                response = await self._client.post(Secret(f"{self.url}/chat/completions").reveal(), json=body)
             except httpx2.HTTPError as error:
                 failure = _describe_error(error)
             else:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
+import numpy as np
+import torch
 from torch import Tensor
 
-from agentrl.engines.embedded.kv_cache import SessionCache, SlotCache
-from agentrl.types import Completion, SamplingParams
+from agentrl.engines.embedded.kv_cache import ForwardBatch, SessionCache, SlotCache
+from agentrl.types import Completion, KeptTokens, SamplingParams
+
+if TYPE_CHECKING:
+    from agentrl.engines.embedded.model_view import InferenceModel
+    from agentrl.rollout.engine_protocol import Meter
 
 
 @dataclass(eq=False)
@@ -32,6 +39,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.params.seed)
+        self.kept: list[bytes] | None = [] if self.params.truncates else None  # the set of each sampled token
+        self.grammar = self.params.grammar.start() if self.params.grammar is not None else None
 
     @property
     def is_done(self) -> bool:
@@ -43,6 +52,11 @@ class Request:
         """Count the tokens that are not yet in the cache."""
         return len(self.ids) - self.cached
 
+    def keep(self, kept: bytes) -> None:
+        """Append the set that the next token is drawn among."""
+        assert self.kept is not None
+        self.kept.append(kept)
+
     def append(self, token: int, logprob: float, version: int) -> None:
         """Append a sampled token, and stop where it is a stop token or the last one asked for."""
         if not math.isfinite(logprob):
@@ -51,7 +65,10 @@ class Request:
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if token in self.params.stop_token_ids:
+        if self.grammar is not None:
+            self.grammar.accept(token)
+        stop = self.params.stop
+        if token in self.params.stop_token_ids or (stop and stop.is_completed(self.ids, self.prompt_length)):
             self.stop_reason = "stop"
         elif len(self.logprobs) >= self.params.max_tokens:
             self.stop_reason = "length"
@@ -60,15 +77,77 @@ class Request:
         """Return what was sampled."""
         assert self.stop_reason is not None
         sampled = tuple(self.ids[self.prompt_length :])
-        return Completion(sampled, tuple(self.logprobs), tuple(self.versions), self.stop_reason)
+        kept = None if self.kept is None else KeptTokens.collect(self.kept)
+        return Completion(sampled, tuple(self.logprobs), tuple(self.versions), self.stop_reason, kept)
+
+
+def mark_seen(rows: Sequence[Request], logits: Tensor) -> Tensor:
+    """Mark the tokens of each row's context, as wide as the logits."""
+    seen, width = torch.zeros_like(logits, dtype=torch.bool), logits.shape[1]
+    pairs = [(slot, token) for slot, row in enumerate(rows) for token in row.ids if token < width]
+    slots, tokens = torch.tensor(pairs, device=seen.device).T
+    seen[slots, tokens] = True
+    return seen
+
+
+def mark_allowed(rows: Sequence[Request], logits: Tensor) -> Tensor:
+    """Mark the tokens that each row's grammar allows next, as wide as the logits; all where a row has none."""
+    allowed = np.ones(logits.shape, dtype=bool)
+    for slot, row in enumerate(rows):
+        if row.grammar is not None:
+            bits = np.frombuffer(row.grammar.compute_allowed(), dtype=np.uint8)
+            one = np.unpackbits(bits, bitorder="little")[: logits.shape[1]]
+            allowed[slot, : len(one)], allowed[slot, len(one) :] = one, False
+    return torch.from_numpy(allowed).to(logits.device)
+
+
+class RowBatch(Protocol):
+    """Running and waiting requests, and what was computed of them. All but ``waiting`` is the engine's thread's."""
+
+    sessions: SessionCache[Any]
+    capacity: int
+    waiting: deque[Request]
+
+    @property
+    def rows(self) -> list[Request]:
+        """Return the running rows; the order may change between two passes."""
+        ...
+
+    def remove_finished(self) -> bool:
+        """Remove rows that are done. Return True if a caller waits for one."""
+        ...
+
+    def admit_waiting(self) -> int:
+        """Let waiting rows join; return how many of their tokens need not be computed."""
+        ...
+
+    def compute_logits(self, meter: Meter) -> Tensor:
+        """Compute the logits that continue each row, (rows, vocabulary)."""
+        ...
+
+    def restart(self) -> None:
+        """Forget all that was computed. The rows wait, to be computed again from their first token."""
+        ...
+
+    def end_session(self, session: str) -> None:
+        """Forget what is kept of a session."""
+        ...
+
+    def clear_sessions(self) -> None:
+        """Forget what is kept of all sessions."""
+        ...
 
 
 @dataclass
 class ContinuousBatch:
-    """Running and waiting requests. ``sessions`` holds keys and values of sessions that are not running."""
+    """A `RowBatch` whose rows stand in the slots of one cache.
 
+    ``sessions`` holds keys and values of sessions that are not running.
+    """
+
+    model: InferenceModel
     cache: SlotCache
-    sessions: SessionCache
+    sessions: SessionCache[Tensor]
     capacity: int
     prefill_tokens: int
     rows: list[Request] = field(default_factory=list)
@@ -80,7 +159,8 @@ class ContinuousBatch:
         for slot in reversed([slot for slot, row in enumerate(self.rows) if row.is_done]):
             row = self.rows[slot]
             if not row.cancelled:
-                self.sessions.put(row.session, row.ids[: row.cached], self.cache.read(slot, row.cached))
+                values = self.cache.read(slot, row.cached).clone()
+                self.sessions.put(row.session, row.ids[: row.cached], values, values.nbytes)
                 finished = True
             last = self.rows.pop()
             if last is not row:
@@ -123,11 +203,32 @@ class ContinuousBatch:
                 self.cache.write(len(self.rows), prefix)
             self.rows.append(row)
 
+    def compute_logits(self, meter: Meter) -> Tensor:
+        rows, part = self.rows, self.prefill_tokens
+        for slot, row in enumerate(rows):
+            while row.uncached > part:  # a long prompt, alone, in parts
+                self._forward([row.ids[row.cached : row.cached + part]], [row.cached], meter, first=slot)
+                row.cached += part
+        return self.model.lm_head(self._forward([r.ids[r.cached :] for r in rows], [r.cached for r in rows], meter))
+
+    def _forward(self, new: list[list[int]], cached: list[int], meter: Meter, first: int = 0) -> Tensor:
+        """Compute the states that continue the rows, (rows, width)."""
+        batch = ForwardBatch(self.cache, new, cached, first)
+        states = self.model(batch)
+        meter.passes += 1
+        meter.prefilled += sum(n for tokens in new if (n := len(tokens)) > 1)
+        return states if batch.last is None else states[batch.last]
+
     def restart(self) -> None:
-        """Forget every key and value. The rows wait, to be computed again from their first token."""
-        self.sessions.clear()
+        self.clear_sessions()
         self.waiting.extendleft(reversed(self.rows))
         self.rows.clear()
+
+    def end_session(self, session: str) -> None:
+        self.sessions.remove(session)
+
+    def clear_sessions(self) -> None:
+        self.sessions.clear()
 
     def _find_prefix(self, row: Request) -> Tensor | None:
         """Find keys and values of a prefix of the row: of its session's last turn, or of a row with the same prompt.

@@ -11,6 +11,7 @@ that the samples of a group share is computed once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -22,12 +23,13 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from agentrl.engines.embedded.batch import ContinuousBatch, Request
-from agentrl.engines.embedded.kv_cache import ForwardBatch, SessionCache
+from agentrl.engines.embedded.batch import Request, RowBatch, mark_allowed, mark_seen
 from agentrl.engines.embedded.model_view import InferenceModel
+from agentrl.engines.embedded.plain_view import PlainModel
 from agentrl.engines.embedded.sampling import sample_tokens
 from agentrl.errors import UserError
-from agentrl.models.lm_head import unwrap_model
+from agentrl.models.kept_tokens import encode_kept
+from agentrl.models.lm_head import NotProven, unwrap_model
 from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SLICE_S = 0.02  # passes are made for that long before the event loop is asked again
+_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
 
 
@@ -43,9 +46,9 @@ class TransformersEngine:
     """Samples from a transformers model. Can be used as an async context manager, which closes it.
 
     Args:
-        model: any causal LM of transformers that uses its attention interface. Its parameters are shared, not
-            copied (but for the inputs of attention, where the pass is fused): a learner that changed them must
-            call ``update_weights`` before more is sampled.
+        model: any causal LM of transformers. Its parameters are shared, not copied (but for the inputs of
+            attention, where the pass is fused): a learner that changed them must call ``update_weights`` before
+            more is sampled.
         capacity: rows sampled at the same time.
         max_context: positions a row may have; the model's own limit by default.
         prefill_tokens: rows join until a pass holds that many tokens, padding included; longer prompts go in parts.
@@ -54,6 +57,9 @@ class TransformersEngine:
         snapshot: sample from a copy of the weights, taken now and by ``update_weights``, so that a learner may
             change its own at any time.
     """
+
+    reports_kept = True
+    takes_grammars = True
 
     def __init__(
         self,
@@ -69,9 +75,10 @@ class TransformersEngine:
         model = unwrap_model(model)
         small = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL
         self._threads = threads or (1 if small else None)
+        self._limits = capacity, prefill_tokens, keep_bytes
         with self._use_threads():
-            self._model = InferenceModel(model, snapshot=snapshot)
-        self._batch = ContinuousBatch(self._model.new_cache(), SessionCache(keep_bytes), capacity, prefill_tokens)
+            self._model = _open_model(model, snapshot=snapshot)
+        self._batch: RowBatch = self._model.new_batch(*self._limits)
         self.max_context = min(max_context or self._model.max_context, self._model.max_context)
         self.version, self.meter = 0, Meter()
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
@@ -115,7 +122,7 @@ class TransformersEngine:
         return row.completion()
 
     def end_session(self, session: str) -> None:
-        self._batch.sessions.remove(session)
+        self._batch.end_session(session)
 
     async def update_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
         """Forget what was computed with the old weights; rows that are being sampled go on with the new ones."""
@@ -162,7 +169,7 @@ class TransformersEngine:
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._batch.sessions.clear()
+        self._batch.clear_sessions()
         self._wake()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
@@ -182,43 +189,45 @@ class TransformersEngine:
 
     def _run_pass(self) -> None:
         """Sample one more token for every row."""
-        rows, part = self._batch.rows, self._batch.prefill_tokens
-        for slot, row in enumerate(rows):
-            while row.uncached > part:  # a long prompt, alone, in parts
-                self._forward([row.ids[row.cached : row.cached + part]], [row.cached], first=slot)
-                row.cached += part
-        states = self._forward([r.ids[r.cached :] for r in rows], [r.cached for r in rows])
-        tokens, logprobs = sample_tokens(self._model.lm_head(states), **self._tabulate_sampling(rows))
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        rows = self._batch.rows
+        logits = self._batch.compute_logits(self.meter)
+        sampled = sample_tokens(logits, **self._tabulate_sampling(rows, logits))
+        drawn = [row for row in rows if row.kept is not None]
+        if drawn and sampled.kept is not None:
+            kept = sampled.kept if len(drawn) == len(rows) else sampled.kept[[r.kept is not None for r in rows]]
+            for row, one in zip(drawn, encode_kept(kept), strict=True):
+                row.keep(one)
+        for row, token, logprob in zip(rows, sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True):
             row.append(token, logprob, self.version)
         self.meter.sampled += len(rows)
 
-    def _forward(self, new: list[list[int]], cached: list[int], first: int = 0) -> Tensor:
-        """Compute the states that continue the rows, (rows, width)."""
-        batch = ForwardBatch(self._batch.cache, new, cached, first)
-        states = self._model(batch)
-        self.meter.passes += 1
-        self.meter.prefilled += sum(n for tokens in new if (n := len(tokens)) > 1)
-        return states if batch.last is None else states[batch.last]
-
-    def _tabulate_sampling(self, rows: list[Request]) -> dict[str, Tensor]:
-        """Make the arguments of `sample_tokens` from the rows' parameters, (rows,) each."""
-        params = [r.params for r in rows]
-        columns = {"uniform": [r.random.random() for r in rows]}
-        if any(p.temperature != 1.0 for p in params):
-            columns["temperature"] = [p.temperature for p in params]
-        if any(p.top_p < 1.0 or p.top_k for p in params):
-            columns |= {"top_p": [p.top_p for p in params], "top_k": [p.top_k for p in params]}
-        table = torch.tensor(list(columns.values()), dtype=torch.float64).to(self._batch.cache.device)
-        return {
+    def _tabulate_sampling(self, rows: list[Request], logits: Tensor) -> dict[str, Tensor]:
+        """Make the arguments of `sample_tokens` from the rows' parameters: (rows,) each, and masks as the logits."""
+        params, device = [r.params for r in rows], logits.device
+        columns: dict[str, list[float]] = {"uniform": [r.random.random() for r in rows]}
+        for name, neutral in _NEUTRAL.items():
+            column = [getattr(p, name) for p in params]
+            if any(value != neutral for value in column):
+                columns[name] = column
+        table = torch.tensor(list(columns.values()), dtype=torch.float64).to(device)
+        arguments = {
             name: values if name == "uniform" else values.float() for name, values in zip(columns, table, strict=True)
         }
+        if "top_k" in arguments:
+            arguments["top_k"] = arguments["top_k"].long()
+        if "repetition_penalty" in arguments:
+            arguments["seen"] = mark_seen(rows, logits)
+        if any(row.grammar is not None for row in rows):
+            arguments["allowed"] = mark_allowed(rows, logits)
+        return arguments
 
     def _update(self, model: PreTrainedModel, version: int) -> None:
         with self._exclusive, self._use_threads():
             self._batch.restart()
-            if self._model.update(model):
-                self._batch.cache = self._model.new_cache()
+            if not self._model.update(model):
+                self._model, waiting = _open_model(model, snapshot=False), self._batch.waiting
+                self._batch = self._model.new_batch(*self._limits)
+                self._batch.waiting = waiting
             self.version = version
 
     @contextmanager
@@ -233,3 +242,28 @@ class TransformersEngine:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _open_model(model: PreTrainedModel, *, snapshot: bool) -> InferenceModel | PlainModel:
+    """Choose the way through a model: the engine's own attention where it is proven, or else the model's own cache.
+
+    Raises:
+        UserError: the model cannot be sampled from at all.
+    """
+    name = type(model).__name__
+    try:
+        return InferenceModel(model, snapshot=snapshot)
+    except NotProven as reason:
+        why = reason
+    try:
+        plain = PlainModel(model, snapshot=snapshot)
+    except NotProven as reason:
+        raise UserError(
+            f"the embedded engine cannot run {name}: {reason}. vLLM may: --engine vllm (docs/models.md)"
+        ) from None
+    warnings.warn(
+        f"{name}: the embedded engine goes the plain way, {plain.cost}: {why}. vLLM may be faster: --engine vllm "
+        "(docs/models.md)",
+        stacklevel=3,
+    )
+    return plain

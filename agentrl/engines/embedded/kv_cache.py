@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
 
 SLOT_ATTENTION = "agentrl_slots"  # the name under which transformers' models find `attend_slots`
+Values = TypeVar("Values")  # keys and values, or whatever a batch keeps of a session
 CALL_COST = 2048  # pairs of a query and a key that cost about as much as one more call of attention
 
 
@@ -66,8 +67,8 @@ class SlotCache:
         self.keys_values[:, :, slot, :, :length] = keys_values
 
 
-class SessionCache:
-    """Keys and values of sessions that are not being sampled, up to a size. The oldest are dropped first.
+class SessionCache(Generic[Values]):
+    """Keep what was computed of sessions that are not being sampled, up to a size. The oldest are dropped first.
 
     The event loop forgets sessions while the engine's thread keeps others: hence the lock.
     """
@@ -75,33 +76,35 @@ class SessionCache:
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
         self._lock = Lock()
-        self._sessions: OrderedDict[str, tuple[list[int], Tensor]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[list[int], Values, int]] = OrderedDict()
 
-    def put(self, session: str, ids: list[int], values: Tensor) -> None:
+    def put(self, session: str, ids: list[int], values: Values, size: int) -> None:
+        """Keep what was computed of a session's tokens, ``size`` bytes."""
         self.remove(session)
         with self._lock:
-            self._sessions[session] = ids, values.clone()
-            self.size += values.nbytes
+            self._sessions[session] = ids, values, size
+            self.size += size
         while self.size > self.limit:
             self.remove(next(iter(self._sessions)))
 
     def remove(self, session: str) -> None:
         with self._lock:
             if (removed := self._sessions.pop(session, None)) is not None:
-                self.size -= removed[1].nbytes
+                self.size -= removed[2]
 
     def clear(self) -> None:
         with self._lock:
             self._sessions.clear()
             self.size = 0
 
-    def get(self, session: str) -> tuple[list[int], Tensor] | None:
+    def get(self, session: str) -> tuple[list[int], Values] | None:
         with self._lock:
-            return self._sessions.get(session)
+            kept = self._sessions.get(session)
+        return None if kept is None else kept[:2]
 
-    def values(self) -> list[tuple[list[int], Tensor]]:
+    def values(self) -> list[tuple[list[int], Values]]:
         with self._lock:
-            return list(self._sessions.values())
+            return [kept[:2] for kept in self._sessions.values()]
 
 
 class _AttentionBlock:

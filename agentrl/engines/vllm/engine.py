@@ -181,11 +181,17 @@ class VLLMEngine:
         vllm_params = VLLMParams(
             **requests.build_sampling_params(params),
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.CUMULATIVE if params.stop else RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
         prompt = {"prompt_token_ids": token_ids}
-        (output,) = [o async for o in self._llm.generate(prompt, vllm_params, request, lora_request=self._lora_request)]
+        read = 0
+        async for output in self._llm.generate(prompt, vllm_params, request, lora_request=self._lora_request):
+            if (stop := params.stop) and not output.finished:  # vLLM has no tokenizer here
+                sampled = output.outputs[0].token_ids
+                if stop.is_contained(sampled[max(read - stop.window, 0) :]):
+                    await self._llm.abort(request)
+                read = len(sampled)
         return output
 
     async def _replace_or_fail(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
@@ -317,6 +323,7 @@ class VLLMEngine:
                 **arguments,
                 **({"enable_sleep_mode": True, "gpu_memory_utilization": MEMORY_SHARE} if self._shares_gpu else {}),
                 skip_tokenizer_init=True,
+                trust_remote_code=launch.brings_own_code(self._model),
                 load_format="auto" if self._rank else "dummy",
                 use_tqdm_on_load=False,
                 disable_log_stats=True,

@@ -117,13 +117,14 @@ def choose_threads(parameters: int, threads: int | None) -> int:
     return threads or (1 if parameters < SMALL else os.cpu_count() or 1)
 
 
-def build_environment(threads: int | None) -> dict[str, str]:
-    """Build the environment variables that vLLM reads."""
+def build_environment(threads: int | None, backend: str = "ipc") -> dict[str, str]:
+    """Build the environment variables that vLLM reads, for a backend of weight transfer."""
+    pickles = backend == "ipc" and torch.cuda.is_available()  # its handles are pickles; nothing else is
     variables = {
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's own process, not in one more
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1" if torch.cuda.is_available() else "0",  # the ipc backend's handles
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1" if pickles else "0",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -199,6 +200,11 @@ def write_config(model: PreTrainedModel, folder: str) -> None:
 def write_base_weights(model: PreTrainedModel, folder: str) -> None:
     """Write the weights of the model without its adapter. vLLM wraps its layers for adapters, and takes none later."""
     save_file({name: tensor.contiguous().cpu() for name, tensor in PolicyWeights(model)}, f"{folder}/model.safetensors")
+
+
+def brings_own_code(model: PreTrainedModel) -> bool:
+    """Return True for a model whose class came with it: code that runs here already, as the user asked for it."""
+    return type(model).__module__.startswith("transformers_modules.")
 
 
 def describe_exit(exitcode: int | None) -> str:

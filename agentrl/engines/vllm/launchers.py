@@ -47,13 +47,19 @@ Launcher = Callable[[ServerPlan], AbstractAsyncContextManager[Sequence[str]]]
 
 
 def plan_servers(config: TrainConfig, count: int) -> ServerPlan:
-    """Plan the servers of a run: `agentrl serve` with its model and limits."""
+    """Plan the servers of a run: `agentrl serve` with its model, as the run loads it, and its limits."""
     e = config.engine
     words = {"--model": config.model, "--dtype": config.dtype, "--max_num_seqs": str(e.max_num_seqs)}
     if e.max_model_len:
         words["--max_model_len"] = str(e.max_model_len)
     if config.lora.rank:
         words["--lora_rank"] = str(config.lora.rank)
+    if config.load.revision:
+        words["--revision"] = config.load.revision
+    if config.load.trust_remote_code:
+        words["--trust_remote_code"] = "true"
+    if config.learner.cast_lm_head_to_fp32:
+        words["--cast_lm_head_to_fp32"] = "true"
     flags = [part for pair in words.items() for part in pair]
     return ServerPlan(count, (sys.executable, "-m", "agentrl", "serve", *flags))
 

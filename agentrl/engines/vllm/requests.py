@@ -38,11 +38,20 @@ def build_sampling_params(params: SamplingParams) -> dict[str, object]:
         "max_tokens": params.max_tokens,
         "top_p": params.top_p,
         "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
         "seed": params.seed,
         "stop_token_ids": list(params.stop_token_ids),
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
     }
+
+
+def build_text_params(params: SamplingParams) -> dict[str, object]:
+    """Build the parameters of a server, which has a tokenizer: the strings that end a turn, special tokens' too."""
+    if params.stop is None:
+        return {"detokenize": False}
+    return {"stop": list(params.stop.strings), "skip_special_tokens": False}
 
 
 def build_completion(
@@ -60,7 +69,9 @@ def build_completion(
     if not all(isfinite(p) for p in logprobs):
         raise FloatingPointError("the policy's logits are not finite: its weights have diverged")
     ids, versions = tuple(token_ids), tuple(int(v) for v, start, end in spans for _ in range(start, end))
-    stopped = bool(ids) and ids[-1] in params.stop_token_ids
+    text_ended = params.stop is not None and params.stop.is_contained(ids)
+    stopped = text_ended or (bool(ids) and ids[-1] in params.stop_token_ids)
     if len(versions) != len(ids) or not (stopped or len(ids) == params.max_tokens):
         raise RuntimeError(f"vLLM ended a request after {len(ids)} of {params.max_tokens} tokens")
-    return Completion(ids, tuple(logprobs), versions, "stop" if stopped else "length")
+    completion = Completion(ids, tuple(logprobs), versions, "stop" if stopped else "length")
+    return params.stop.cut_completion(completion) if params.stop is not None else completion

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,8 +14,10 @@ import anyio
 import httpx2
 from anyio import to_thread
 
+from agentrl.engines.server_keys import ServerAuth
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.errors import UserError
+from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
 
 T = TypeVar("T")
@@ -43,11 +44,10 @@ class Replica:
         self.version = -1
         self._weights, self._backend, self._rank = weights, backend, lora_sender.find_adapter_rank(weights.model)
         self._slots = anyio.Semaphore(capacity)
-        key = os.environ.get("VLLM_API_KEY")
         self._options: dict[str, Any] = {
-            "base_url": self.url,
+            "base_url": Secret(self.url).reveal(),
             "trust_env": False,  # no proxy between us
-            "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "auth": ServerAuth(self.url),
         }
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=capacity)
         self._http = httpx2.AsyncClient(**self._options, timeout=httpx2.Timeout(PING_S, read=None), limits=unlimited)
@@ -64,7 +64,7 @@ class Replica:
         """
         body: dict[str, object] = {
             "token_ids": token_ids,
-            "sampling_params": {**requests.build_sampling_params(params), "detokenize": False},
+            "sampling_params": {**requests.build_sampling_params(params), **requests.build_text_params(params)},
         }
         if self._rank:
             body["model"] = lora_sender.ADAPTER_NAME
@@ -190,6 +190,8 @@ class Replica:
             raise self.mark_lost(f"does not answer ({type(error).__name__})") from None
         if response.status_code in (400, 404, 422):
             raise UserError(f"{self.url} refuses {response.request.url.path}: {response.text:.300}; {START_HINT}")
+        if response.status_code in (401, 403):
+            raise UserError(f"{self.url} refuses the key: {response.text.strip():.300}")
         if response.status_code != 200:
             raise self.mark_lost(
                 f"answered {response.status_code} to {response.request.url.path}: {response.text:.200}"

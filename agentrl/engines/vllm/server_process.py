@@ -11,18 +11,22 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Self
 
 import httpx2
 import torch
 
+from agentrl.engines.server_keys import KEY_ENV, create_server_key, remove_server_key
 from agentrl.engines.vllm import launch
 from agentrl.engines.vllm.parent_watch import end_with_parent
+from agentrl.engines.vllm.tool_parsers import OWN, PLUGIN
 from agentrl.errors import UserError
+from agentrl.settings.load import LoadConfig
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+DOOR = "agentrl.engines.vllm.server_door.ServerDoor"
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,12 +44,15 @@ class ServerSettings:
     lora_rank: int = 0  # the largest of an adapter, where one is trained
     tool_parser: str | None = None  # vLLM's name of what reads calls, for its chat API; None: it takes no tools
     start_s: float = 600.0
+    load: LoadConfig = field(default_factory=LoadConfig)
+    fp32_head: bool = False  # logits are computed in float32
 
     def build_flags(self, port: int) -> list[str]:
         """Build the command line flags of vLLM's server."""
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(self.model).get_text_config()
+        options = self._loading_options
+        config = AutoConfig.from_pretrained(self.model, **options).get_text_config()
         limit = int(config.max_position_embeddings)
         context = min(self.max_context or limit, limit)
         cache_bytes = launch.compute_cache_bytes(config, self.dtype, self.capacity * context)
@@ -59,10 +66,23 @@ class ServerSettings:
             rank=self.lora_rank,
         )
         own = {"host": LOOPBACK, "port": port, "enable_scale_out": True, "enable_prompt_tokens_details": True}
+        own |= {"middleware": DOOR, **options}
+        if "revision" in options:
+            own |= {"tokenizer_revision": options["revision"]}
+        if self.fp32_head:
+            own |= {"hf_overrides": {"head_dtype": "float32"}}
         if self.tool_parser is not None:
             own |= {"enable_auto_tool_choice": True, "tool_call_parser": self.tool_parser}
+        if self.tool_parser == OWN:
+            own |= {"tool_parser_plugin": PLUGIN}
         quiet = {"disable_log_stats": True, "uvicorn_log_level": "error", "use_tqdm_on_load": False}
         return [word for name, value in {**arguments, **own, **quiet}.items() for word in _flag(name, value)]
+
+    @property
+    def _loading_options(self) -> dict[str, object]:
+        """Return how the model is loaded, by transformers' names, which are vLLM's too."""
+        revision = {"revision": self.load.revision} if self.load.revision else {}
+        return {"trust_remote_code": self.load.trust_remote_code, **revision}
 
 
 class VLLMServer:
@@ -74,7 +94,13 @@ class VLLMServer:
         self.url = f"http://{LOOPBACK}:{self.port}"
         self._start_s = settings.start_s
         command = [sys.executable, "-m", __name__, *settings.build_flags(self.port)]
-        variables = {**os.environ, **launch.build_environment(settings.threads or 1), "VLLM_SERVER_DEV_MODE": "1"}
+        self._key = create_server_key(self.port)
+        variables = {
+            **os.environ,
+            **launch.build_environment(settings.threads or 1, settings.backend),
+            "VLLM_SERVER_DEV_MODE": "1",
+        }
+        variables[KEY_ENV] = self._key  # not in the words, which each user of the machine can list
         if settings.lora_rank:
             variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         # A session of its own: Ctrl-C in the terminal does not reach it; close() ends it.
@@ -111,6 +137,7 @@ class VLLMServer:
 
     def close(self) -> None:
         """End the server, and the engine's process with it."""
+        remove_server_key(self.port, self._key)
         if self._child.poll() is None:
             self._child.terminate()
             try:

@@ -1,18 +1,19 @@
-"""Names of vLLM's parsers of tool calls, by what a chat template writes."""
+"""The reader of tool calls that a vLLM server takes: agentrl's own, where the model's template writes calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
-MARKS = (  # the first that a template has
-    ("<function=", "qwen3_coder"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|python_tag|>", "llama3_json"),
-)
+from agentrl.errors import UserError
+from agentrl.renderer.template import TemplateRenderer
+
+OWN = "agentrl"  # its name in vLLM
+PLUGIN = "agentrl.engines.vllm.tool_parser_plugin"
 
 
-def find_tool_parser(template: str | Mapping[str, str] | None) -> str | None:
-    """Name the parser for a chat template; None where the template has no form of its own for calls."""
-    text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-    return next((parser for mark, parser in MARKS if mark in text), None)
+def find_tool_parser(tokenizer: Any) -> str | None:
+    """Name the parser for a model's tokenizer; None where its chat template has no form of its own for calls."""
+    try:
+        return OWN if TemplateRenderer(tokenizer).takes_tools else None
+    except UserError:  # no template, or one that cannot be followed
+        return None

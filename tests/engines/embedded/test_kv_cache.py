@@ -62,17 +62,17 @@ def test_a_cache_that_grows_keeps_what_it_holds() -> None:
 
 def test_the_oldest_sessions_are_dropped_from_a_full_cache() -> None:
     values = torch.zeros(10)
-    sessions = SessionCache(limit=2 * values.nbytes)
+    sessions: SessionCache[torch.Tensor] = SessionCache(limit=2 * values.nbytes)
     for session in ("a", "b", "a", "c"):  # keeping again makes "a" younger than "b"
-        sessions.put(session, [1], values)
+        sessions.put(session, [1], values, values.nbytes)
     assert sessions.get("b") is None
     assert sessions.get("a") is not None
     assert sessions.size == 2 * values.nbytes
     sessions.remove("a")
     sessions.remove("a")
     assert len(sessions.values()) == 1
-    sessions.put("too large", [1], torch.zeros(30))
+    sessions.put("too large", [1], torch.zeros(30), 120)
     assert (sessions.size, sessions.values()) == (0, [])
-    sessions.put("d", [1], values)
+    sessions.put("d", [1], values, values.nbytes)
     sessions.clear()
     assert (sessions.size, sessions.get("d")) == (0, None)

@@ -18,18 +18,19 @@ import torch
 
 pytest.importorskip("vllm")
 
+from agentrl.engines.server_keys import ServerAuth, find_server_key
 from agentrl.engines.vllm import server_client, server_pool
 from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer, find_free_port
 from agentrl.errors import UserError
-from agentrl.models import policy
+from agentrl.models.source import locate_model
 from agentrl.types import SamplingParams
 from tests.engines.vllm.test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
 from tests.helpers.processes import heed_interrupts
 from tests.helpers.tiny import disturbed, error, greedy, reference, together
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
-SERVING = ServerSettings(policy.locate_model("nano"), max_context=512, capacity=16)
+SERVING = ServerSettings(locate_model("nano"), max_context=512, capacity=16)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,25 @@ async def test_requests_that_run_go_on_with_the_new_weights(fleet: ServerEngine)
         assert (reference(new, context, done, params)[first:] - reported[first:]).abs().max() < 1e-4
 
 
+async def test_a_server_answers_nobody_without_its_key(servers: list[VLLMServer]) -> None:
+    auth = ServerAuth(servers[0].url)
+    async with httpx2.AsyncClient(trust_env=False, base_url=servers[0].url) as http:
+        for path in ("/v1/models", "/weight_info", "/load", "/metrics", "/openapi.json"):
+            assert (await http.get(path)).status_code == 403, path
+        for path in ("/pause", "/collective_rpc", "/update_weights", "/inference/v1/generate", "/v1/chat/completions"):
+            assert (await http.post(path, json={"method": "get_max_adapter_rank"})).status_code == 403, path
+        assert (await http.get("/load", auth=auth)).status_code == 200
+        assert (await http.get("/load", auth=auth, headers={"Origin": servers[0].url})).status_code == 403
+        assert (await http.get("/health")).status_code == 200
+
+
+def test_a_servers_key_is_in_no_listing_of_processes(servers: list[VLLMServer]) -> None:
+    words = Path(f"/proc/{servers[0].pid}/cmdline").read_bytes()
+    key = find_server_key(servers[0].url)
+    assert key
+    assert key.encode() not in words
+
+
 async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: list[VLLMServer]) -> None:
     with anyio.move_on_after(0.2) as scope:
         await fleet.generate([1], greedy(500), session="a")
@@ -106,7 +126,7 @@ async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: l
     async with httpx2.AsyncClient(trust_env=False) as http:
         for each in servers:
             with anyio.fail_after(10):
-                while (await http.get(f"{each.url}/load")).json()["server_load"]:  # noqa: ASYNC110 - nobody tells
+                while (await http.get(f"{each.url}/load", auth=ServerAuth(each.url))).json()["server_load"]:  # noqa: ASYNC110 - nobody tells
                     await anyio.sleep(0.05)
 
 
@@ -131,7 +151,7 @@ async def test_the_turns_of_a_hung_server_are_sampled_by_another(
 
 async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_current_weights() -> None:
     port, model = find_free_port(), changed(nano(), 0.05)
-    serving = ServerSettings(policy.locate_model("nano"), max_context=512, capacity=16, port=port)
+    serving = ServerSettings(locate_model("nano"), max_context=512, capacity=16, port=port)
     with VLLMServer(SERVING) as survivor, VLLMServer(serving) as victim:
         pids = [engine_process(victim.wait().pid), victim.pid]
         async with ServerEngine([survivor.wait().url, victim.url], nano(), capacity=16) as engine:

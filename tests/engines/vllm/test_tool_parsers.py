@@ -1,26 +1,20 @@
-"""Which of vLLM's parsers reads the calls that a template writes."""
+"""A server reads calls as the training does, where the chat template has calls."""
 
 from __future__ import annotations
 
-import pytest
-
-from agentrl.engines.vllm.tool_parsers import find_tool_parser
+from agentrl.engines.vllm.tool_parsers import OWN, find_tool_parser
 from agentrl.models import policy
 
-
-def test_nano_s_calls_are_read_by_hermes() -> None:
-    assert find_tool_parser(policy.load_tokenizer("nano").chat_template) == "hermes"
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    ("template", "parser"),
-    [
-        ("{{ '[TOOL_CALLS]' }}", "mistral"),
-        ("<tool_call>\n<function={{ name }}>", "qwen3_coder"),
-        ({"default": "", "tool_use": "<|python_tag|>"}, "llama3_json"),
-        ("{{ content }}", None),
-        (None, None),
-    ],
-)
-def test_a_template_s_own_marks_name_the_parser(template: str | dict[str, str] | None, parser: str | None) -> None:
-    assert find_tool_parser(template) == parser
+def test_a_template_with_calls_gets_agentrl_s_own_parser() -> None:
+    assert find_tool_parser(policy.load_tokenizer("nano")) == OWN
+
+
+def test_a_template_without_calls_and_a_tokenizer_without_a_template_get_none() -> None:
+    tokenizer = policy.load_tokenizer("nano")
+    tokenizer.chat_template = PLAIN
+    assert find_tool_parser(tokenizer) is None
+    tokenizer.chat_template = None
+    assert find_tool_parser(tokenizer) is None

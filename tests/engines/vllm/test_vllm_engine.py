@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ pytest.importorskip("vllm")  # a quick suite without it
 from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.errors import UserError
 from agentrl.models import policy
+from agentrl.renderer.stop_strings import StopStrings
 from agentrl.types import SamplingParams
 from tests.helpers.processes import heed_interrupts
 from tests.helpers.tiny import disturbed, error, greedy, reference, together
@@ -394,3 +396,18 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_a_stop_string_ends_a_turn_at_the_token_that_completes_it(fresh: VLLMEngine) -> None:
+    """vLLM has no tokenizer here: the text is read by us, and the rest of the request is given up."""
+    tokenizer = policy.load_policy("nano").tokenizer
+    free = SamplingParams(max_tokens=300, temperature=2.0, seed=5)
+    plain = await fresh.generate([5, 6], free, session="a")
+    text = tokenizer.decode(plain.token_ids[:12])
+    stop = StopStrings((text[-3:], "never said"), tokenizer.decode)
+    done = await fresh.generate([5, 6], replace(free, stop=stop), session="b")
+    first = next(n for n in range(1, 13) if text[-3:] in tokenizer.decode(plain.token_ids[:n]))
+    assert done.token_ids == plain.token_ids[:first]
+    assert done.stop_reason == "stop"
+    assert len(done.logprobs) == len(done.versions) == first
+    assert fresh.meter.sampled < 2 * 300

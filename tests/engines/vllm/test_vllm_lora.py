@@ -19,14 +19,15 @@ from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
 from agentrl.errors import UserError
-from agentrl.models import lora, policy
+from agentrl.models import lora
+from agentrl.models.source import locate_model
 from agentrl.settings.schema import LoraConfig
 from agentrl.types import SamplingParams
 from tests.engines.vllm.test_vllm_engine import PROMPTS, generated, nano
 from tests.helpers.tiny import disturbed, error, greedy, reference, together
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
-SERVING = ServerSettings(policy.locate_model("nano"), max_context=512, capacity=16, lora_rank=6)
+SERVING = ServerSettings(locate_model("nano"), max_context=512, capacity=16, lora_rank=6)
 ROWS = SamplingParams(max_tokens=400)
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 
 from agentrl import train
 from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
-from agentrl.models import policy
+from agentrl.models.source import locate_model
 from agentrl.training.callbacks import Callback
 
 pytestmark = pytest.mark.vllm
@@ -45,7 +45,7 @@ def test_in_process(embedded: float, tmp_path: Path) -> None:
 # A killed server's connections are now and then left to the garbage collector by the HTTP client.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path: Path) -> None:
-    one, two = (VLLMServer(ServerSettings(policy.locate_model("nano"))) for _ in range(2))
+    one, two = (VLLMServer(ServerSettings(locate_model("nano"))) for _ in range(2))
     again: list[VLLMServer] = []
 
     class Killer(Callback):
@@ -54,7 +54,7 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
                 threading.Timer(0.3, os.kill, (two.pid, signal.SIGKILL)).start()
             if step == 5:
                 two.close()
-                again.append(VLLMServer(ServerSettings(policy.locate_model("nano"), port=two.port)))
+                again.append(VLLMServer(ServerSettings(locate_model("nano"), port=two.port)))
 
     with one.wait(), two.wait():
         try:
