@@ -1,7 +1,9 @@
-"""The hidden states that predict the trained tokens of a micro-batch: two ways to the same numbers.
+"""The states that predict the trained tokens of a micro-batch: four ways to the same numbers.
 
-``PADDED`` is the plain way: rows side by side, padded on the right. ``PREFIX`` passes the prefixes that rows share
-through the model once, and pads nothing; for which models it is right is proven (`agentrl.models.capabilities`).
+``PREFIX`` passes the prefixes that rows share through the model once, and pads nothing. ``PADDED`` runs rows side by
+side, padded on the right. ``ALONE`` runs each row by itself, ``EACH_TOKEN`` each token's prefix by itself; the two take
+the model's own logits as they are, so nothing is assumed about its head. Which is right for a model is proven
+(`agentrl.models.capabilities`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from agentrl.learner.packing import MicroBatch, PackFunction, pack_by_length, pa
 from agentrl.learner.prefix_tree.attention import FOREST_ATTENTION, build_layout
 from agentrl.learner.prefix_tree.tree import PrefixForest, build_forest
 from agentrl.models.capabilities import Capabilities, NotTestable
-from agentrl.models.lm_head import NotProven, find_backbone, replace_attention, unwrap_model
+from agentrl.models.lm_head import (
+    NotProven,
+    build_lm_head,
+    find_backbone,
+    replace_attention,
+    unwrap_model,
+)
+from agentrl.models.own_logits import compute_next_logits, compute_own_logits
+from agentrl.types import Sample
 
 ComputeStates = Callable[[PreTrainedModel, MicroBatch], Tensor]  # (model, batch) to (trained, width)
 
@@ -53,33 +63,79 @@ def _run_forest(model: PreTrainedModel, forest: PrefixForest) -> Tensor:
     return hidden[0]
 
 
+def _compute_alone(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Run each row by itself; the model's own logits, (trained, vocabulary)."""
+    model, rows = unwrap_model(model), [row for row in batch.rows if any(row.loss_mask)]
+    return torch.cat([compute_own_logits(model, row.token_ids)[_find_trained(row) - 1] for row in rows])
+
+
+def _compute_each_token(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Run what stands before each trained token by itself; the model's own logits, (trained, vocabulary)."""
+    model = unwrap_model(model)
+    prefixes = (batch.rows[row].token_ids[:position] for row, position in batch.trained)
+    return torch.stack([compute_next_logits(model, prefix) for prefix in prefixes])
+
+
+def _find_trained(row: Sample) -> Tensor:
+    return torch.tensor(row.loss_mask).nonzero()[:, 0]
+
+
+def _use_logits(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Return the head for states that are logits already."""
+    return lambda logits: logits
+
+
 class Packing(NamedTuple):
     """A way to make micro-batches of rows, and to run a model over them."""
 
+    name: str
     pack: PackFunction
     compute_states: ComputeStates
     context: Callable[[PreTrainedModel], AbstractContextManager[None]]  # around forward and backward passes
+    build_head: Callable[[PreTrainedModel], Callable[[Tensor], Tensor]]  # from states to logits
 
 
-PADDED = Packing(pack_by_length, _compute_padded_states, nullcontext)
-PREFIX = Packing(pack_by_prefix, _compute_forest_states, partial(replace_attention, name=FOREST_ATTENTION))
+PADDED = Packing("padded", pack_by_length, _compute_padded_states, nullcontext, build_lm_head)
+PREFIX = PADDED._replace(
+    name="prefix",
+    pack=pack_by_prefix,
+    compute_states=_compute_forest_states,
+    context=partial(replace_attention, name=FOREST_ATTENTION),
+)
+ALONE = PADDED._replace(name="alone", compute_states=_compute_alone, build_head=_use_logits)
+EACH_TOKEN = ALONE._replace(name="each token", compute_states=_compute_each_token)
+PACKINGS = {packing.name: packing for packing in (PREFIX, PADDED, ALONE, EACH_TOKEN)}
 
 
-def check_trainable(model: PreTrainedModel) -> None:
-    """Check that rows can be trained side by side.
+def choose_plain_packing(model: PreTrainedModel) -> tuple[Packing, str]:
+    """Choose the way that needs no shared prefixes: the fastest that is proven.
+
+    Returns:
+        The way, and why it is not ``PADDED``; an empty text where it is.
 
     Raises:
-        UserError: they cannot; the sentence says why.
+        UserError: the model cannot be trained at all; the sentence says why.
     """
     model = unwrap_model(model)
+    proofs = Capabilities(model)
     try:
-        Capabilities(model).prove_trainable()
+        build_lm_head(model)
+        proofs.prove_trainable()
+        return PADDED, ""
     except NotTestable:
-        return  # its rows go through the model as they are
+        return PADDED, ""  # its rows go through the model as they are
     except NotProven as reason:
-        raise UserError(
-            f"agentrl cannot train {type(model).__name__}: {reason}; docs/models.md lists the models that can"
-        ) from None
+        why = str(reason)
+    try:
+        proofs.prove_repeatable()
+        if proofs.holds(proofs.prove_causal_alone):
+            return ALONE, f"each row goes through it alone: {why}"
+        proofs.prove_decoder()
+        return EACH_TOKEN, f"each trained token costs a pass over all before it: {why}"
+    except NotTestable:
+        return ALONE, f"each row goes through it alone: {why}"
+    except NotProven as reason:
+        raise UserError(f"agentrl cannot train {proofs.name}: {reason} (docs/models.md)") from None
 
 
 def prove_prefix_sharing(model: PreTrainedModel) -> None:

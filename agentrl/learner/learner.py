@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from math import isfinite
 from statistics import fmean
@@ -20,14 +20,23 @@ from torch import Tensor, nn
 
 from agentrl.errors import UserError
 from agentrl.learner.distributed import ProcessGroup
-from agentrl.learner.hidden_states import PADDED, PREFIX, Packing, check_trainable, prove_prefix_sharing
+from agentrl.learner.hidden_states import (
+    PACKINGS,
+    PADDED,
+    PREFIX,
+    Packing,
+    choose_plain_packing,
+    prove_prefix_sharing,
+)
 from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.losses.losses import Tokens, entropy_threshold
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import reduce_rows
 from agentrl.learner.packing import MicroBatch
+from agentrl.learner.router_balance import find_router_balance
+from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.learner.updates import MicroBatchState, Update, cut_batch, order_by_row
-from agentrl.models.lm_head import NotProven, build_lm_head, unwrap_model
+from agentrl.models.lm_head import NotProven, unwrap_model
 from agentrl.types import Sample
 
 if TYPE_CHECKING:
@@ -43,11 +52,13 @@ class LossSettings(Objective):
     """Settings of ``Learner.update``: the objective, and how it is computed."""
 
     temperature: float = 1.0
+    repetition_penalty: float = 1.0
     max_grad_norm: float = 1.0
     num_iterations: int = 1  # optimizer steps on one batch; from the second on the ratio is not 1, and may be clipped
     packing: str = "prefix"  # or "padded"
     max_tokens_per_microbatch: int = 8192  # tokens in one forward and backward pass, padding included
     threads: int | None = None  # torch's threads while learning; all cores by default
+    router_aux_loss_coef: float | None = None  # of the experts' balancing loss; the model's own by default
     longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
     gradient_checkpointing: bool = False  # layers keep only their inputs, and compute the rest again
     ref_sync_steps: int | None = None  # updates after which the reference moves towards the policy of that moment
@@ -78,9 +89,24 @@ class Learner:
         self.process_group.broadcast_parameters(policy.parameters())
         self.optimizers = list(optimizers)
         self.learned: list[Tensor | None] = []
-        self._lm_head = build_lm_head(policy)
-        check_trainable(policy)
-        self._packing = PADDED if settings.packing == "padded" else None  # not yet known
+        self._plain, why = choose_plain_packing(policy)
+        if why and settings.router_aux_loss_coef:
+            raise UserError(
+                f"learner.router_aux_loss_coef {settings.router_aux_loss_coef:g}: not where a model is trained the "
+                f"plain way ({why}); set it to 0"
+            )
+        self._balance = find_router_balance(policy, settings.router_aux_loss_coef)
+        if why:
+            left_out = (
+                f"; its config's router_aux_loss_coef {self._balance.coef:g} is left out" if self._balance else ""
+            )
+            self._balance = None
+            warnings.warn(
+                f"{type(unwrap_model(policy)).__name__} is trained the plain way; {why}{left_out}", stacklevel=2
+            )
+        self._lm_head = self._plain.build_head(policy)
+        shares = self._plain is PADDED and settings.packing != "padded"
+        self._packing = None if shares else self._plain  # None: not yet known
         self._reference = self._copy_trained() if settings.beta else None
         self._layers = _enable_checkpointing(policy) if settings.gradient_checkpointing else []
         self._base_lrs = self.lrs
@@ -152,7 +178,7 @@ class Learner:
             "masters": [p.detach().cpu() for p in self._list_masters()],
             "reference": None if self._reference is None else {n: t.cpu() for n, t in self._reference.items()},
             "version": self.version,
-            "shared": None if self._packing is None else self._packing is PREFIX,
+            "packing": None if self._packing is None else self._packing.name,
         }
 
     @property
@@ -186,8 +212,8 @@ class Learner:
             for name, reference in self._reference.items():
                 reference.copy_(state["reference"][name])
         self.version = state["version"]
-        if state["shared"] is not None:  # not proven again: other rows might show something else
-            self._packing = PREFIX if state["shared"] else PADDED
+        if state["packing"] is not None:  # not proven again: other rows might show something else
+            self._packing = PACKINGS[state["packing"]]
 
     def run_worker(self) -> None:
         """Run every update that rank 0 broadcasts, until it broadcasts None."""
@@ -198,10 +224,10 @@ class Learner:
             if message == _RESET:
                 self._forget()
                 continue
-            settings, lrs, shares_prefixes, *rows = message
+            settings, lrs, packing, *rows = message
             self.settings = LossSettings(**settings)
             self._set_lrs(lrs)
-            self._run_steps(PREFIX if shares_prefixes else PADDED, *rows)
+            self._run_steps(PACKINGS[packing], *rows)
 
     def update(
         self,
@@ -212,8 +238,8 @@ class Learner:
         """Learn from a batch; return the metrics of its tokens.
 
         Rows that contribute nothing are not passed through the model: those without a token, and, where neither a KL
-        term nor an entropy bonus nor the loss acts on every row, those whose advantages are all 0. If no row
-        contributes, nothing is changed.
+        term nor an entropy bonus nor a balancing loss nor the loss acts on every row, those whose advantages are all 0.
+        If no row contributes, nothing is changed.
 
         Args:
             rows: all that count in the denominators.
@@ -230,7 +256,7 @@ class Learner:
         weights = reduce_rows(s.loss_entry.entry, lengths, s.longest) if weights is None else weights
         teaches = [any(a for a, m in zip(r.advantages, r.loss_mask, strict=True) if m) for r in rows]
         all_act = bool(s.beta or s.entropy_coef or (s.top_entropy_quantile < 1.0 and any(teaches)))
-        all_act = all_act or s.loss_entry.entry.every_row
+        all_act = all_act or s.loss_entry.entry.every_row or self._balance is not None
         forwarded = [i for i, n in enumerate(lengths) if n and (teaches[i] or all_act)]
         trained = [i for i in forwarded if teaches[i]]
         self.learned = [None] * len(rows)
@@ -245,9 +271,7 @@ class Learner:
         numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
         settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
-        self.process_group.broadcast(
-            (settings, self.lrs, packing is PREFIX, forwarded_rows, forwarded_weights, numbers)
-        )
+        self.process_group.broadcast((settings, self.lrs, packing.name, forwarded_rows, forwarded_weights, numbers))
         metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
             self.learned[i] = values
@@ -267,7 +291,7 @@ class Learner:
             for update in updates:
                 for batch, state in update.shard:
                     with packing.context(unwrap_model(self.policy)), self._checkpoint_layers():
-                        loss, batch_metrics = self._compute_loss(packing, batch, state, update.bonus_tokens)
+                        loss, batch_metrics = self._compute_loss(packing, batch, state, update)
                         loss.backward()  # type: ignore[no-untyped-call]
                     state.keep_gradients()
                     metrics.add(batch_metrics)
@@ -280,7 +304,7 @@ class Learner:
             learned += self.process_group.unshard(shards)
         step = {"loss": sum(loss for loss, *_ in gathered) / len(grad_norms), "grad_norm": fmean(grad_norms)}
         batches = [b for update in updates for b in update.batches]
-        return step | combine_metrics([totals for _, totals, _ in gathered]), order_by_row(rows, batches, learned)
+        return combine_metrics([totals for _, totals, _ in gathered]) | step, order_by_row(rows, batches, learned)
 
     def _prepare(self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]) -> Update:
         """Pack the rows of an optimizer step, and compute what stays the same over all iterations."""
@@ -289,7 +313,7 @@ class Learner:
         bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
         if self.settings.top_entropy_quantile < 1.0:
             bonus_tokens = self._mark_high_entropy(packing, shard)
-        return Update(batches, shard, bonus_tokens)
+        return Update(batches, shard, bonus_tokens, sum(len(r.token_ids) for r in rows))
 
     @torch.no_grad()
     def _compute_old_logprobs(self, packing: Packing, shard: Sequence[tuple[MicroBatch, MicroBatchState]]) -> None:
@@ -301,9 +325,11 @@ class Learner:
     def _checkpoint_layers(self) -> Iterator[None]:
         """Let layers keep only their inputs for the backward pass, where gradient checkpointing is on.
 
-        transformers asks for training mode. The layers alone are put into it: what is in them stays as it was, and
-        dropout off.
+        transformers asks for training mode. The layers alone are put into it, and leave it while they compute: dropout
+        is off in them, and in what they hold.
         """
+        hooks = [layer.register_forward_pre_hook(_leave_training) for layer in self._layers]
+        hooks += [layer.register_forward_hook(_enter_training) for layer in self._layers]
         for layer in self._layers:
             layer.training = True
         try:
@@ -311,6 +337,8 @@ class Learner:
         finally:
             for layer in self._layers:
                 layer.training = False
+            for hook in hooks:
+                hook.remove()
 
     def _step_optimizers(self) -> float:
         """Sum the gradients over all processes, clip them, and step; return their norm before clipping.
@@ -344,20 +372,22 @@ class Learner:
                 prove_prefix_sharing(self.policy)
                 self._packing = PREFIX
             except NotProven as reason:
-                self._packing = PADDED
+                self._packing = self._plain
                 warnings.warn(
                     f"{type(self.policy).__name__}: the prefixes that rows share are computed for each of them "
                     f'(learner.packing = "padded"): {reason}',
                     stacklevel=2,
                 )
-        return self._packing or PADDED
+        return self._packing or self._plain
 
     def _compute_loss(
-        self, packing: Packing, batch: MicroBatch, state: MicroBatchState, bonus_tokens: float
+        self, packing: Packing, batch: MicroBatch, state: MicroBatchState, update: Update
     ) -> tuple[Tensor, LossMetrics]:
-        """Compute a micro-batch's share of the step's loss. The entropy bonus is a mean over ``bonus_tokens``."""
+        """Compute a micro-batch's share of the step's loss. The entropy bonus is a mean over the step's tokens."""
         s = self.settings
-        logp, entropy = self._compute_logprobs(packing, batch)
+        none: AbstractContextManager[list[Tensor]] = nullcontext([])
+        with none if self._balance is None else self._balance.record(self.policy) as router_logits:
+            logp, entropy = self._compute_logprobs(packing, batch)
         state.old_logprobs = logp.detach() if state.old_logprobs is None else state.old_logprobs
         device = logp.device
         sampled, advantages, weights, index = (
@@ -371,14 +401,23 @@ class Learner:
         loss = (losses * weights).sum()
         if s.entropy_coef:
             bonus = entropy if state.high_entropy_mask is None else entropy * state.high_entropy_mask
-            loss = loss - s.entropy_coef * bonus.sum() / max(bonus_tokens, 1.0)
+            loss = loss - s.entropy_coef * bonus.sum() / max(update.bonus_tokens, 1.0)
+        if self._balance is not None:
+            balance = self._balance.compute(router_logits, batch, shares_prefixes=packing is PREFIX)
+            tokens_here = sum(len(row.token_ids) for row in batch.rows)
+            loss = loss + self._balance.coef * balance * tokens_here / update.tokens
+            metrics.record_mean("aux_loss", balance, tokens_here)
         return loss, metrics
 
     def _compute_logprobs(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Run the policy; return logprobs and entropies of the trained tokens, (trained,) each."""
         states = packing.compute_states(self.policy, batch)
         targets, has_bonus = batch.targets.to(states.device), bool(self.settings.entropy_coef)
-        return token_logprobs(self._lm_head, states, targets, self.settings.temperature, entropy_gradient=has_bonus)
+        rules, penalty = None, self.settings.repetition_penalty
+        if penalty != 1.0 or not batch.keeps_all:
+            rules = SamplingRules(batch.rows, batch.trained, penalty)
+        temperature = self.settings.temperature
+        return token_logprobs(self._lm_head, states, targets, temperature, rules=rules, entropy_gradient=has_bonus)
 
     @torch.no_grad()
     def _compute_reference(self, packing: Packing, batch: MicroBatch) -> Tensor | None:
@@ -402,6 +441,14 @@ class Learner:
         for (_, state), entropy in zip(shard, entropies, strict=True):
             state.high_entropy_mask = (entropy >= threshold).to(state.high_entropy_mask)
         return float(sum((e >= threshold).sum() for e in gathered))
+
+
+def _leave_training(layer: nn.Module, *_call: object) -> None:
+    layer.training = False
+
+
+def _enter_training(layer: nn.Module, *_call: object) -> None:
+    layer.training = True
 
 
 def _enable_checkpointing(policy: PreTrainedModel | PeftModel) -> list[nn.Module]:

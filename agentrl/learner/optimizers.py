@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.errors import ContractError, UserError
+from agentrl.errors import ContractError, UserError, author_errors
 from agentrl.learner.named_optimizers import list_trained
 from agentrl.settings.catalogue import BoundEntry, bind_entry
 
@@ -67,7 +67,8 @@ def adopt_optimizer(policy: nn.Module, source: OptimizerSource) -> Optimizers:
     trained = list_trained(policy)
     optimizer: object = source
     if callable(source) and not isinstance(source, torch.optim.Optimizer):
-        optimizer = source(list(trained.values()))
+        with author_errors("optimizers[0]"):
+            optimizer = source(list(trained.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         made = "the function returned" if callable(source) else "not"
         raise UserError(

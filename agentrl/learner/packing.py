@@ -55,6 +55,11 @@ class MicroBatch:
     def row_index(self) -> Tensor:
         return torch.tensor([r for r, _ in self.trained], dtype=torch.int64)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Return True where each token was drawn among all tokens."""
+        return not any(row.kept for row in self.rows)
+
     def split_by_row(self, values: Tensor) -> list[Tensor]:
         """Split (trained,) into one piece for each row."""
         return list(torch.split(values, [sum(row.loss_mask) for row in self.rows]))

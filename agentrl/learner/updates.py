@@ -47,11 +47,12 @@ class MicroBatchState:
 
 @dataclass(frozen=True)
 class Update:
-    """An optimizer step of a batch: all its micro-batches, this process's with their state, the bonus's tokens."""
+    """An optimizer step of a batch: all its micro-batches, this process's with their state, and what means are over."""
 
     batches: Sequence[MicroBatch]
     shard: Sequence[tuple[MicroBatch, MicroBatchState]]
     bonus_tokens: float
+    tokens: int  # of all rows, the prompts' too
 
 
 def cut_batch(

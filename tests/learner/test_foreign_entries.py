@@ -56,6 +56,9 @@ def undeclared(t, log_ratio): return -log_ratio, {"mine/x": log_ratio}
 def odd(t, log_ratio): return -log_ratio, {"mine/x": 3.0}
 @advantage()
 def other(groups): return [[0.0 for _ in group] for group in groups]
+def doubling(t, log_ratio): return -log_ratio * t.advantages.mul_(2)
+def shifting(t, log_ratio): return -log_ratio.add_(1) * t.advantages
+def leaving(t, log_ratio): raise SystemExit(3)
 '''
 
 
@@ -99,6 +102,9 @@ def tokens() -> Tokens:
         ("undeclared", "returned a metric 'mine/x' that it does not declare: @loss(metrics={...})"),
         ("odd", "metric 'mine/x' is a tensor of values, (n,), not 3.0"),
         ("other", "it is declared as an advantage, not as a loss"),
+        ("doubling", "changes t.advantages in place, which other terms and passes read; make a new tensor"),
+        ("shifting", "changes log_ratio in place"),
+        ("leaving", "raised SystemExit: 3"),
         ("gone", "'my_losses' has no 'gone'"),
     ],
 )

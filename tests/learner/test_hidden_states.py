@@ -96,7 +96,7 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("make", [qwen3, llama, sliding])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(rows=trees())
 def test_gradients_of_any_tree_are_those_of_its_rows_one_by_one(
     make: Any, dtype: torch.dtype, allowed: float, rows: list[Sample]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import OPTConfig, OPTForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
@@ -99,7 +99,7 @@ def gradients(model: Any, given_rows: Sequence[Sample], **settings: Any) -> tupl
 def test_the_gradient_does_not_depend_on_the_packing(model: Any, settings: dict[str, Any]) -> None:
     wanted, told = gradients(model, rows(), **settings, max_tokens_per_microbatch=8192)
     assert max(float(g.abs().max()) for g in wanted) > 1e-5
-    for budget in (1, 64, 100, 512):
+    for budget in (1, 100):
         found, also = gradients(model, rows(), **settings, max_tokens_per_microbatch=budget)
         assert also == pytest.approx(told, abs=1e-5, rel=1e-4)
         assert also["loss"] == pytest.approx(told["loss"], abs=1e-6)
@@ -423,3 +423,26 @@ def test_the_weights_may_be_given(model: Any) -> None:
     found = [g for g in recorder.seen if g is not None]
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(one * 4, other, atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_stays_off_where_layers_compute_again() -> None:
+    """OPT's layers ask for dropout themselves: in training mode, which checkpointing wants, they had it."""
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        word_embed_proj_dim=32,
+        dropout=0.5,
+    )
+    model = OPTForCausalLM(config).eval()
+    gradients = []
+    for checkpointing in (False, True):
+        own = copy.deepcopy(model)
+        settings = LossSettings(packing="padded", gradient_checkpointing=checkpointing, max_grad_norm=1e9)
+        Learner(own, [torch.optim.SGD(own.parameters(), lr=1.0)], settings).update(rows())
+        gradients.append(torch.cat([p.detach().flatten() for p in own.parameters()]))
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)

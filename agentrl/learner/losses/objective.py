@@ -6,7 +6,8 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ class Objective:
     """Settings of the objective; the names are those of TRL where TRL has one.
 
     Args:
-        loss, importance_sampling_mode: names of entries: agentrl's own, a package's, ``module:function``.
+        loss, importance_sampling_mode: functions, or names of entries: agentrl's own, a package's, ``module:function``.
         loss_args, importance_sampling_args: their parameters. Those that are arguments here, such as ``epsilon``, may
             be given here: an entry that has no such parameter does not get it.
         importance_level: the ratio of each ``token``, or of its whole ``sequence`` (GSPO).
@@ -37,14 +38,14 @@ class Objective:
         entropy_coef: of the entropy bonus, whose gradient flows through ``Tokens.entropy``.
     """
 
-    loss: str = "dapo"
+    loss: str | Callable[..., object] = "dapo"
     importance_level: str = "token"
     epsilon: float | None = None
     epsilon_high: float | None = None
     delta: float | None = None
     beta: float = 0.0
     use_bias_correction_kl: bool = True
-    importance_sampling_mode: str = "token_truncate"
+    importance_sampling_mode: str | Callable[..., object] = "token_truncate"
     importance_sampling_min: float | None = None
     importance_sampling_max: float | None = 2.0
     off_policy_threshold: float | None = None
@@ -88,6 +89,10 @@ class LossMetrics:
         elif len(values):
             own, end = (self.min, values.min) if pick == "min" else (self.max, values.max)
             own[name] = end()
+
+    def record_mean(self, name: str, mean: Tensor, count: float) -> None:
+        """Record a metric that is the mean over ``count`` values."""
+        self.sums[name] = mean.detach() * count, mean.new_tensor(float(count))
 
     def add(self, other: LossMetrics) -> None:
         """Add the metrics of another micro-batch."""
@@ -133,7 +138,8 @@ def combine_metrics(parts: Sequence[_Totals]) -> dict[str, float]:
 
 def _call_correction(bound: BoundEntry, t: Tokens) -> Tensor:
     """Compute each token's weight of the importance-sampling rule: a constant. Raises ContractError."""
-    weights = bound.call_safely(t)
+    with _refuse_changes(bound.what, vars(t)):
+        weights = bound.call_safely(t)
     _check_values(bound.what, weights, t)
     result: Tensor = weights.detach()
     return result
@@ -141,7 +147,8 @@ def _call_correction(bound: BoundEntry, t: Tokens) -> Tensor:
 
 def _call_loss(bound: BoundEntry, t: Tokens, log_ratio: Tensor, metrics: LossMetrics) -> Tensor:
     """Compute each token's loss, and record the loss's own metrics. Raises ContractError."""
-    output = bound.call_safely(t, log_ratio)
+    with _refuse_changes(bound.what, {**vars(t), "log_ratio": log_ratio}):
+        output = bound.call_safely(t, log_ratio)
     losses, values = output if isinstance(output, tuple) and len(output) == 2 else (output, {})
     _check_values(bound.what, losses, t)
     if t.logprobs.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
@@ -156,6 +163,20 @@ def _call_loss(bound: BoundEntry, t: Tokens, log_ratio: Tensor, metrics: LossMet
         metrics.record(name, own.to(losses.dtype), declared[name].pick)
     result: Tensor = losses
     return result
+
+
+@contextmanager
+def _refuse_changes(what: str, inputs: Mapping[str, object]) -> Iterator[None]:
+    """Raise ContractError if the block changes a tensor of ``inputs`` in place: terms and passes to come read it."""
+    tensors = {n: v for n, v in inputs.items() if isinstance(v, Tensor) and not v.is_inference()}
+    before = {n: v._version for n, v in tensors.items()}
+    yield
+    if changed := [n for n, v in tensors.items() if v._version != before[n]]:
+        name = changed[0] if changed[0] == "log_ratio" else f"t.{changed[0]}"
+        raise ContractError(
+            f"{what} changes {name} in place, which other terms and passes read; make a new tensor: {name} * 2, not "
+            f"{name}.mul_(2)"
+        )
 
 
 def _check_values(what: str, values: object, t: Tokens) -> None:

@@ -45,7 +45,7 @@ def outcome(layout: Any, given: list[torch.Tensor], window: int | None) -> list[
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [None, 7])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(forest=forests())
 def test_both_layouts_see_the_same(forest: PrefixForest, window: int | None) -> None:
     """Values alone: torch has no backward pass of flex attention on the CPU."""
