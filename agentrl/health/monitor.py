@@ -6,26 +6,22 @@ never called, a reward that never changes, calls that no parser reads.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.health.dead_end import DeadEnd, explain_dead_end
 from agentrl.health.signs import WINDOW, History, Values, find_signs
+from agentrl.health.tool_use import find_call_form, list_turns_without_calls
 from agentrl.types import Group, Trajectory, get_final_text
 
 STEPS = 3  # in a row, before a constant reward or the absence of calls is reported
 _GONE = 2 * WINDOW  # steps without a sign, after which it is reported again
-# Tool calls as models write them that our parsers did not read.
-_UNREAD_CALL = re.compile(
-    r"<tool_call|<function=|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call|\"name\"\s*:\s*\"[^\"]+\"\s*,\s*\"(?:arguments|parameters)\""
-)
 
 
 @dataclass
 class HealthMonitor:
-    """The health of one training run. It can be pickled, as part of a checkpoint.
+    """The health of one training run. It is a part of a checkpoint.
 
     Args:
         tools: the model is offered tools.
@@ -93,18 +89,12 @@ class HealthMonitor:
     def _find_unread_calls(self, valid: Sequence[Trajectory]) -> dict[str, str]:
         if not self.tools:
             return {}
-        texts = list(_texts_without_calls(valid))
-        matches = [match for text in texts if (match := _UNREAD_CALL.search(text))]
+        texts = list_turns_without_calls(valid)
+        matches = [found for text in texts if (found := find_call_form(text))]
         if len(matches) < max(8, len(texts) // 20):
             return {}
-        around = matches[0].string[max(matches[0].start() - 20, 0) : matches[0].end() + 60]
+        around = matches[0][1]
         return {"missed calls": f"{len(matches)} of {len(texts)} turns look like calls that were not read: {around!r}"}
-
-
-def _texts_without_calls(episodes: Iterable[Trajectory]) -> Iterator[str]:
-    """Yield each of the model's turns that has no parsed call."""
-    for t in episodes:
-        yield from (m["content"] for m in t.messages if m["role"] == "assistant" and not m.get("tool_calls"))
 
 
 def _find_same_answers(groups: Sequence[Group]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from statistics import fmean, median
 from types import MappingProxyType
 
@@ -27,6 +28,7 @@ LIMITS: Mapping[str, float] = MappingProxyType(
         "out_of_turns": 0.3,  # share of the episodes
         "one_part": 0.95,  # share of the reward's spread that one of its parts makes
         "lost_groups": 0.2,  # share of the groups that faults took
+        "faults_risen": 3.0,  # times their share at first
         "lost_episodes": 0.02,  # share of the episodes, on the page
         "held_out_gap": 0.1,  # of the training reward, by which the held-out reward is lower
         "held_out_gap_least": 0.05,  # by which it is lower at least
@@ -75,6 +77,16 @@ def _flat_groups(h: History) -> str | None:
     return (
         f"{share:.0%} of the groups of {WINDOW} steps had zero variance (one reward for all samples): try "
         f"{way}, --rollout.sampler difficulty, or a larger --rollout.group_size"
+    )
+
+
+def _nothing_finite(h: History) -> str | None:
+    last = h.values[-1]
+    if not last.get("forwarded_rows") or isfinite(last.get("grad_norm", inf)):
+        return None
+    return (
+        "the gradient is not finite, so the step changed nothing: try a lower --learner.lr, --dtype float32, or look "
+        "for a division by zero, or a log of it, in a loss of your own"
     )
 
 
@@ -171,6 +183,25 @@ def _faulting(h: History) -> str | None:
     )
 
 
+def _faulting_more(h: History) -> str | None:
+    now, first = _share_of_faults(h.values[-WINDOW:]), _share_of_faults(h.values[:WINDOW])
+    if h.steps < 2 * WINDOW or now < LIMITS["lost_episodes"] or now < LIMITS["faults_risen"] * first:
+        return None
+    provoked = _share_of_faults(h.values[-WINDOW:], ("faults/provoked",))
+    return (
+        f"faults went from {first:.1%} to {now:.1%} of the episodes in {h.steps} steps; {provoked:.1%} provoked "
+        "theirs, which earns an error to read, or the floor: the policy may be learning to fail; look at them "
+        "(agentrl view, faulted), raise ToolError for what a request causes, and give the tool or the environment a "
+        "health_check (docs/faults.md)"
+    )
+
+
+def _share_of_faults(values: Sequence[Values], names: Sequence[str] = ()) -> float:
+    """Return the share of the episodes that ended in a fault, or provoked one; 0.0 where nothing is known."""
+    faults = sum(n for v in values for name, n in v.items() if (name in names if names else name.startswith("faults/")))
+    return faults / max(sum(v.get("episodes", 0.0) for v in values), 1.0)
+
+
 def _unscorable(h: History) -> str | None:
     counts = {
         n[len("rewards/") : -len("/unscorable")]: v
@@ -188,6 +219,7 @@ def _unscorable(h: History) -> str | None:
 
 _RULES: Mapping[str, Callable[[History], str | None]] = {
     "flat_groups": _flat_groups,
+    "nothing_finite": _nothing_finite,
     "exploding": _exploding,
     "far_from_reference": _far_from_reference,
     "engine_differs": _engine_differs,
@@ -196,6 +228,7 @@ _RULES: Mapping[str, Callable[[History], str | None]] = {
     "out_of_turns": _out_of_turns,
     "one_part_rules": _one_part_rules,
     "faulting": _faulting,
+    "faulting_more": _faulting_more,
     "unscorable": _unscorable,
 }
 

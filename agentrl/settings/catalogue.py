@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,12 +76,23 @@ def shared(description: str) -> Any:
     return pydantic.Field(None, description=description, json_schema_extra={"shared": True})
 
 
+def is_shared(field: FieldInfo) -> bool:
+    """Return True for a field that `shared` made."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("shared"))
+
+
 def bind_entry(
-    kind: EntryKind, name: str, arguments: Mapping[str, Any] | None = None, *, lenient: Mapping[str, Any] | None = None
+    kind: EntryKind,
+    name: str | Callable[..., object],
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    lenient: Mapping[str, Any] | None = None,
 ) -> BoundEntry:
     """Load an entry, and give it its parameters.
 
     Args:
+        name: of the entry; or the function itself, which is called by its own name.
         arguments: by name; each must be one of the entry's.
         lenient: more of them, of which those are left out that the entry has not.
 
@@ -90,7 +101,8 @@ def bind_entry(
     """
     entry = load_entry(kind, name)
     more = {n: v for n, v in (lenient or {}).items() if n in entry.parameters}
-    return _bind(entry, name, {**more, **(arguments or {})}, f"{kind}_args", {})
+    called = name if isinstance(name, str) else getattr(entry.function, "__name__", kind)
+    return _bind(entry, called, {**more, **(arguments or {})}, f"{kind}_args", {})
 
 
 def _bind(entry: Entry, name: str, values: Mapping[str, Any], section: str, paths: Mapping[str, str]) -> BoundEntry:
@@ -217,8 +229,19 @@ def _may_be_none(entry: Entry, name: str) -> bool:
 
 
 def _list_shared(section: type[pydantic.BaseModel]) -> list[str]:
-    fields = section.model_fields.items()
-    return [n for n, f in fields if isinstance(f.json_schema_extra, dict) and f.json_schema_extra.get("shared")]
+    return [name for name, field in section.model_fields.items() if is_shared(field)]
+
+
+def list_unbounded(section: str, settings: pydantic.BaseModel) -> list[str]:
+    """List the settings of a section that are None where the default of their entry is another value.
+
+    Raises:
+        UserError: as `bind_choices`.
+    """
+    names = [n for n in _list_shared(type(settings)) if n in settings.model_fields_set and getattr(settings, n) is None]
+    bound = bind_choices(section, settings).values() if names else ()
+    owners = [(n, b.entry.parameters[n], b.parameters[n]) for b in bound for n in names if n in b.entry.parameters]
+    return [name for name, field, value in owners if value is None and field.default is not None]
 
 
 def _explain_unheeded(section: str, name: str, bound: Mapping[EntryKind, BoundEntry]) -> str:
@@ -256,8 +279,7 @@ def describe_shared(section: str, fields: Mapping[str, FieldInfo]) -> dict[str, 
 
 
 def _complete(section: str, name: str, field: FieldInfo) -> FieldInfo:
-    extra = field.json_schema_extra
-    having = find_entries(section, name) if isinstance(extra, dict) and extra.get("shared") else {}
+    having = find_entries(section, name) if is_shared(field) else {}
     if not having:
         return field
     (kind, names), *_ = having.items()

@@ -18,11 +18,15 @@ def check_extras(config: TrainConfig) -> None:
 
 
 def _needs(config: TrainConfig) -> Iterator[tuple[str, str, str]]:
+    if config.model.lower().endswith(".gguf"):
+        yield f"model {config.model!r}", "gguf", "gguf"
     if config.lora.rank is not None:
         yield "lora.rank", "peft", "lora"
     if config.lora.quantize:
         yield "lora.quantize", "bitsandbytes", "quant"
     if config.learner.optimizer == "adamw_8bit":
         yield "learner.optimizer adamw_8bit", "bitsandbytes", "quant"
+    if config.rollout.structured_outputs:
+        yield "rollout.structured_outputs", "llguidance", "structured"
     if config.run.trackers:
         yield "run.trackers", "accelerate", "track"

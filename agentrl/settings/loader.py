@@ -15,10 +15,13 @@ import tomli_w
 
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.settings import registry
-from agentrl.settings.catalogue import CHOICES, describe_shared
+from agentrl.settings.catalogue import CHOICES, describe_shared, list_unbounded
+from agentrl.settings.documents import read_toml_table
 from agentrl.settings.names.adoption import Adoption
 from agentrl.settings.names.translation import find_name, list_hints
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.secret import check_no_credentials
+from agentrl.settings.section import Section
 from agentrl.settings.signature import build_arguments_model, is_plain, list_problems
 from agentrl.settings.values import find_import_name
 
@@ -33,7 +36,7 @@ def build_config(*layers: Layer) -> TrainConfig:
     """
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    adoption = Adoption(is_known=_is_setting, is_environments=partial(_is_environments, layers))
+    adoption = Adoption(is_known=is_setting, is_environments=partial(_is_environments, layers))
     for source, layer in layers:
         leaves = adoption.adopt(source, _flatten_layer(_with_names(layer)), flatten(merged))
         if "env.name" in leaves and _get(merged, "env.name") not in (None, leaves["env.name"]):
@@ -53,6 +56,7 @@ def build_config(*layers: Layer) -> TrainConfig:
         merged["env"] = last
     if "env" not in merged:
         raise ConfigError("no environment; say --env NAME (agentrl list shows the names)")
+    check_no_credentials(flatten(merged))
     try:
         return TrainConfig.model_validate(merged)
     except pydantic.ValidationError as error:
@@ -118,10 +122,10 @@ def _origin(origin: Mapping[str, str], where: str) -> str:
 def read_toml(path: Path) -> Layer:
     """Read a file as a layer. Raises ConfigError if it is missing or no TOML."""
     try:
-        return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
+        return str(path), read_toml_table(path)
     except FileNotFoundError:
         raise ConfigError(f"no config file {str(path)!r}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is no valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
@@ -146,7 +150,7 @@ def split_options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not word.startswith("--") or word == "--":
             raise ConfigError(f"unexpected argument {word!r}; settings look like --learner.lr 1e-6")
         path, equals, text = word[2:].partition("=")
-        if not equals and ((text := next(words, "")) == "" or text.startswith("--")):
+        if not equals and (text := next(words, "--")).startswith("--"):
             raise ConfigError(f"--{path} has no value")
         yield path, text
 
@@ -179,7 +183,10 @@ def dump_toml(config: TrainConfig) -> str:
     left_out = [f"env.{k}" for k, v in config.env.items() if k not in env and v is not None]
     left_out += [f"tools ({t!r:.60})" for t in config.tools if not isinstance(t, str) and find_import_name(t) is None]
     note = f"# given in Python, so not written here: {', '.join(left_out)}\n" if left_out else ""
-    return note + tomli_w.dumps({"env": env, **config.model_dump(mode="json", exclude_none=True, exclude={"env"})})
+    values = config.model_dump(mode="json", exclude_none=True, exclude={"env"})
+    for section in dict.fromkeys(choice.section for choice in CHOICES):
+        values[section] |= dict.fromkeys(list_unbounded(section, getattr(config, section)), "none")
+    return note + tomli_w.dumps({"env": env, **values})
 
 
 def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -228,7 +235,7 @@ def list_settings() -> Mapping[str, pydantic.fields.FieldInfo]:
 def _check_known(path: str, source: str, env: Any = None) -> None:
     if path.startswith(("env.", "tool.")):
         return  # the environment checks its own, and a tool
-    if _is_setting(path):
+    if is_setting(path):
         return
     known = list_settings()
     if path in _own_settings(env):
@@ -244,7 +251,7 @@ def _check_known(path: str, source: str, env: Any = None) -> None:
     raise ConfigError(f"{path}: unknown setting{hint} [{source}]")
 
 
-def _is_setting(path: str) -> bool:
+def is_setting(path: str) -> bool:
     """Return True for a setting of a run, or one within a table of settings."""
     known = list_settings()
     return path in known or any(path.startswith(f"{name}.") for name in known if _is_table(known[name]))

@@ -6,9 +6,10 @@ A name is one of agentrl's own, an entry point of a package, or ``module:attribu
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,8 +47,27 @@ def _list_own(kind: str) -> Mapping[str, EntryPoint]:
 
 def list_registered(kind: RegistryKind) -> dict[str, EntryPoint]:
     """List what is registered: agentrl's own, and the entry points of ``agentrl.envs``, ``agentrl.losses`` ..."""
-    ordered = sorted(entry_points(group=_group(kind)), key=_is_own)
-    return {**{e.name: e for e in ordered}, **_list_own(kind)}
+    return {**{e.name: e for e in _list_installed(kind)}, **_list_own(kind)}
+
+
+def _list_installed(kind: str) -> Sequence[EntryPoint]:
+    """List the entry points of a kind, agentrl's last. Folders on the path that did not change are not read again."""
+    installed = _read_entry_points(tuple((folder, _modified_ns(folder)) for folder in sys.path))
+    return installed.get(_group(kind), ())
+
+
+@lru_cache(maxsize=4)
+def _read_entry_points(path: Sequence[tuple[str, int]]) -> Mapping[str, Sequence[EntryPoint]]:
+    found = entry_points()
+    groups = [group for group in found.groups if group.startswith("agentrl.")]
+    return {group: sorted(found.select(group=group), key=_is_own) for group in groups}
+
+
+def _modified_ns(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except (OSError, ValueError):
+        return 0
 
 
 def _group(kind: str) -> str:
@@ -104,19 +124,19 @@ def _check_unique(kind: RegistryKind, name: str, entry: EntryPoint) -> None:
     """Raise UserError if several packages register a name that is none of agentrl's own."""
     if is_own(kind, name) or _is_own(entry):
         return
-    others = {e.value: e.dist.name if e.dist else "?" for e in entry_points(group=_group(kind), name=name)}
+    others = {e.value: e.dist.name if e.dist else "?" for e in _list_installed(kind) if e.name == name}
     if len(others) > 1:
         offers = " and ".join(f"{package} ({value})" for value, package in sorted(others.items()))
         raise UserError(f"{_say(kind)} {name!r} is registered by {offers}; say which: {min(others)}")
 
 
-def load_entry(kind: EntryKind, name: str) -> Entry:
-    """Load the entry called ``name``; a plain function becomes one, with the defaults of its kind.
+def load_entry(kind: EntryKind, name: str | Callable[..., object]) -> Entry:
+    """Load the entry called ``name``, or the function itself; a plain one gets the defaults of its kind.
 
     Raises:
         UserError: as `load_registered`, or it is something else, or a parameter of it has no type.
     """
-    thing = load_registered(kind, name)
+    thing = load_registered(kind, name) if isinstance(name, str) else name
     try:
         entry = as_entry(kind, thing)
         entry.arguments  # noqa: B018 - its parameters have types, or are refused here

@@ -10,7 +10,9 @@ from pydantic import Field
 
 from agentrl.errors import UserError
 from agentrl.settings.catalogue import bind_choices, shared
-from agentrl.settings.signature import is_plain, refuse_bool
+from agentrl.settings.load import DType, LoadConfig
+from agentrl.settings.section import Section
+from agentrl.settings.signature import is_plain
 from agentrl.settings.values import (
     LISTED,
     AdvantageName,
@@ -23,6 +25,7 @@ from agentrl.settings.values import (
     OptimizerName,
     Parameters,
     SamplerName,
+    StructuredOutputs,
     split_commas,
 )
 from agentrl.types import Stop
@@ -34,16 +37,6 @@ def _check_entries(section: str, settings: pydantic.BaseModel) -> None:
         bind_choices(section, settings, foreign=False)
     except UserError as error:
         raise ValueError(str(error)) from None
-
-
-class Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @pydantic.field_validator("*", mode="before")
-    @classmethod
-    def _no_switch(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Refuse true and false for a number, where pydantic would read 1 and 0."""
-        return refuse_bool(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class EngineConfig(Section):
@@ -107,8 +100,27 @@ class RolloutConfig(Section):
         "and not while what is waited for is within its own deadline",
     )
     temperature: float = Field(1.0, gt=0, description="of sampling; the learner's logprobs are at the same one")
+    top_p: float = Field(1.0, gt=0, le=1, description="the smallest set of tokens of that probability is sampled from")
+    top_k: int = Field(0, ge=0, description="so many most probable tokens are sampled from; 0: all")
+    min_p: float = Field(
+        0.0, ge=0, lt=1, description="tokens below that share of the most probable one's probability are left out"
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="of the tokens of the context, as in transformers; over 1 against repetition"
+    )
+    stop: CommaSeparated = Field(
+        (), description="strings that end a turn, with commas between them; what is read ends before the string"
+    )
+    structured_outputs: StructuredOutputs = Field(
+        {}, description="what each turn's text must match: regex, or json, a schema; as vLLM has it"
+    )
     max_turns: int | None = Field(None, ge=1, description="turns of an episode; the environment's own by default")
     max_tokens: int = Field(512, ge=1, description="tokens the model may sample in a turn")
+    max_episode_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens of an episode behind its prompt, those of tools too",
+    )
     turn_timeout_s: float = Field(120.0, gt=0, description="deadline of an environment's reset, step or score")
     episode_timeout_s: float = Field(600.0, gt=0, description="deadline of an episode")
 
@@ -127,6 +139,10 @@ class RolloutConfig(Section):
             raise ValueError("oversample and branches do not go together")
         if self.turn_timeout_s > self.episode_timeout_s:
             raise ValueError("turn_timeout_s is over episode_timeout_s; deadlines nest")
+        if "" in self.stop:
+            raise ValueError("stop: an empty string ends every turn at once")
+        if self.top_k == 1:
+            raise ValueError("top_k 1 leaves a single token: all samples of a group are alike, and nothing is learned")
         return self
 
 
@@ -156,7 +172,7 @@ class LearnerConfig(Section):
     )
     lr: float = Field(1e-6, gt=0, description="peak learning rate")
     lr_scheduler: LRSchedulerName = Field("constant", description="of the rate, by the names of transformers")
-    lr_scheduler_args: dict[str, Any] = Field(
+    lr_scheduler_args: Parameters = Field(
         {}, description="its own settings: --learner.lr_scheduler_args.min_lr_rate 0.1 of cosine_with_min_lr"
     )
     warmup_steps: int = Field(0, ge=0, description="steps in which the rate rises to its peak; the first one has 0")
@@ -193,8 +209,8 @@ class LearnerConfig(Section):
     importance_sampling_args: Parameters = Field(
         {}, description="parameters of it: --learner.importance_sampling_args.NAME VALUE"
     )
-    importance_sampling_min: float | None = shared("its lower bound")
-    importance_sampling_max: float | None = shared("its upper bound")
+    importance_sampling_min: float | None = shared("its lower bound; none: no bound")
+    importance_sampling_max: float | None = shared("its upper bound; none: no bound")
     off_policy_threshold: float | None = Field(
         None, description="rows to be punished whose mean(sampled - learner's logprob) is above it are left out"
     )
@@ -210,6 +226,10 @@ class LearnerConfig(Section):
     mask_stop_reasons: Annotated[tuple[Stop, ...], LISTED] = Field(
         (), description="episodes that stopped so are not trained, such as max_tokens"
     )
+    router_aux_loss_coef: float | None = Field(
+        None, ge=0, description="of the balancing loss of a mixture of experts; the model's own by default, 0: none"
+    )
+    cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, of weights in fewer bits too")
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
@@ -313,7 +333,8 @@ class EvalConfig(Section):
 IN_STAGES = {  # settings that a stage may have of its own
     "rollout": (
         *("tasks_per_step", "group_size", "dynamic_sampling", "max_resamples", "oversample", "temperature"),
-        *("max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s"),
+        *("top_p", "top_k", "min_p", "repetition_penalty"),
+        *("max_turns", "max_tokens", "max_episode_tokens", "turn_timeout_s", "episode_timeout_s"),
     ),
     "learner": (
         *("lr", "beta", "entropy_coef", "top_entropy_quantile", "mask_stop_reasons", "max_grad_norm"),
@@ -389,12 +410,20 @@ class TrainConfig(Section):
         (), description="more tools for the environment, by name, or file.py:function; commas between them"
     )
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
-    model: str = Field("nano", description="a registered model, a folder, a run folder, or a name on the model hub")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the weights")
+    model: str = Field(
+        "nano", description="a registered model, a folder, a run folder, a GGUF file, or a name on the model hub"
+    )
+    dtype: DType = Field("float32", description="of the weights; auto: the one that they are stored in")
+    load: LoadConfig = LoadConfig()
     call_format: CallFormatName = Field(
-        "hermes", description="how the model writes tool calls: agentrl list call_formats; or file.py:Class"
+        "auto",
+        description="how the model writes tool calls: auto (as its chat template does), agentrl list call_formats, "
+        "or file.py:Class",
     )
     chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
+    template: dict[str, Any] = Field(
+        {}, description="words that the chat template reads: --template.enable_thinking false"
+    )
     seed: int = Field(0, ge=0, lt=2**31)
     steps: int = Field(100, ge=1)
     epochs: float | None = Field(None, gt=0, description="passes over all training tasks, instead of steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -72,6 +73,14 @@ def test_a_gradient_that_explodes_is_told_at_once() -> None:
     assert found.startswith("the gradient's norm is 50, 100 times its median: try a lower --learner.lr")
 
 
+def test_a_step_that_changed_nothing_is_told() -> None:
+    for norm in (math.nan, math.inf):
+        (sentence,) = told({"forwarded_rows": 8.0, "grad_norm": norm, "loss": norm})
+        assert "the gradient is not finite, so the step changed nothing" in sentence
+    idle = {name: value for name, value in FINE.items() if name != "grad_norm"}
+    assert not HealthMonitor().check_step({**idle, "forwarded_rows": 0.0}, [])
+
+
 def test_what_came_back_is_told_again() -> None:
     bad = [{"kl": 3.0}] * 3
     assert len(told(*rising(30), *bad, *[{"kl": 0.1}] * 5, *bad)) == 1
@@ -122,3 +131,17 @@ def test_lost_groups_are_a_share_of_all_that_were_played_in_the_same_steps() -> 
     assert told(*rising(30), *[lost] * 10) == []  # 10 %: the others were flat, and resampled
     few = {"groups/kept": 14.0, "groups/dropped": 2.0, "groups/rolled_out": 16.0}
     assert told(*rising(30), *[few] * 4, {"groups/kept": 1.0, "groups/rolled_out": 1.0}) == []  # 8 of 65
+
+
+@pytest.mark.parametrize("kind", ["faults/provoked", "faults/sandbox_gone"])
+def test_a_policy_that_faults_more_and_more_is_told_with_the_way_out(kind: str) -> None:
+    few, many = {"episodes": 100.0, kind: 1.0}, {"episodes": 100.0, kind: 12.0}
+    (sentence,) = told(*[few] * 20, *[many] * 20)
+    assert re.match(r"faults went from 1\.0% to \d+\.\d% of the episodes in \d+ steps; .* provoked theirs", sentence)
+    assert "give the tool or the environment a health_check (docs/faults.md)" in sentence
+    assert (" 0.0% provoked" in sentence) is (kind != "faults/provoked")
+
+
+def test_faults_that_stay_as_rare_or_as_frequent_as_they_were_are_no_sign() -> None:
+    assert told(*[{"episodes": 100.0, "faults/provoked": 1.0}] * 60) == []
+    assert told(*[{"episodes": 100.0, "faults/provoked": 5.0}] * 60) == []

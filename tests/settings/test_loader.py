@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, UserError
+from agentrl.settings.catalogue import bind_choices
 from agentrl.settings.loader import build_config, dump_toml, read_overrides, read_toml
 from agentrl.types import Stop
 
@@ -94,7 +96,7 @@ def test_what_is_no_override_is_told(words: list[str], sentence: str) -> None:
         ("learner.learning_rate = 1", "learner.learning_rate: unknown setting; did you mean 'learner.lr'?"),
         ("num_generation = 8", "num_generation: unknown setting; did you mean 'rollout.group_size'?"),
         ("num_generations = 1", "rollout.group_size: input should be greater than or equal to 2, not 1"),
-        ("top_p = 0.9", "top_p: not here: what is sampled must be what the learner computes"),
+        ("min_tokens = 9", "min_tokens: not here: the learner has no counterpart of it"),
         ("learner.warmup_step = 1", "learner.warmup_step: unknown setting; did you mean 'learner.warmup_steps'?"),
         ("rollout.tasks = 1", "rollout.tasks: unknown setting; did you mean 'rollout.tasks_per_step'?"),
         ("rollout.lr = 1", "rollout.lr: unknown setting; did you mean 'learner.lr'?"),
@@ -186,6 +188,26 @@ def test_tables_of_an_environment_are_saved_too() -> None:
     own = {"make": {"is_slippery": False}, "config": {"datasets": [{"name": "sum", "config": {"terms": 3}}]}}
     config = build_config(("test", {"env": {"name": "gym:FrozenLake-v1", **own}}))
     assert build_config(("file", tomllib.loads(dump_toml(config)))) == config
+
+
+@pytest.mark.parametrize("none", [None, "none"])
+def test_a_bound_that_is_taken_away_stays_away_in_the_file(none: str | None) -> None:
+    config = build_config(("test", {"env": "math-tools", "learner": {"importance_sampling_max": none}}))
+    again = build_config(("file", tomllib.loads(dump_toml(config))))
+    assert bind_choices("learner", again.learner)["importance_sampling"].parameters["importance_sampling_max"] is None
+    assert dump_toml(again) == dump_toml(config)
+
+
+@pytest.mark.parametrize("value", [math.inf, [1.5, math.inf], {"a": {"b": [1, "c"]}}])
+def test_parameters_of_entries_survive_the_file(value: Any) -> None:
+    config = build_config(("test", {"env": "math-tools", "learner": {"loss": "x:y", "loss_args": {"tau": value}}}))
+    assert build_config(("file", tomllib.loads(dump_toml(config)))) == config
+
+
+@pytest.mark.parametrize("value", [None, object(), b"", {1, 2}, [None], {"a": None}])
+def test_parameters_that_no_file_can_hold_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"tau: .* cannot be written to config\.toml"):
+        build_config(("test", {"env": "math-tools", "learner": {"loss": "x:y", "loss_args": {"tau": value}}}))
 
 
 def test_rows_and_functions_are_no_settings_and_are_named_in_a_comment() -> None:

@@ -154,3 +154,19 @@ def test_no_name_of_agentrl_loads_torch() -> None:
 def test_what_hangs_on_the_clock_is_refused_where_the_run_is_to_be_the_same_each_time(setting: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"deterministic and rollout.{setting} do not go together: .*{why}"):
         build_config(("test", {"env": "math-tools", "deterministic": True, "rollout": {setting: 1}}))
+
+
+def plain(t: Any, log_ratio: Any) -> Any:
+    return -t.advantages * log_ratio
+
+
+def test_in_python_an_entry_may_be_the_function() -> None:
+    settings = {"env": {"name": "shop"}, "learner": {"loss": plain}}
+    name = build_config(("arguments", settings)).learner.loss
+    assert name == f"{__name__}:plain"
+    with pytest.raises(ConfigError, match=r"learner.loss: input should be a name, or a function defined at the top"):
+        build_config(("arguments", {"env": {"name": "shop"}, "learner": {"loss": lambda t, log_ratio: log_ratio}}))
+
+
+def test_a_loop_of_one_s_own_takes_any_function_as_the_loss() -> None:
+    assert agentrl.LossSettings(loss=lambda t, log_ratio: log_ratio).loss_entry.what == "loss '<lambda>'"

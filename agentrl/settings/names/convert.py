@@ -19,6 +19,7 @@ SHIPPED_REWARDS = {  # TRL's own, by the names that they have here
     "get_repetition_penalty_reward": "repetition",
 }
 _FLOATS = {"float32": "float32", "fp32": "float32", "float": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+_FLOATS |= {"auto": "auto"}
 
 
 def convert_optimizer(value: object) -> object:
@@ -52,11 +53,16 @@ def convert_trackers(value: object) -> object:
 
 
 def convert_dtype(value: object) -> object:
-    """Return the type of the weights: float32 or bfloat16, of torch's or as a word."""
+    """Return the type of the weights: float32, bfloat16 or auto, of torch's or as a word."""
     name = str(value).removeprefix("torch.")
     if name not in _FLOATS:
         raise ValueError(f"weights are in float32 or bfloat16, not in {name}")
     return _FLOATS[name]
+
+
+def convert_revision(value: object) -> object:
+    """Return the revision of a model; None for ``main``, the newest."""
+    return None if value == "main" else value
 
 
 def convert_bf16(value: object) -> object:
@@ -82,6 +88,23 @@ def convert_truncated(value: object) -> object:
 def convert_tool_iterations(value: object) -> object:
     """Return the turns of an episode: the tool calls, and the answer after them."""
     return int(value) + 1 if isinstance(value, int | float) else None
+
+
+def convert_top_k(value: object) -> object:
+    """Return the number of tokens that are sampled from; 0 for all, which vLLM writes -1."""
+    return 0 if value == -1 else value
+
+
+def convert_stop(value: object) -> object:
+    """Return the strings that end a turn; a text is one of them, with its commas."""
+    if value is None:
+        return ()
+    return [value] if isinstance(value, str) else value
+
+
+def convert_regex(value: object) -> object:
+    """Return what a turn must match, of a regular expression; nothing for none."""
+    return {} if value is None else {"regex": value}
 
 
 def convert_targets(value: object) -> object:

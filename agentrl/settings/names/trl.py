@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from agentrl.settings.names.convert import (
     convert_dtype,
+    convert_regex,
+    convert_revision,
     convert_rewards,
+    convert_table,
     convert_targets,
     convert_tool_iterations,
+    convert_top_k,
     convert_truncated,
 )
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
 
-_WHOLE = (
-    "what is sampled must be what the learner computes, so a policy acts by its whole distribution; "
-    "leave it out, or change rollout.temperature"
-)
 _EMBEDDED = "the embedded engine batches continuously by itself"
 _SEND = "weights go to servers over a group that agentrl makes itself"
 _IMAGES = "episodes are text"
@@ -26,14 +26,14 @@ _OWN_ENV = "an environment is a class here: docs/write-an-environment.md"
 GRPO_FIELDS: tuple[ForeignName, ...] = (
     # the model
     joint("model_init_kwargs", None, "dtype", "its dtype; what else is in it is looked up by its own name"),
-    absent("trust_remote_code", False, "a model's own code is never run; models are those of transformers"),
-    absent("router_aux_loss_coef", None, "there is no balancing loss of mixtures of experts", 0.0),
+    here("trust_remote_code", False, "load.trust_remote_code"),
+    here("router_aux_loss_coef", None, "learner.router_aux_loss_coef"),
     nothing("disable_dropout", False, "a policy never drops out: sampling and learning are the same function"),
-    nothing("cast_lm_head_to_fp32", False, "logits are made to float32 before logprobs are taken"),
+    here("cast_lm_head_to_fp32", False, "learner.cast_lm_head_to_fp32"),
     # data
     here("num_generations", 8, "rollout.group_size"),
     here("num_generations_eval", None, "eval.trials", "beside the greedy trial"),
-    here("max_completion_length", 512, "rollout.max_tokens", "of one turn"),
+    joint("max_completion_length", 512, "rollout.max_episode_tokens", "and rollout.max_tokens, of one turn"),
     nothing("ds3_gather_for_generation", True, "weights are not sharded"),
     absent("shuffle_dataset", True, "each pass over the tasks has an order of its own, drawn from the seed"),
     nothing("pad_to_multiple_of", "auto", "what rows begin with alike is computed once; padding is the packing's own"),
@@ -41,19 +41,25 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
     joint("generation_batch_size", None, "rollout.tasks_per_step", "in groups: divided by num_generations"),
     joint("steps_per_generation", None, "rollout.tasks_per_step", "and learner.steps_per_generation"),
     here("temperature", 1.0, "rollout.temperature"),
-    absent("top_p", 1.0, _WHOLE),
-    absent("top_k", 0, _WHOLE, -1),
-    absent("min_p", None, _WHOLE, 0.0),
-    absent("generation_kwargs", None, _WHOLE, {}),
-    absent("chat_template_kwargs", None, "give a template that has them set: chat_template = FILE", {}),
-    absent("repetition_penalty", 1.0, _WHOLE),
+    here("top_p", 1.0, "rollout.top_p"),
+    here("top_k", 0, "rollout.top_k", "-1 is 0: all tokens", convert_top_k),
+    here("min_p", None, "rollout.min_p"),
+    nothing("generation_kwargs", None, "what is in it is looked up by its own name"),
+    here("chat_template_kwargs", None, "template", "words that the chat template reads", convert_table),
+    here("repetition_penalty", 1.0, "rollout.repetition_penalty"),
     nothing("cache_implementation", None, "the embedded engine has a cache of its own"),
     # vLLM
     joint("use_vllm", False, "engine.name", "true: vllm or, by vllm_mode, server; false: transformers"),
     joint("vllm_mode", "colocate", "engine.name", "colocate is vllm, server is server"),
     nothing("vllm_model_impl", "vllm", "vLLM chooses its implementation"),
     nothing("vllm_enable_sleep_mode", False, "vLLM sleeps where the learner shares its GPU"),
-    absent("vllm_structured_outputs_regex", None, _WHOLE),
+    here(
+        "vllm_structured_outputs_regex",
+        None,
+        "rollout.structured_outputs",
+        "is its regex; --engine transformers",
+        convert_regex,
+    ),
     joint("vllm_server_base_url", None, "engine.urls"),
     joint("vllm_server_host", "0.0.0.0", "engine.urls", "with vllm_server_port"),
     joint("vllm_server_port", 8000, "engine.urls", "with vllm_server_host"),
@@ -150,15 +156,16 @@ OLDER_FIELDS: tuple[ForeignName, ...] = (  # of earlier releases
     nothing("wandb_log_unique_prompts", False, _IN_THEM),
     nothing("vllm_device", "auto", "vLLM is on the learner's GPU, or on those of agentrl serve"),
     nothing("vllm_dtype", "auto", "vLLM has the learner's dtype"),
-    absent("vllm_guided_decoding_regex", None, _WHOLE),
+    absent("vllm_guided_decoding_regex", None, "its name is vllm_structured_outputs_regex"),
     absent("no_cuda", False, "a GPU is used where there is one; CUDA_VISIBLE_DEVICES= hides it"),
 )
 
 SCRIPT_ARGUMENTS: tuple[ForeignName, ...] = (
     here("model_name_or_path", None, "model"),
-    absent("model_revision", "main", "download that revision, and give its folder as model"),
+    here("model_revision", "main", "load.revision", "main is the newest", convert_revision),
     here("torch_dtype", None, "dtype", "of the weights", convert_dtype),
-    nothing("attn_implementation", None, "the attention is chosen by the model and what is installed"),
+    here("attn_implementation", None, "load.attn_implementation"),
+    absent("gguf_file", None, "the file itself is the model: a path, or OWNER/REPOSITORY/FILE.gguf on the hub"),
     nothing("device_map", None, "a policy is on the GPU if there is one"),
     joint("use_peft", False, "lora.rank"),
     joint("lora_r", 16, "lora.rank"),

@@ -163,6 +163,12 @@ def _betas(v: Values) -> Settings:
     return {"learner.betas": [v.number("adam_beta1"), v.number("adam_beta2")]}
 
 
+def _length(v: Values) -> Settings:
+    """Return the limits of an episode and of a turn: TRL's completion is all behind the prompt, of all turns."""
+    tokens = v.whole("max_completion_length")
+    return {"rollout.max_tokens": tokens, "rollout.max_episode_tokens": tokens}
+
+
 def _resume(v: Values) -> Settings:
     where = v["resume_from_checkpoint"]
     if isinstance(where, str):
@@ -183,6 +189,7 @@ TRL_RULES: tuple[JointRule, ...] = (
     JointRule(("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"), _reference),
     JointRule(("use_peft", "lora_r", "lora_alpha", "load_in_4bit"), _adapter),
     JointRule(("warmup_steps",), _warmup),
+    JointRule(("max_completion_length",), _length),
     JointRule(("adam_beta1", "adam_beta2"), _betas),
     JointRule(("dataset_name", "dataset_config"), _dataset),
     JointRule(("resume_from_checkpoint",), _resume),

@@ -9,12 +9,12 @@ from agentrl.settings.names.convert import (
     convert_logger,
     convert_rank,
     convert_reduction,
+    convert_top_k,
 )
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 _PACKED = "micro-batches are cut by learner.max_tokens_per_microbatch; the gradient is the same"
-_WHOLE = "what is sampled must be what the learner computes, so a policy acts by its whole distribution"
 _SHARD = "every learner process holds the whole policy (docs/scaling.md)"
 _CRITIC = "no critic is trained; advantages compare the episodes of a group"
 
@@ -26,7 +26,7 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     nothing("data.gen_batch_size", None, "as many groups are sampled as are learned from"),
     nothing("data.val_batch_size", None, "an evaluation's batch is the engine's: engine.max_num_seqs"),
     nothing("data.max_prompt_length", 512, "a prompt may have any length that the model has positions for"),
-    here("data.max_response_length", 512, "rollout.max_tokens", "of one turn"),
+    joint("data.max_response_length", 512, "rollout.max_episode_tokens", "and rollout.max_tokens, of one turn"),
     absent("data.reward_fn_key", "data_source", "rewards are named: env.rewards"),
     absent("data.shuffle", True, "each pass over the tasks has an order of its own, drawn from the seed"),
     absent("data.filter_overlong_prompts", False, "a prompt too long for the model is refused by name"),
@@ -44,7 +44,7 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     here("actor_rollout_ref.model.target_modules", "all-linear", "lora.targets"),
     here("actor_rollout_ref.model.enable_gradient_checkpointing", True, "learner.gradient_checkpointing"),
     nothing("actor_rollout_ref.model.use_remove_padding", False, "rows are packed: learner.packing"),
-    absent("actor_rollout_ref.model.trust_remote_code", False, "a model's own code is never run"),
+    here("actor_rollout_ref.model.trust_remote_code", False, "load.trust_remote_code"),
     absent("actor_rollout_ref.model.use_shm", False, "a model is read from its folder"),
     nothing("actor_rollout_ref.hybrid_engine", True, "sampling and learning share the GPU, or servers sample"),
     here(f"{_ACTOR}.optim.lr", 1e-6, "learner.lr"),
@@ -89,12 +89,12 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     here(f"{_ROLLOUT}.name", "vllm", "engine.name", "hf is transformers", convert_engine),
     here(f"{_ROLLOUT}.n", 1, "rollout.group_size"),
     here(f"{_ROLLOUT}.temperature", 1.0, "rollout.temperature"),
-    absent(f"{_ROLLOUT}.top_p", 1, _WHOLE),
-    absent(f"{_ROLLOUT}.top_k", -1, _WHOLE, 0),
+    here(f"{_ROLLOUT}.top_p", 1, "rollout.top_p"),
+    here(f"{_ROLLOUT}.top_k", -1, "rollout.top_k", "-1 is 0: all tokens", convert_top_k),
     here(f"{_ROLLOUT}.dtype", "bfloat16", "dtype", "of the weights", convert_dtype),
     here(f"{_ROLLOUT}.max_model_len", None, "engine.max_model_len"),
     here(f"{_ROLLOUT}.max_num_seqs", 1024, "engine.max_num_seqs"),
-    here(f"{_ROLLOUT}.response_length", None, "rollout.max_tokens"),
+    joint(f"{_ROLLOUT}.response_length", None, "rollout.max_episode_tokens", "and rollout.max_tokens, of one turn"),
     nothing(f"{_ROLLOUT}.prompt_length", None, "a prompt may have any length that the model has positions for"),
     absent(
         f"{_ROLLOUT}.tensor_model_parallel_size", 2, "every engine holds a whole model; more servers: engine.urls", 1

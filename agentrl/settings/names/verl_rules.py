@@ -7,6 +7,7 @@ from agentrl.settings.names.values import JointRule, Settings, Values
 
 _ACTOR = "actor_rollout_ref.actor"
 _LOW, _HIGH, _BOTH = f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high", f"{_ACTOR}.clip_ratio"
+_DATA, _RESPONSE = "data.max_response_length", "actor_rollout_ref.rollout.response_length"
 _TRAINED, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
 
 
@@ -44,9 +45,16 @@ def _batch(v: Values) -> Settings:
     return settings | ({"learner.steps_per_generation": trained // mini} if mini < trained else {})
 
 
+def _length(v: Values) -> Settings:
+    """Return the limits of an episode and of a turn: verl's response is all behind the prompt, of all turns."""
+    tokens = v.whole(_DATA if v[_RESPONSE] is None else _RESPONSE)
+    return {"rollout.max_tokens": tokens, "rollout.max_episode_tokens": tokens}
+
+
 VERL_RULES: tuple[JointRule, ...] = (
     JointRule((_BOTH, _LOW, _HIGH), _clip),
     JointRule((f"{_ACTOR}.use_kl_loss", f"{_ACTOR}.kl_loss_coef"), _kl),
     JointRule(("algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"), _advantage),
     JointRule((_TRAINED, _MINI), _batch),
+    JointRule((_DATA, _RESPONSE), _length),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from agentrl.settings.names.convert import convert_revision, convert_stop, convert_top_k
 from agentrl.settings.names.foreign import ForeignName, absent, here, nothing
 
-_WHOLE = "what is sampled must be what the learner computes, so a policy acts by its whole distribution"
+_WHOLE = "the learner has no counterpart of it, and what is sampled must be what it computes"
 _OWN = "vLLM's own choice"
 _ONE = "every engine holds a whole model on one GPU; more servers: engine.urls"
 _LORA = "an adapter is sent to vLLM where lora.rank is set"
@@ -13,6 +14,10 @@ _SERVE = "agentrl serve starts a server; --port is its own"
 VLLM_NAMES: tuple[ForeignName, ...] = (
     here("n", 1, "rollout.group_size"),
     here("max_tokens", 16, "rollout.max_tokens"),
+    here("top_p", 1.0, "rollout.top_p"),
+    here("top_k", 0, "rollout.top_k", "-1 is 0: all tokens", convert_top_k),
+    here("min_p", 0.0, "rollout.min_p"),
+    here("repetition_penalty", 1.0, "rollout.repetition_penalty"),
     here("max_num_seqs", 256, "engine.max_num_seqs"),
     here("max_model_len", None, "engine.max_model_len"),
     nothing(
@@ -49,8 +54,12 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     absent("quantization", None, "weights are those that are trained; beside an adapter lora.quantize = 4bit"),
     absent("speculative_config", None, "tokens are sampled from the policy itself"),
     absent("tokenizer", None, "the tokenizer is the model's own"),
-    absent("revision", None, "download that revision, and give its folder as model", "main"),
-    absent("stop", None, "a turn ends at the model's own end token, or after rollout.max_tokens", []),
+    here("revision", None, "load.revision", "main is the newest", convert_revision),
+    nothing("tokenizer_revision", None, "the tokenizer is of the model's revision"),
+    here("stop", None, "rollout.stop", "a text is one string; strings in a list", convert_stop),
+    here("stop_strings", None, "rollout.stop", "transformers' name for stop", convert_stop),
+    here("structured_outputs", None, "rollout.structured_outputs", "regex or json; --engine transformers"),
+    absent("guided_decoding", None, "its name is structured_outputs, and rollout.structured_outputs here"),
     absent("stop_token_ids", None, "a turn ends at the model's own end tokens", []),
     absent("ignore_eos", False, "a turn ends at the model's own end token"),
     absent("min_tokens", 0, _WHOLE),
@@ -59,8 +68,6 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     absent("logit_bias", None, _WHOLE),
     absent("allowed_token_ids", None, _WHOLE),
     absent("bad_words", None, _WHOLE),
-    absent("structured_outputs", None, _WHOLE),
-    absent("guided_decoding", None, _WHOLE),
     absent("best_of", None, _WHOLE, 1),
     absent("limit_mm_per_prompt", None, "episodes are text"),
     absent("reasoning_parser", None, "a thought is part of the reply; env.thought_marks, where a reward looks past it"),

@@ -23,10 +23,10 @@ def test_a_name_of_trl_sets_what_it_is_here_and_a_line_says_so(capsys: pytest.Ca
 
 
 def test_what_needs_no_setting_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    build_config(BASE, ("file", {"log_completions": True, "top_p": 1.0}))
+    build_config(BASE, ("file", {"log_completions": True, "logit_bias": None}))
     said = capsys.readouterr().err
     assert "log_completions = true: nothing to set: every completion is kept in trajectories/" in said
-    assert "top_p = 1.0: nothing to set: this is how it is here" in said
+    assert "logit_bias: nothing to set: this is how it is here" in said
 
 
 def test_only_the_first_process_says_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_only_the_first_process_says_it(capsys: pytest.CaptureFixture[str], monk
 @pytest.mark.parametrize(
     ("layer", "sentence"),
     [
-        ({"top_p": 0.9}, "top_p: not here: what is sampled must be what the learner computes"),
+        ({"min_tokens": 9}, "min_tokens: not here: the learner has no counterpart of it, and what is sampled must"),
         ({"num_generations": 4, "rollout": {"group_size": 8}}, "num_generations: this is rollout.group_size, which is"),
         ({"num_generations": 4, "rollout": {"n": 8}}, "rollout.group_size is given by num_generations too"),
         ({"peft_config": {"lora_dropout": 0.5}}, "lora_dropout: not here: adapters have no dropout"),
