@@ -29,7 +29,7 @@ async def check_cancellation(tool: Tool, calls: Sequence[Mapping[str, Any]]) -> 
         for arguments in calls[:4]:
             before = _running()
             with anyio.move_on_after(moment), suppress(ToolError, InfraError, UserError):  # other checks report those
-                await tool(**tool.check(arguments))
+                await tool(**await tool.check_off_loop(arguments))
             left = await _wait_for_rest(before)
             if any(isinstance(one, asyncio.Task) for one in left):
                 sentence = f"tool {tool.name!r}, cancelled after {moment:g} s, went on for over {PATIENCE_S:g} s"

@@ -114,7 +114,7 @@ async def _take(name: str, tool: Tool, calls: Sequence[dict[str, Any]], *, toget
 
     async def one(arguments: dict[str, Any]) -> None:
         try:
-            await tool(**tool.check(to_utf8_json(arguments)))
+            await tool(**await tool.check_off_loop(to_utf8_json(arguments)))
         except ToolError as refusal:
             refusals.append(str(refusal))
         except (InfraError, UserError) as error:

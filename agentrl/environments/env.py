@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from typing_extensions import TypeVar
 from agentrl.environments.tool_binding import ToolBinding, ToolSpec, check_tool_names
 from agentrl.errors import ContractError, ToolError
 from agentrl.runtime.lanes import Track
-from agentrl.runtime.threads import SerialThread
+from agentrl.runtime.threads import SerialThread, open_task_group
 from agentrl.tools.call import call_tool
 from agentrl.tools.tool import Tool
 from agentrl.tools.toolset import Toolset
@@ -37,7 +38,9 @@ class Env(Generic[Shared]):
     scores_groups: bool = False  # whether `score_group` is called, once all episodes of a group have ended
     metrics: Mapping[str, float] = {}  # of the episode, logged beside its rewards: means in metrics.jsonl
     extras: Mapping[str, Any] = {}  # of the episode, kept in its ``info``
+    template_words: Mapping[str, Any] = {}  # of this episode, for the model's chat template: {"enable_thinking": False}
     best_reward: float = 1.0  # of a perfect episode; `agentrl check env` measures by it
+    worst_reward: float = 0.0  # of the worst one: what an episode earns at most that provoked a fault
     shared: Shared = None  # type: ignore[assignment]  # until a spec has set it
     call_records: Sequence[CallRecord] = ()  # the tool calls of the episode so far, as they ended
     running_calls: Mapping[str, str] = {}  # tools being called now, by the call's id
@@ -87,6 +90,14 @@ class Env(Generic[Shared]):
         """
         return trajectories
 
+    async def health_check(self) -> None:
+        """Raise if the world that ``step`` and ``score`` depend on does not work now.
+
+        Called on a fresh environment, which was not reset, when an episode ended in a fault: where this passes, the
+        episode's own request provoked the fault. Without it the other episodes are the evidence (docs/faults.md).
+        """
+        raise NotImplementedError
+
     def clone(self) -> Env:
         """Return a second environment in the same state, for rollouts that branch (``rollout.branches``).
 
@@ -134,10 +145,12 @@ class ToolEnv(Env[Shared]):
     call_records: list[CallRecord]
     running_calls: dict[str, str]
     _turn: int
+    _episode_number: int  # of the episode, among those whose calls are compared
     tool_binding: ToolBinding | None = None  # the tools of the run
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # and no __init__, which a subclass may forget to call
         self = super().__new__(cls)
+        self._episode_number = next(_count)
         self.call_records, self.running_calls = [], {}
         self._turn = 0
         return self
@@ -169,7 +182,7 @@ class ToolEnv(Env[Shared]):
     @cached_property
     def _tools(self) -> dict[str, Tool]:
         listed = [t.bind(self, self._thread) if isinstance(t, Tool) and t.is_method else t for t in self._listed]
-        tools = [t for one in listed for t in (one.tool_list if isinstance(one, Toolset) else [one])]
+        tools = [t for one in listed for t in (one.checked_tools() if isinstance(one, Toolset) else [one])]
         check_tool_names([t.name for t in tools], type(self))
         return {t.name: t for t in tools}
 
@@ -224,12 +237,9 @@ class ToolEnv(Env[Shared]):
         return Step(results, 0.0, False, False, {})
 
     async def _answer_all(self, calls: Sequence[ToolCall], results: Sequence[Message]) -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                for call, result in zip(calls, results, strict=True):
-                    tasks.start_soon(self._answer, call, result)
-        except ExceptionGroup as group:  # the first to fail has cancelled the others
-            raise group.exceptions[0] from group.exceptions[0].__cause__
+        async with open_task_group() as tasks:
+            for call, result in zip(calls, results, strict=True):
+                tasks.start_soon(self._answer, call, result)
 
     async def _answer(self, call: ToolCall, message: Message) -> None:
         """Run one call and write its result, or the reason why there is none, into its message."""
@@ -260,9 +270,10 @@ class ToolEnv(Env[Shared]):
         if call.name not in self._tools:
             known = ", ".join(self._tools)
             raise ToolError(f"unknown tool {call.name!r}; the tools are: {known}", kind="unknown_tool")
-        return await call_tool(self._tools[call.name], call.arguments)
+        return await call_tool(self._tools[call.name], call.arguments, self._episode_number)
 
 
+_count = itertools.count()
 _UNBOUND = ToolBinding()
 _CACHED = ("_listed", "_tools")  # what a ToolEnv keeps of its tools
 _OF_THE_RUN = ("shared", "tool_binding", "tools", "_thread")

@@ -109,6 +109,20 @@ class EnvSpec:
             env.tool_binding = self.tool_binding
         return env
 
+    @property
+    def has_health_check(self) -> bool:
+        """Return True if the environment has a health check of its own."""
+        return self.cls.health_check is not Env.health_check
+
+    async def check_health(self) -> None:
+        """Call ``health_check`` of a fresh environment, and close that. Raises what it raises."""
+        env = self.make()
+        try:
+            await env.health_check()
+        finally:
+            await env.close()
+            await env.close_tools()
+
     def sample(self) -> Env:
         """Make an environment whose attributes are read and which is never reset.
 

@@ -36,6 +36,7 @@ class ToolBinding:
 
     def __init__(self, extra_tools: Sequence[ToolSpec] = (), settings: ToolSettings | None = None) -> None:
         self.extra_tools, self.settings = extra_tools, settings or {}
+        self.notes: list[str] = []  # what toolsets say of what they opened
         self._shared: dict[str, Any] = {}  # by the toolset's key
         self._of_class: dict[type[_ToolOwner], list[Tool | Toolset]] = {}
 
@@ -61,7 +62,10 @@ class ToolBinding:
         async with AsyncExitStack() as held:
             for t in self.list_patterns(env):
                 if isinstance(t, Toolset) and t.key not in self._shared:
-                    self._shared[t.key] = await enter_author_context(held, f"{type(t).__name__}.open", t.open)
+                    shared = await enter_author_context(held, f"{type(t).__name__}.open", t.open)
+                    self._shared[t.key] = shared
+                    if (note := t.describe_shared(shared)) and note not in self.notes:
+                        self.notes.append(note)
             try:
                 yield
             finally:

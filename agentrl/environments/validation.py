@@ -8,7 +8,8 @@ from typing import Any
 
 from agentrl.environments.env import Env
 from agentrl.errors import ContractError
-from agentrl.types import Message, Observation, Step, Trajectory, is_number, to_utf8
+from agentrl.settings.secret import scrub
+from agentrl.types import Message, Observation, Step, Trajectory, is_number, join_thought, to_utf8
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -18,7 +19,17 @@ def as_messages(observation: Observation) -> list[Message]:
     messages: Sequence[Message] = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
     )
-    return [{**m, "content": to_utf8(m["content"])} for m in messages]
+    return [{**m, "content": to_utf8(scrub(m["content"]))} for m in map(_join_thought, messages)]
+
+
+def _join_thought(message: Message) -> Message:
+    """Write a thought that stands beside an assistant's content into it."""
+    thought = message.get("reasoning_content")
+    if message["role"] != "assistant" or not isinstance(thought, str) or not thought:
+        return message
+    joined: Message = {**message, "content": join_thought(thought, message["content"])}
+    del joined["reasoning_content"]
+    return joined
 
 
 def _check_observation(observation: Any, env: Env, method: str) -> None:
@@ -94,7 +105,7 @@ def validate_group(result: Any, trajectories: Sequence[Trajectory], env: Env) ->
 
 
 def check_attributes(env: Env) -> None:
-    """Raise ContractError where the ``max_turns``, ``reward_weights`` or ``best_reward`` of an environment is wrong."""
+    """Raise ContractError where an environment's ``max_turns``, ``reward_weights``, best or worst reward is wrong."""
     name, turns, weights = type(env).__name__, env.max_turns, env.reward_weights
     if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
         raise ContractError(f"{name}.max_turns is {turns!r:.80}; it is a whole number of turns, 1 or more")
@@ -102,8 +113,14 @@ def check_attributes(env: Env) -> None:
         raise ContractError(
             f"{name}.reward_weights is {weights!r:.80}; it is a dict of a finite number for each reward"
         )
-    if not is_number(env.best_reward):
-        raise ContractError(f"{name}.best_reward is {env.best_reward!r:.80}; it is a finite number")
+    if not isinstance(env.template_words, Mapping) or not all(isinstance(word, str) for word in env.template_words):
+        raise ContractError(
+            f"{name}.template_words is {env.template_words!r:.80}; it is a dict of a value for each word that the chat "
+            "template reads"
+        )
+    for attribute in ("best_reward", "worst_reward"):
+        if not is_number(value := getattr(env, attribute)):
+            raise ContractError(f"{name}.{attribute} is {value!r:.80}; it is a finite number")
 
 
 def check_records(env: Env) -> None:

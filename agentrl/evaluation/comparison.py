@@ -176,6 +176,9 @@ def _check_same(one: EvaluationOutcomes, other: EvaluationOutcomes) -> Iterator[
     if (left := len(one.tasks.keys() ^ other.tasks.keys())) or one.lost or other.lost:
         lost = f", {one.lost + other.lost} that no trial of was scored" if one.lost or other.lost else ""
         yield f"restricted to the {len(common)} tasks that both have: {left} are in one alone{lost}"
+    for side in (one, other):
+        if side.left_out:
+            yield f"{len(side.left_out)} damaged episodes of {side.label} are left out, such as {side.left_out[0]}"
     if changed:
         yield f"they differ in more than the policy: {changed}"
 

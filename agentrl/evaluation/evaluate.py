@@ -25,6 +25,7 @@ from agentrl.evaluation.scope import (
     is_setting_used,
     read_scope,
 )
+from agentrl.health.tool_use import ToolUse
 from agentrl.models.policy import Policy, compute_checksum, resolve_settings
 from agentrl.renderer.json_lines import ChatRenderer
 from agentrl.rollout.rollout import EpisodeCallback, Rollout
@@ -59,7 +60,7 @@ async def _roll_out_tasks(
         ended: awaited with each group as it ends.
     """
     sampled = replace(rollout, oversample=0, branching=None)
-    greedy = replace(sampled, sampling=replace(rollout.sampling, temperature=0.0))
+    greedy = replace(sampled, sampling=rollout.sampling.greedy())
     sampled.concurrency = greedy.concurrency = rollout.concurrency
 
     async def one(task: int) -> None:
@@ -130,7 +131,7 @@ async def _open_model(
     from agentrl.resources import open_resources  # brings torch
 
     async with open_resources(config, spec, loaded) as session:
-        yield EvaluatedPolicy(session.rollout, compute_checksum(session.policy.model))
+        yield EvaluatedPolicy(session.rollout, compute_checksum(session.policy.model), spec.tool_binding.notes)
 
 
 @asynccontextmanager
@@ -142,7 +143,8 @@ async def _open_endpoint(
 
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.max_num_seqs)
     async with spec.open(), engine:
-        rollout_of = partial(Rollout.from_config, config.rollout, spec, engine, ChatRenderer())
+        engine.notes[:0] = spec.tool_binding.notes
+        rollout_of = partial(Rollout.from_config, config.rollout, spec, engine, ChatRenderer(config.template))
         yield EvaluatedPolicy(rollout_of, str(engine.model), engine.notes)
 
 
@@ -213,9 +215,16 @@ async def _roll_out_missing(
     async with playing as player:
         folder.check_policy(player.identity)
         rollout = player.rollout(scope.split)
-        await _roll_out_tasks(rollout, missing, scope.trials, folder.add, seed=seed, on_episode=listener.ended)
+        use = ToolUse()
+
+        def on_episode(episode: Trajectory) -> None:
+            use.add(episode)
+            listener.ended(episode)
+
+        await _roll_out_tasks(rollout, missing, scope.trials, folder.add, seed=seed, on_episode=on_episode)
         folder.run.write_tools(rollout.offered_tools)
-        for note in player.notes:
+        past_tools = use.explain(folder.config.model) if rollout.offered_tools else None
+        for note in [*player.notes, *([past_tools] if past_tools else [])]:
             folder.run.log_message(0, note)
             listener.said(note)
 

@@ -66,7 +66,7 @@ class EvaluationFolder:
             path = self._file(chunk)
             groups = self._read_chunk(path) if path.is_file() else []
             lost = not self.complete and not any(g.scored for g in groups)
-            lost |= retry_faults and any(t.fault for g in groups for t in g)
+            lost |= retry_faults and any(t.is_lost for g in groups for t in g)
             if [g.task for g in groups] == tasks and not lost:
                 self._whole[chunk] = groups
         self.run.rewind(self._last, 0)

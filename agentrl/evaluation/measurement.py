@@ -44,6 +44,7 @@ class Measurement:
     unscored: int  # episodes whose every reward was None: in no mean
     passes: tuple[PassRate, ...]
     folder: str | None = None  # the evaluation's, where it is kept
+    provoked: int = 0  # episodes that provoked a fault themselves: they count, with the floor
 
     @classmethod
     def of(cls, tasks: Sequence[Sequence[Trajectory]], pass_at: float = 1.0) -> Self:
@@ -59,7 +60,7 @@ class Measurement:
         rewards = list_scored_rewards(tasks)
         mean, calls = estimate_mean(rewards), metrics.call_metrics(scored)
         failed = calls.get("tools/failure_frequency")
-        faults = Counter(t.fault.kind for t in episodes if t.fault is not None)
+        faults = Counter(t.fault.kind for t in episodes if t.fault is not None and t.is_lost)
         return cls(
             *mean,
             episodes=len(scored),
@@ -68,6 +69,7 @@ class Measurement:
             turns=fmean(t.turns for t in scored),
             faults=faults.total(),
             faults_by_kind=dict(faults),
+            provoked=metrics.count_provoked(episodes),
             unscored=len(episodes) - len(scored) - faults.total(),
             passes=tuple(estimate_passes(rewards, pass_at)),
         )
@@ -87,6 +89,7 @@ class Measurement:
             "tools/call_frequency": self.calls,
             "turns/mean": self.turns,
             **{f"faults/{kind}": float(n) for kind, n in self.faults_by_kind.items()},
+            **({"faults/provoked": float(self.provoked)} if self.provoked else {}),
         }
         if self.failed_calls is not None:
             values["tools/failure_frequency"] = self.failed_calls

@@ -43,6 +43,7 @@ class EvaluationOutcomes:
     settings: Mapping[str, Any]  # by dotted names
     tasks: Mapping[int, _TaskOutcome]  # that have a scored trial
     lost: int  # tasks that have none
+    left_out: Sequence[str] = ()  # damaged episodes, each with the reason
 
     @property
     def mean(self) -> Estimate:
@@ -96,25 +97,32 @@ def _gather(
     rewards: dict[int, list[float]] = {}
     episodes: dict[int, list[str]] = {}
     digests: dict[int, str] = {}
-    for place, row in _rows(files):
+    left_out: list[str] = []
+    for place, row in _rows(files, left_out):
         if _is_greedy(row) is greedy:
             task = row["task"]
+            if task not in digests:
+                if (digest := _digest(row["messages"])) is None:
+                    left_out.append(f"{place}: its messages cannot be read")
+                    continue
+                digests[task] = digest
             own = rewards.setdefault(task, [])
-            digests.setdefault(task, _digest(row["messages"]))
-            if row["reward"] is not None and row["fault"] is None:
+            if row["reward"] is not None:
                 own.append(row["reward"])
                 episodes.setdefault(task, []).append(str(place))
     if not rewards:
         raise UserError(f"{label} has no {'greedy' if greedy else 'sampled'} trials of split {split}")
     tasks = {t: _TaskOutcome(tuple(r), tuple(episodes[t]), digests[t]) for t, r in rewards.items() if r}
     settings = flatten(read_toml(folder / "config.toml")[1])
-    return EvaluationOutcomes(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks))
+    return EvaluationOutcomes(label, folder, split, greedy, settings, tasks, len(rewards) - len(tasks), left_out)
 
 
-def _rows(files: Sequence[tuple[str, int, Path]]) -> Iterator[tuple[EpisodeId, Row]]:
+def _rows(files: Sequence[tuple[str, int, Path]], left_out: list[str]) -> Iterator[tuple[EpisodeId, Row]]:
     for split, step, path in files:
-        for number, row in enumerate(reader.read_rows(path, COLUMNS)):
+        damaged: dict[int, str] = {}
+        for number, row in reader.read_rows(path, COLUMNS, damaged):
             yield EpisodeId(split, step, number), row
+        left_out += [f"{EpisodeId(split, step, number)}: {why}" for number, why in damaged.items()]
 
 
 def _is_greedy(row: Row) -> bool:
@@ -123,10 +131,14 @@ def _is_greedy(row: Row) -> bool:
     return bool(row["sample"] == 1 if temperature is None else temperature == 0.0)
 
 
-def _digest(messages: str) -> str:
-    """Hash the messages before the first turn, but for the system's."""
+def _digest(messages: str) -> str | None:
+    """Hash the messages before the first turn, but for the system's; None if they cannot be read."""
     prompt = []
-    for message in json.loads(messages):
+    try:
+        conversation = reader.parse_messages(messages)
+    except ValueError:
+        return None
+    for message in conversation:
         if message["role"] == "assistant":
             break
         if message["role"] != "system":

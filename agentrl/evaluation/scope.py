@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -14,18 +13,21 @@ from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.evaluation.measurement import Trials
 from agentrl.runs.atomic import replace_atomically
+from agentrl.settings.documents import read_toml_table
 from agentrl.settings.loader import list_settings
 from agentrl.settings.signature import convert_value, list_problems
 
 FILE = "evaluation.toml"
-EPISODES = ("temperature", "max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s")
+EPISODES = ("temperature", "top_p", "stop", "max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s")
+TOKENS = ("top_k", "min_p", "repetition_penalty", "structured_outputs", "max_episode_tokens")  # of an engine of ours
 AT_ENDPOINT = (  # settings that an evaluation uses where a server renders and samples by itself
-    *("env", "tools", "tool", "model", "seed", "eval.trials", "eval.pass_at", "engine.max_num_seqs"),
+    *("env", "tools", "tool", "model", "template", "seed", "eval.trials", "eval.pass_at", "engine.max_num_seqs"),
     *(f"rollout.{name}" for name in EPISODES),
 )
 ACTING = (
     *AT_ENDPOINT,
-    *("dtype", "chat_template", "deterministic", "lora.quantize"),
+    *("dtype", "load", "chat_template", "call_format", "deterministic", "lora.quantize"),
+    *(f"rollout.{name}" for name in TOKENS),
     *("engine.name", "engine.max_model_len", "engine.threads", "engine.urls"),
 )
 INSTEAD = {
@@ -68,7 +70,7 @@ def build_scope(**values: Any) -> EvaluationScope:
 def read_scope(path: Path) -> EvaluationScope | None:
     """Read the scope of a folder; None if it holds no evaluation. Raises UserError: it cannot be read."""
     try:
-        values = tomllib.loads((path / FILE).read_text("utf-8"))
+        values = read_toml_table(path / FILE)
         if odd := sorted(values.keys() ^ set(EvaluationScope._fields)):
             raise ValueError(f"{odd[0]} is {'unknown' if odd[0] in values else 'missing'}: another version wrote it")
         return build_scope(**values)

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Reward)
 
 
 def resolve_rewards(
-    rewards: Sequence[str | Reward], settings: Mapping[str, Mapping[str, Any]] | None = None
+    rewards: Sequence[str | Reward] | Reward, settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Reward]:
     """Resolve reward names and functions to functions by name.
 
@@ -34,7 +34,7 @@ def resolve_rewards(
     """
     resolved: dict[str, Reward] = {}
     left = dict(settings or {})
-    for reward in rewards:
+    for reward in rewards if isinstance(rewards, Sequence) else [rewards]:
         own = left.pop(reward, {}) if isinstance(reward, str) else {}
         function = _resolve(reward, own)
         if not callable(function):

@@ -146,7 +146,9 @@ def _classifier(name: str) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     with explain_load_errors(f"reward model {name!r}"):
-        model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
     if missing := sorted(report["missing_keys"]):
         raise UserError(f"reward model {name!r} is not trained as one: its folder has no {missing[0]}")
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -156,4 +158,4 @@ def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     with explain_load_errors(f"the tokenizer of reward model {name!r}", "; give RewardModel(model, tokenizer)"):
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)

@@ -64,6 +64,20 @@ class Sleeper(Protocol):
     async def sleep(self) -> None: ...
 
 
+@runtime_checkable
+class KeptTokensReporter(Protocol):
+    """An engine that says which tokens each one was drawn among, where sampling leaves some out."""
+
+    reports_kept: bool
+
+
+@runtime_checkable
+class GrammarTaker(Protocol):
+    """An engine that samples only what `SamplingParams.grammar` allows."""
+
+    takes_grammars: bool
+
+
 class OpenEngine(Engine, Protocol):
     """An engine as a run holds it open: entering it starts it, leaving it leaves nothing behind."""
 

@@ -32,8 +32,10 @@ from agentrl.errors import ContractError, InfraError, UserError, is_failure
 from agentrl.renderer import Renderer
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.provenance import EndedEpisodes
 from agentrl.runtime.lanes import Lanes, Track
 from agentrl.tools.offered_tools import OfferedTools
+from agentrl.tools.provenance import HealthProbe
 from agentrl.types import Fault, JsonSchema, Message, Observation, Reply, SamplingParams, Segment, Stop, Trajectory
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ class EpisodeLimits:
     max_tokens: int = 512
     turn_timeout_s: float = 120.0
     episode_timeout_s: float = 600.0
+    max_episode_tokens: int | None = None  # behind the prompt, the environment's too
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class EpisodeContext:
     running: set[Episode] = field(default_factory=set)
     lanes: Lanes = field(default_factory=Lanes)
     offered_tools: OfferedTools = field(default_factory=OfferedTools)
+    ended: EndedEpisodes = field(default_factory=EndedEpisodes)
+    probe: HealthProbe = field(default_factory=HealthProbe)
 
     def __post_init__(self) -> None:
         self.concurrency = ConcurrencyLimiter(self.engine.capacity)
@@ -95,6 +100,8 @@ class Episode:
         self.env: Env | None = None
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        self.renderer = context.renderer
+        self.tools: Sequence[JsonSchema] = ()  # as the model was last told
         self.step_rewards: list[float] = []
         self.rewards: Mapping[str, float | None] = {}
         self.info: dict[str, Any] = {}
@@ -128,24 +135,38 @@ class Episode:
                 branched = await self._play(until)
             if deadline.cancelled_caught:
                 limit = f"over {context.limits.episode_timeout_s:g} s, in {self._describe_method()}"
-                self._end(Stop.TIMEOUT, Fault("episode_timeout", limit))
+                own = None if 2 * self._own_seconds() > context.limits.episode_timeout_s else False
+                self._end(Stop.TIMEOUT, Fault("episode_timeout", limit, own))
         except UserError:
             raise
         except InfraError as fault:
-            self._end(Stop.FAULT, Fault(fault.kind, str(fault)))
+            self._end(Stop.FAULT, Fault(fault.kind, str(fault), self._find_provenance(fault.provoked)))
         except BaseException as error:  # the other of the two boundaries: around an episode
             if self.stage not in _METHODS or not is_failure(error):
                 raise  # the engine and the renderer are ours, and Ctrl-C is the user's
             message = f"{self._describe_method()}: {traceback.format_exc(limit=-4)}"
-            self._end(Stop.FAULT, Fault(f"env_{_METHODS[self.stage]}", message))
+            self._end(Stop.FAULT, Fault(f"env_{_METHODS[self.stage]}", message, self._find_provenance()))
         finally:
             if not branched:
                 context.running.discard(self)
                 await self.close()
         if branched:
             return None
+        if self.fault is not None and self.fault.provoked is None and context.spec.has_health_check:
+            self.fault = replace(self.fault, provoked=await context.probe.passes(context.spec.check_health))
+        context.ended.add(self.fault)
         context.lanes.ended(self.track)
         return self.trajectory()
+
+    def _find_provenance(self, provoked: bool | None = None) -> bool | None:
+        """Return False for a fault that the model cannot have brought about; None where only evidence can tell."""
+        acted = any(s.author == "model" for s in self.segments)
+        return provoked if acted and self.stage in _ANSWERING else False
+
+    def _own_seconds(self) -> float:
+        """Return the seconds that the environment took to answer the model, those of this moment too."""
+        now = self.clock() - self.since if self.stage in _ANSWERING else 0.0
+        return now + sum(self.timings[stage] for stage in _ANSWERING)
 
     async def _play(self, until: Branching | None) -> bool:
         """Play until the end and score, or until ``until.turn``. Return True if it stopped to branch."""
@@ -181,6 +202,8 @@ class Episode:
             result = await self._bounded(env.reset(seed=self.task, options=options))
             observation, self.info = validate_reset(result, env)
             check_attributes(env)
+            if env.template_words:
+                self.renderer = context.renderer.with_words(env.template_words)
             tools = [t.schema for t in env.tool_list]
         context.offered_tools.add(tools)
         self._observe(observation, tools)
@@ -200,9 +223,10 @@ class Episode:
             raise ContractError(f"{type(env).__name__}.clone() must return another Env; it returned {fork.env!r:.80}")
         thread_methods(fork.env).shared = env.shared
         fork.env._track = fork.track = self.track.fork()
+        fork.renderer = self.renderer
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
             fork.env.fork_tools(env)
-        fork.segments, fork.messages = list(self.segments), list(self.messages)
+        fork.segments, fork.messages, fork.tools = list(self.segments), list(self.messages), self.tools
         fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
         fork.timings.update(self.timings)
         fork.started, fork.shared_turns = self.started, self.turn
@@ -232,18 +256,27 @@ class Episode:
         with self._stage("generate"):
             token_ids = self.token_ids
             room = min(context.limits.max_tokens, context.engine.max_context - len(token_ids))
+            if context.limits.max_episode_tokens is not None:
+                room = min(room, context.limits.max_episode_tokens + len(self.segments[0].token_ids) - len(token_ids))
             if room <= 0:
                 return None
             params = replace(
                 sampling,
                 max_tokens=room,
-                stop_token_ids=tuple(context.renderer.get_stop_token_ids()),
+                stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
                 seed=mix_seeds(self.seed, self.turn, sampling.seed),
             )
             completion = await context.engine.generate(token_ids, params, session=self.session)
+            if params.stop is not None:
+                completion = params.stop.cut_completion(completion)
             context.tokens += len(completion.token_ids)
-            self.segments.append(Segment("model", completion.token_ids, completion.logprobs, completion.versions))
-            reply = context.renderer.parse_response(completion.token_ids, prompt_ids=token_ids)
+            self.segments.append(
+                Segment("model", completion.token_ids, completion.logprobs, completion.versions, completion.kept)
+            )
+            stop = params.stop.strings if params.stop is not None else ()
+            reply = self.renderer.parse_response(
+                completion.token_ids, prompt_ids=token_ids, tools=self.tools, stop=stop
+            )
             self.messages.append(reply.message())
         return None if completion.stop_reason == "length" else reply
 
@@ -251,7 +284,7 @@ class Episode:
         """Append an observation: the prompt at first, later a segment that extends the context."""
         messages = as_messages(observation)
         self.messages.extend(messages)
-        renderer = self.context.renderer
+        self.tools, renderer = tools, self.renderer
         with self._stage("render"):
             if not self.segments:
                 self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
@@ -334,7 +367,7 @@ class Episode:
                     raise
                 if self.fault is None:
                     message = f"{self._describe_method()}: {type(error).__name__}: {error}"
-                    self._end(Stop.FAULT, Fault("env_close", message))
+                    self._end(Stop.FAULT, Fault("env_close", message, self._find_provenance()))
             finally:
                 self.track.leave(self.clock())
 
@@ -383,6 +416,7 @@ class _Stage:
 
 # The environment's methods, by stage.
 _METHODS = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
+_ANSWERING = ("tools", "score", "close")  # stages in which the environment has the model's turns before it
 _count = iter(range(1 << 62))
 
 

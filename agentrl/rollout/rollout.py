@@ -17,10 +17,12 @@ from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.renderer import Renderer
+from agentrl.renderer.stop_strings import StopStrings
 from agentrl.rollout.engine_protocol import Engine, Meter
 from agentrl.rollout.episode import Branching, Episode, EpisodeContext, EpisodeLimits
 from agentrl.rollout.group import GroupRollout
 from agentrl.rollout.group_scoring import score_group
+from agentrl.rollout.provenance import settle_faults
 from agentrl.runtime.lanes import Track
 from agentrl.runtime.stalls import Wait
 from agentrl.runtime.threads import open_task_group
@@ -42,8 +44,14 @@ class Rollout(EpisodeContext):
     @classmethod
     def from_config(cls, config: RolloutConfig, spec: EnvSpec, engine: Engine, renderer: Renderer, split: str) -> Self:
         """Build the rollout of a split; only ``train`` oversamples and branches."""
-        limits = EpisodeLimits(config.max_turns, config.max_tokens, config.turn_timeout_s, config.episode_timeout_s)
-        rollout = cls(spec, engine, renderer, limits, SamplingParams(temperature=config.temperature), split)
+        limits = EpisodeLimits(
+            config.max_turns,
+            config.max_tokens,
+            config.turn_timeout_s,
+            config.episode_timeout_s,
+            config.max_episode_tokens,
+        )
+        rollout = cls(spec, engine, renderer, limits, _build_sampling(config, renderer), split)
         if split == "train":
             rollout.oversample = config.oversample
             rollout.branching = Branching(config.branch_turn, config.branches) if config.branches > 1 else None
@@ -117,7 +125,14 @@ class Rollout(EpisodeContext):
         run = GroupRollout(self, task, size, seed, first, options or {}, self.oversample, self.branching, report)
         members = await run.run()
         self.cancelled += run.started - len(members)
-        return Group(task, tuple(await self._score_group(members, on_episode)))
+        return Group(task, tuple(self._settle(members, await self._score_group(members, on_episode))))
+
+    def _settle(
+        self, members: Sequence[tuple[Env | None, Trajectory]], scored: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """Settle whose faults those of a group's members are."""
+        worst = min((float(env.worst_reward) for env, _ in members if env is not None), default=0.0)
+        return settle_faults(scored, self.ended, worst)
 
     async def _score_group(
         self, members: Sequence[tuple[Env | None, Trajectory]], on_episode: EpisodeCallback | None = None
@@ -150,7 +165,20 @@ class Rollout(EpisodeContext):
         """
         episode = Episode(self, task, seed)
         trajectory = await episode.run()
-        return (await self._score_group([(episode.env, trajectory)]))[0]
+        members = [(episode.env, trajectory)]
+        return self._settle(members, await self._score_group(members))[0]
+
+
+def _build_sampling(config: RolloutConfig, renderer: Renderer) -> SamplingParams:
+    """Build the sampling of a run's turns."""
+    return SamplingParams(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        stop=StopStrings(config.stop, renderer.decode) if config.stop else None,
+    )
 
 
 def _waits_for_group(env: Env | None, trajectory: Trajectory) -> bool:

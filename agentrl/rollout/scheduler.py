@@ -91,7 +91,7 @@ class BatchPlan:
         return lost or (self.dynamic_sampling and has_zero_variance(group.trajectories))
 
 
-class _ScheduledGroup(NamedTuple):
+class ScheduledGroup(NamedTuple):
     """A task, its reset's options, the number of the first of its seeds, and which of the run's draws it is."""
 
     task: int
@@ -104,7 +104,7 @@ class SchedulerState(NamedTuple):
     """A scheduler as a checkpoint holds it: all that was drawn and is not taken is rolled out again, with its seeds."""
 
     scheduled: int
-    slots: Sequence[tuple[int, _ScheduledGroup]]
+    slots: Sequence[tuple[int, ScheduledGroup]]
     draws: Mapping[int, Mapping[int, int]]  # how often each task was drawn, by step
     resampled: Sequence[Group]
     num_resampled: int
@@ -118,7 +118,7 @@ class _Slot:
 
     number: int
     started: int  # after so many updates
-    scheduled: _ScheduledGroup
+    scheduled: ScheduledGroup
     recorded: bool = False
     complete: Group | None = None  # as it was rolled out, until it is judged
     group: Group | None = None  # to be learned from
@@ -224,13 +224,13 @@ class RolloutScheduler:
     def _start(self, slot: _Slot) -> None:
         self.tasks.start_soon(self._roll_out, slot, self.seed * 2**31 + self._step_of(slot.number))
 
-    def _draw_task(self, step: int) -> _ScheduledGroup:
+    def _draw_task(self, step: int) -> ScheduledGroup:
         task, options = self.sampler.draw()
         size = self.plan.size + self.rollout.oversample
         first = self._draws[step][task] * size  # a task drawn twice gets other seeds
         self._draws[step][task] += 1
         number, self._num_draws = self._num_draws, self._num_draws + 1
-        return _ScheduledGroup(task, options, first, number)
+        return ScheduledGroup(task, options, first, number)
 
     def _step_of(self, number: int) -> int:
         return number // self.plan.tasks + 1
@@ -306,7 +306,7 @@ async def open_scheduler(
         tasks.cancel_scope.cancel()
 
 
-def _make_outcome(scheduled: _ScheduledGroup, group: Group, resampled: bool) -> Outcome:
+def _make_outcome(scheduled: ScheduledGroup, group: Group, resampled: bool) -> Outcome:
     rewards = tuple(t.reward for t in group.scored if t.reward is not None)
     mean = fmean(rewards) if rewards else None
     return Outcome(scheduled.task, scheduled.options, mean, rewards, number=scheduled.number, resampled=resampled)

@@ -2,6 +2,7 @@
 
 The order is: check the arguments, wait for a free slot within ``Tool.max_concurrency``, fail at once while the circuit
 breaker is open, then call. ``Tool._run_with_timeout`` holds the deadline of one attempt, ``Tool.__call__`` retries.
+`provenance` finds out whether a call that failed for good was itself at fault.
 """
 
 from __future__ import annotations
@@ -13,20 +14,53 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from agentrl.tools.circuit_breaker import get_circuit_breaker
+from agentrl.errors import InfraError, ToolError
+from agentrl.tools.circuit_breaker import OPEN, get_circuit_breaker
+from agentrl.tools.provenance import describe_provoked, get_call_history
 from agentrl.tools.tool import Tool
 from agentrl.types import to_utf8_json
 
 
-async def call_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
+async def call_tool(tool: Tool, arguments: Mapping[str, Any], episode: int | None = None) -> str:
     """Call a tool and return its result as text for the model.
 
+    Args:
+        episode: its number; without one nothing is a provoked failure.
+
     Raises:
-        ToolError: the arguments are wrong, or the tool says no.
+        ToolError: the arguments are wrong, the tool says no, or it failed on this request and works otherwise.
         InfraError: it failed, or its circuit breaker is open.
         ContractError: its result is neither text nor JSON.
     """
-    checked = tool.check(to_utf8_json(arguments))  # JSON lets a model write half a character
+    try:
+        checked = await tool.check_off_loop(to_utf8_json(arguments))  # JSON lets a model write half a character
+    except RecursionError:
+        raise ToolError(f"bad arguments for {tool.name}: they are nested too deep", kind="arguments") from None
+    if episode is None:
+        return await _call_guarded(tool, checked)
+    history = get_call_history(tool.name)
+    try:
+        result = await _call_guarded(tool, checked)
+    except ToolError:
+        history.record(episode, succeeded=True)
+        raise
+    except InfraError as fault:
+        if fault.kind == OPEN:
+            fault.provoked = False
+            raise
+        history.record(episode, succeeded=False)
+        fault.provoked = await history.is_provoked(fault, episode, tool.make_health_check())
+        if not fault.provoked:
+            raise
+        if tool.max_consecutive_failures is not None:
+            get_circuit_breaker(tool.name, tool.max_consecutive_failures, tool.cooldown_s).failures = 0
+        raise describe_provoked(tool.name, fault) from fault
+    history.record(episode, succeeded=True)
+    return result
+
+
+async def _call_guarded(tool: Tool, checked: dict[str, Any]) -> str:
+    """Call a tool within its limit of calls and its circuit breaker."""
     async with AsyncExitStack() as held:
         if (limiter := _limiter(tool)) is not None:
             await held.enter_async_context(limiter)

@@ -14,6 +14,8 @@ import anyio.lowlevel
 
 from agentrl.errors import InfraError, ToolError, UserError
 
+OPEN = "tool_open"  # the kind of the fault while a tool is not called
+
 
 @dataclass
 class CircuitBreaker:
@@ -35,7 +37,7 @@ class CircuitBreaker:
         """
         if self.failures >= self.max_failures and (anyio.current_time() < self._open_until or self._probing):
             raise InfraError(
-                "tool_open",
+                OPEN,
                 f"tool {self.tool!r} failed {self.failures} times in a row; not called again for {self.cooldown_s:g} s",
             )
         self._probing = self.failures >= self.max_failures

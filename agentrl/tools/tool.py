@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, overload
@@ -18,9 +18,11 @@ from agentrl.errors import ContractError, InfraError, ToolError, UserError
 from agentrl.runtime.processes import call_in_process
 from agentrl.runtime.threads import DeadlineExceeded, SerialThread, contain_exits, run_in_thread, with_deadline
 from agentrl.settings.signature import build_arguments_model, convert_arguments, list_problems
+from agentrl.tools.provenance import HealthCheck
 from agentrl.types import JsonSchema
 
-ArgumentCheck = Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+Problems = Sequence[tuple[str, str]]
+ArgumentCheck = Callable[[Mapping[str, Any]], Problems | Coroutine[Any, Any, Problems]]
 """Returns what is wrong with a call's arguments, as (where, what); if nothing is, they are passed on as they are."""
 
 
@@ -38,11 +40,15 @@ class Tool:
         max_consecutive_failures: after that many failures in a row, over all episodes, the tool is not called for
             ``cooldown_s``; calls fail at once meanwhile. ``None``: never.
         process: run a sync function in a process of its own, which ends at the deadline: for what computes long, or
-            cannot be interrupted. It must be in a module that can be imported; its arguments and result are pickled.
+            cannot be interrupted. It must be in a module that can be imported; its arguments cross as JSON and are
+            converted there, its result is plain data.
         max_chars: a longer result is cut, and says so.
         writes: whether a call may change what is outside of the episode (``None``: not known). ``agentrl check`` calls
             such a tool only if ``--allow_writes`` names it; an MCP server tells its clients.
         model_errors: exceptions of the function that are the model's mistake beside ``ToolError``: it reads their text.
+        health_check: arguments of a harmless call that succeeds wherever the tool works (``{"query": "SELECT 1"}``), or
+            an async function that raises where it does not. It is asked when a call failed: where it passes, the
+            request provoked the failure (docs/faults.md).
         thread: of a sync environment, in which its sync methods run.
     """
 
@@ -60,9 +66,15 @@ class Tool:
     process: bool = False
     writes: bool | None = None
     model_errors: tuple[type[Exception], ...] = ()
+    health_check: Mapping[str, Any] | HealthCheck | None = None
     thread: SerialThread | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.health_check, Mapping) and self.is_method:
+            raise ContractError(
+                f"tool {self.name!r}: health_check is for functions; a method would be called on the episode's own "
+                "object: write `async def health_check(self)` beside it instead"
+            )
         if self.max_consecutive_failures is not None and self.max_consecutive_failures < 1:
             failures = self.max_consecutive_failures
             raise ContractError(f"tool {self.name!r}: max_consecutive_failures is 1 or more, or None; not {failures!r}")
@@ -101,18 +113,43 @@ class Tool:
         """Return the tool of one environment, for a function that takes ``self``."""
         return replace(self, function=partial(self.function, owner), thread=thread)
 
+    def make_health_check(self) -> HealthCheck | None:
+        """Return the function that asks whether the tool works; None where it has no health check."""
+        if not isinstance(self.health_check, Mapping):
+            return self.health_check
+        return partial(self._call_harmlessly, self.health_check)
+
+    async def _call_harmlessly(self, arguments: Mapping[str, Any]) -> None:
+        await self._run(await self.check_off_loop(arguments))
+
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a call's arguments to Python values.
 
         Raises:
             ToolError: tells the model every argument that is wrong.
+            ContractError: this tool's arguments are checked in another process: `check_off_loop`.
         """
+        if not isinstance(self.arguments, type):
+            wrong = self.arguments(arguments)
+            if isinstance(wrong, Coroutine):
+                wrong.close()
+                raise ContractError(f"tool {self.name!r} checks its arguments off the event loop: await check_off_loop")
+            return self._accept(arguments, wrong)
+        try:
+            return convert_arguments(self.arguments, arguments)
+        except pydantic.ValidationError as error:
+            return self._accept(arguments, list_problems(error))
+
+    async def check_off_loop(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a call's arguments as `check` does, and wait for a check that runs in another process."""
         if isinstance(self.arguments, type):
-            try:
-                return convert_arguments(self.arguments, arguments)
-            except pydantic.ValidationError as error:
-                wrong: Sequence[tuple[str, str]] = list_problems(error)
-        elif not (wrong := self.arguments(arguments)):
+            return self.check(arguments)
+        wrong = self.arguments(arguments)
+        return self._accept(arguments, await wrong if isinstance(wrong, Coroutine) else wrong)
+
+    def _accept(self, arguments: Mapping[str, Any], wrong: Problems) -> dict[str, Any]:
+        """Return the arguments. Raises ToolError if anything is wrong with them."""
+        if not wrong:
             return dict(arguments)
         words = "; ".join(f"{where}: {what}" for where, what in wrong)
         raise ToolError(f"bad arguments for {self.name}: {words}", kind="arguments")
@@ -158,10 +195,18 @@ class Tool:
         if inspect.iscoroutinefunction(_unwrap_partial(self.function)):
             return await self.function(**arguments)
         if self.process:
-            return await call_in_process(_run_by_name, self.function.__module__, self.function.__qualname__, arguments)
+            return await self._run_in_process(arguments)
         call = partial(self.function, **arguments)
         result = await (run_in_thread(call) if self.thread is None else self.thread.run(call))
         return await result if isinstance(result, Awaitable) else result
+
+    async def _run_in_process(self, arguments: Mapping[str, Any]) -> Any:
+        plain, model = arguments, self.arguments
+        if is_model := isinstance(model, type) and issubclass(model, pydantic.BaseModel):
+            plain = model.model_validate(arguments).model_dump(mode="json", by_alias=True)
+        mistakes = [f"{cls.__module__}:{cls.__qualname__}" for cls in self.model_errors]
+        module, name = self.function.__module__, self.function.__qualname__
+        return await call_in_process(_run_by_name, module, name, plain, is_model, mistakes)
 
     def _format(self, result: Any) -> str:
         if not isinstance(result, str):
@@ -184,12 +229,33 @@ def _pause(attempt: int) -> float:
     return min(0.1 * 2.0**attempt, 5.0)
 
 
-def _run_by_name(module: str, name: str, arguments: dict[str, Any]) -> Any:
-    """Run a function in another process; the name in its module is the tool."""
+@lru_cache(maxsize=64)
+def _build_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
+    return build_arguments_model(function, f"tool {function.__name__!r}")
+
+
+def _run_by_name(module: str, name: str, arguments: dict[str, Any], convert: bool, mistakes: list[str]) -> Any:
+    """Run a function in another process; the name in its module may be the tool.
+
+    Args:
+        convert: to the types of the signature.
+        mistakes: names of exceptions that are the model's mistake.
+    """
     function: Any = importlib.import_module(module)
     for part in name.split("."):
         function = getattr(function, part)
-    return (function.function if isinstance(function, Tool) else function)(**arguments)
+    function = function.function if isinstance(function, Tool) else function
+    if convert:
+        arguments = convert_arguments(_build_model(function), arguments)
+    try:
+        result = function(**arguments)
+    except ToolError:
+        raise
+    except Exception as error:
+        if {f"{cls.__module__}:{cls.__qualname__}" for cls in type(error).__mro__}.isdisjoint(mistakes):
+            raise
+        raise ToolError(f"{type(error).__name__}: {error}") from error
+    return result.model_dump(mode="json") if isinstance(result, pydantic.BaseModel) else result
 
 
 @overload
@@ -207,6 +273,7 @@ def tool(
     process: bool = ...,
     writes: bool | None = ...,
     model_errors: tuple[type[Exception], ...] = ...,
+    health_check: Mapping[str, Any] | HealthCheck | None = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Tool | Callable[..., Tool]:
     """Make a tool of a function: ``@tool`` or ``@tool(timeout_s=5)``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from agentrl.errors import ContractError
@@ -31,6 +32,10 @@ class Toolset:
         """Open what all episodes of a run share, and yield it."""
         yield None
 
+    def describe_shared(self, shared: Any) -> str | None:
+        """Return a line on what is open, said as a run begins, such as which walls a sandbox has here."""
+        return None
+
     def begin(self) -> None:
         """Make what an episode has for itself; ``self`` is its copy."""
 
@@ -49,6 +54,27 @@ class Toolset:
 
     async def close(self) -> None:
         """Let go of what the episode held."""
+
+    async def health_check(self) -> None:
+        """Raise if the tools do not work now: a harmless request of your own.
+
+        Called on a fresh copy, begun for it, when an episode's call failed: where this passes, that call's own request
+        provoked the failure. Without it the other episodes' calls are the evidence (docs/faults.md).
+        """
+        raise NotImplementedError
+
+    async def _check_afresh(self) -> None:
+        fresh = self.start_episode(self.shared)
+        try:
+            await fresh.health_check()
+        finally:
+            await fresh.close()
+
+    def checked_tools(self) -> list[Tool]:
+        """List the tools; each without a health check of its own has the toolset's, if that has one."""
+        if type(self).health_check is Toolset.health_check:
+            return list(self.tool_list)
+        return [replace(t, health_check=t.health_check or self._check_afresh) for t in self.tool_list]
 
     @property
     def tool_list(self) -> Sequence[Tool]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from agentrl import ContractError, UserError
 from agentrl.errors import suggest
+from agentrl.settings.documents import MAX_BYTES, check_depth, parse_json
 
 Row = dict[str, Any]
 Reader = Callable[[], Iterator[Row]]  # begins anew at each call
 _JSON = (".jsonl", ".json", ".ndjson")
+_PIECE = 1 << 20  # characters of a list that are read at once
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class DataSource:
             return self._iterable(data)
         path = Path(data)
         if path.suffix in (*_JSON, ".parquet"):
-            read = _read_parquet if path.suffix == ".parquet" else _read_json
+            read = partial(_read_parquet, is_stream=True) if path.suffix == ".parquet" else _read_json
             return lambda: read(_existing(path))
         reader: Reader = self._hub(str(data), split, streaming=True).__iter__
         return reader
@@ -154,51 +157,74 @@ def _existing(path: Path) -> Path:
 def _read_json(path: Path) -> Iterator[Row]:
     """Yield the objects of a file: one a line, or a list of them."""
     with _existing(path).open("rb") as file:
-        first = next((line for line in file if line.strip()), b"").lstrip()
+        first = next((line for line in iter(lambda: file.readline(MAX_BYTES), b"") if line.strip()), b"").lstrip()
         file.seek(0)
-        if path.suffix == ".json" and first.startswith(b"[") and not _is_json(first):
-            yield from _read_list(path, file.read())
+        if path.suffix == ".json" and first.startswith(b"["):
+            with path.open(encoding="utf-8") as text:
+                yield from _read_list(path, text)
             return
-        for number, line in enumerate(file, 1):
+        number = 0
+        while line := file.readline(MAX_BYTES):
+            number += 1
+            if len(line) == MAX_BYTES:
+                raise UserError(f"{path}, line {number}: it is longer than {MAX_BYTES >> 20} MiB")
             if line.strip():
                 yield _parse_row(line, f"{path}, line {number}")
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        return not isinstance(json.loads(line), list)
-    except ValueError:
-        return False
-
-
-def _read_list(path: Path, text: bytes) -> Iterator[Row]:
-    try:
-        rows = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, item {number}: a row must be a JSON object, not {row!r:.60}")
-        yield row
+def _read_list(path: Path, text: TextIO) -> Iterator[Row]:
+    """Yield the objects of a list, of which no more than one is in memory."""
+    decoder, number = json.JSONDecoder(), 0
+    ahead = text.read(_PIECE).lstrip()[1:]
+    while True:
+        ahead = ahead.lstrip().removeprefix(",").lstrip() if number else ahead.lstrip()
+        if ahead.startswith("]"):
+            return
+        try:
+            row, end = decoder.raw_decode(ahead)
+            if end == len(ahead):  # it may go on
+                raise json.JSONDecodeError("it ends", ahead, end)
+        except json.JSONDecodeError as error:
+            more = text.read(max(_PIECE, len(ahead)))
+            if not more or len(ahead) > MAX_BYTES:
+                why = f"it is longer than {MAX_BYTES >> 20} MiB" if more else f"not JSON: {error}"
+                raise UserError(f"{path}, item {number + 1}: {why}") from None
+            ahead += more
+            continue
+        except (RecursionError, ValueError) as error:
+            raise UserError(f"{path}, item {number + 1}: not JSON that can be read: {error}") from None
+        number, ahead = number + 1, ahead[end:]
+        yield _check_row(row, f"{path}, item {number}")
 
 
 def _parse_row(line: bytes, where: str) -> Row:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise UserError(f"{where}: not JSON: {error}") from None
+    return _check_row(row, where)
+
+
+def _check_row(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a row must be a JSON object, not {line.strip().decode():.60}")
+        raise UserError(f"{where}: a row must be a JSON object, not {json.dumps(row):.60}")
+    try:
+        check_depth(row)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
     return row
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _read_parquet(path: Path, *, is_stream: bool = False) -> Iterator[Row]:
+    from agentrl.runtime.parquet_file import MemoryBudget, ParquetError, ParquetFile
 
+    budget = MemoryBudget(_existing(path))
     try:
-        with pq.ParquetFile(_existing(path)) as file:
-            for batch in file.iter_batches(1024):
-                yield from batch.to_pylist()
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is no Parquet file: {error}") from None
+        for batch in ParquetFile(path).iter_batches():
+            if not is_stream:
+                budget.add(batch, as_objects=True)
+            yield from batch.to_pylist()
+    except (ParquetError, OSError) as error:
+        raise UserError(f"{path} is no Parquet file that can be read: {error}") from None
+    except (ValueError, OverflowError) as error:  # a date that Python has not, text that is no UTF-8
+        raise UserError(f"{path} holds a value that cannot be read: {error}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from agentrl import ContractError, Env, InfraError, Reply, Step, Tool, ToolError, UserError
+from agentrl import ContractError, Env, InfraError, Reply, Secret, Step, Tool, ToolError, UserError
 from agentrl.environments.task_sampler import task_index
 from agentrl.environments.validation import ROLES
 from agentrl.types import JsonSchema, Message, Observation, strip_thoughts
@@ -66,7 +66,7 @@ class OpenEnv(Env):
         test = (options or {}).get("split", "train") == "test"
         from agentrl_envs.openenv_wire import OpenEnvSession, socket_url
 
-        self.session = await OpenEnvSession.connect(socket_url(self.url))
+        self.session = await OpenEnvSession.connect(socket_url(Secret(self.url).reveal()))
         data = await self.session.ask("reset", {"seed": 2 * task_index(seed) + test})  # no seed is in both splits
         system: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         told = _to_messages(data["observation"])

@@ -33,7 +33,7 @@ class Prompts(ToolEnv[PromptRows]):
         rewards: functions ``f(prompts, completions, **columns) -> list[float | None]``, sync or async, called once a
             group, or once an episode where marked `agentrl.rewards.per_episode`; or names:
             those of docs/rewards.md, ``module:function``, or ``reward-model:FOLDER_OR_NAME``, a sequence classifier; or
-            such a model, loaded, or a ``RewardModel``.
+            such a model, loaded, or a ``RewardModel``. One function needs no list.
         reward_weights: one weight a reward; 1 by default.
         reward_settings: of rewards that take some, by name: ``--env.reward_settings.regex.pattern X``.
         gate, gate_at_least: a reward that must be as good as that for the others to count: see docs/rewards.md.
@@ -59,7 +59,7 @@ class Prompts(ToolEnv[PromptRows]):
     def __init__(
         self,
         data: Any,
-        rewards: Sequence[str | Reward] = ("accuracy",),
+        rewards: Sequence[str | Reward] | Reward = ("accuracy",),
         reward_weights: Sequence[float] | None = None,
         reward_settings: Mapping[str, Mapping[str, Any]] | None = None,
         gate: str | None = None,
@@ -142,6 +142,10 @@ class Prompts(ToolEnv[PromptRows]):
         if self.system_prompt:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         self.prompt_messages = len(messages)
+        words = self.row.get("chat_template_kwargs")
+        self.template_words = (
+            {word: value for word, value in words.items() if value is not None} if isinstance(words, Mapping) else {}
+        )
         right = find_expected_answer(self.row)
         return messages, {} if right is None else {"expected": right}
 

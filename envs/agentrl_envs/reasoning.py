@@ -71,7 +71,9 @@ class ReasoningGym(Env):
         answer, score = extract_answer(trajectory.answer), 0.0
         if answer is not None:  # some scorers pay for no answer, or for any
             with anyio.move_on_after(_SCORE_S):  # some calculate what the model wrote, such as 9**9**9**9
-                score = await call_in_process(score_answer, self.name, repr(self.config), answer, self.entry)
+                score = await call_in_process(
+                    score_answer, self.name, repr(self.config), answer, self.entry, reads_others=True
+                )
         return {"correct": score}
 
 

@@ -91,6 +91,7 @@ def test_the_built_in_environments_are_clean(name: str, capsys: pytest.CaptureFi
     assert f"{name}: 17 ok, 0 to look at, 0 failed" in said
 
 
+@pytest.mark.slow
 def test_prompts_are_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ({"prompt": f"What is {i} + {i * 7}?", "solution": str(1000 + i * 8)} for i in range(100))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -81,6 +81,9 @@ async def test_a_plain_tool_of_a_sync_environment_runs_in_its_thread() -> None:
             """Ask the database."""
             return str(self.connection.execute(sql).fetchall())
 
+        def close(self) -> None:  # type: ignore[override]
+            self.connection.close()
+
     call = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 6 * 7"}}</tool_call>'
     t, _ = await play(Asks, [call, "42"])
     assert [m["content"] for m in t.messages] == ["Ask.", "", "[(42,)]", "42"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from agentrl_envs.arena import TextArena, check_game, start_game
+from agentrl_envs import arena
+from agentrl_envs.arena import TextArena, check_game, play_game
 
 from agentrl import ContractError, EnvSpec, Reply, Trajectory
 from agentrl.rollout.rollout import Rollout
@@ -65,7 +67,13 @@ async def test_who_does_nothing_gets_nothing(name: str) -> None:
     assert played.messages[-1]["content"].startswith("Invalid Move:")
 
 
-async def test_games_between_one_another_keep_their_dice_and_leave_the_worlds_alone() -> None:
+def begin(name: str, seed: str = "1") -> TextArena:
+    env = TextArena(name)
+    env.seed = seed
+    return env
+
+
+async def test_games_between_one_another_keep_their_dice() -> None:
     """Blackjack draws a card a move: a game played alone and one beside others draw the same."""
 
     async def some(moves: int, envs: list[TextArena]) -> list[list[Any]]:
@@ -75,19 +83,27 @@ async def test_games_between_one_another_keep_their_dice_and_leave_the_worlds_al
                 told.append((await env.step(Reply("[Hit]" if turn % 2 else "[Stand]"))).observation)
         return said
 
-    def fresh(seed: str) -> TextArena:
-        env = TextArena("Blackjack-v0")
-        env.game, env.rng_state = start_game("Blackjack-v0", seed)
-        return env
-
-    alone = [(await some(4, [fresh(s)]))[0] for s in ("a", "b", "c")]
-    random.seed(7)
-    outside = random.random()
-    envs = [fresh(s) for s in ("a", "b", "c")]
-    random.seed(7)
-    assert await some(4, envs) == alone
-    assert random.random() == outside
+    alone = [(await some(4, [begin("Blackjack-v0", s)]))[0] for s in ("a", "b", "c")]
+    assert await some(4, [begin("Blackjack-v0", s) for s in ("a", "b", "c")]) == alone
     assert alone[0] != alone[1]
+
+
+@pytest.mark.parametrize("name", ["Blackjack-v0", "Minesweeper-v0", "Sokoban-v0"])
+def test_a_game_that_no_worker_has_kept_is_played_again_to_the_same_place(name: str) -> None:
+    moves = ["[Hit]", "[word]", "[1 1]", "[up]"]
+    kept = [play_game(name, "s", moves[:n]) for n in range(5)]
+    over = next((n for n, position in enumerate(kept) if position.over), 4)
+    arena._games.clear()
+    arena._start.cache_clear()
+    assert play_game(name, "s", moves[:over]) == kept[over]
+
+
+async def test_a_branch_goes_on_by_itself() -> None:
+    env = begin(HANOI)
+    await env.step(Reply("A C"))
+    branch = copy.copy(env)
+    assert (await env.step(Reply("A B"))).observation == (await branch.step(Reply("A B"))).observation
+    assert (await branch.step(Reply("C B"))).observation != (await env.step(Reply("B A"))).observation
 
 
 async def test_a_task_is_the_same_each_time() -> None:
@@ -99,8 +115,7 @@ async def test_a_task_is_the_same_each_time() -> None:
 
 
 async def test_games_that_mix_up_reason_and_reward() -> None:
-    env = TextArena("ThreeCardMonte-v0")
-    env.game, env.rng_state = start_game("ThreeCardMonte-v0", "x")
+    env = begin("ThreeCardMonte-v0", "x")
     await env.step(Reply("nonsense"))
     step = await env.step(Reply("nonsense"))
     assert (step.terminated, step.reward, step.observation) == (True, 0.0, "Invalid Move: Bad action. Use `[k]`.")
@@ -134,9 +149,9 @@ async def test_all_games_for_one_begin_go_on_and_end() -> None:
 
     played, slow = set(), {"Sudoku-v0-hard", "Sokoban-v0-medium"}  # to make one may take any time
     for name in sorted({k for k in ENV_REGISTRY if not k.endswith(("-raw", "-train"))} - slow):
-        env = TextArena(name)
+        env = begin(name)
         try:
-            env.game, env.rng_state = start_game(name, "1")
+            play_game(name, "1", ())
         except ContractError:
             continue
         over = False

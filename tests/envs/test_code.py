@@ -46,6 +46,7 @@ def test_who_does_nothing_gets_nothing(answer: str) -> None:
     assert found == [{"correct": 0.0, "passed": 0.0}] * 12
 
 
+@pytest.mark.slow
 def test_a_constant_is_not_paid() -> None:
     for value in ("0", "None", "[]", "True", "''", "x"):
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.models import policy
+from agentrl.models.recommendation import read_recommendation
 from agentrl.settings.loader import build_config
 
 
@@ -207,7 +207,7 @@ def test_the_noisy_phase_can_be_done_again_alone(tmp_path: Path, monkeypatch: py
 
 
 def test_the_recommended_settings_are_settings() -> None:
-    config = build_config(("nano", policy.read_recommended(str(nano.path()))), ("test", {"env": {"name": "shop"}}))
+    config = build_config(("nano", read_recommendation(Path(nano.path()))), ("test", {"env": {"name": "shop"}}))
     assert (config.steps, config.learner.optimizer) == (50, "muon")
 
 

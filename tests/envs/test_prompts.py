@@ -60,6 +60,11 @@ async def test_one_turn_and_its_reward() -> None:
     assert (await play("1", system_prompt="Add.")).messages[0] == {"role": "system", "content": "Add."}
 
 
+async def test_one_reward_function_needs_no_list() -> None:
+    assert (await play("1", rewards=exact)).rewards == {"exact": 1.0}
+    assert (await play("1", rewards="accuracy")).rewards.keys() == {"accuracy"}
+
+
 async def test_the_last_tenth_is_held_out() -> None:
     spec = EnvSpec(Prompts, data=ROWS)
     async with spec.open():

@@ -68,6 +68,7 @@ async def test_who_does_nothing_is_not_paid(said: str) -> None:
     assert {t.reward for t in await play([said])} == {0.0}
 
 
+@pytest.mark.slow
 async def test_saying_what_the_first_search_shows_is_worth_little() -> None:
     found: list[float | None] = []
     for t in await play(lambda s, turn: call("search", query=_question(s)), range(60), hops=[2, 3]):

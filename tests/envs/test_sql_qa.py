@@ -85,6 +85,7 @@ def test_a_seed_is_a_task_and_questions_of_train_and_test_differ() -> None:
     assert not train & test
 
 
+@pytest.mark.slow
 def test_names_of_tables_differ_and_the_best_constant_answer_is_worth_little() -> None:
     drawn = [tasks.draw(k, split="test") for k in range(300)]
     assert len({t.script for t in drawn}) > 250

@@ -60,7 +60,9 @@ async def test_each_chunk_has_a_line_and_the_last_one_everything(tmp_path: Path)
     assert lines[-1]["eval/pass_at_3"] >= lines[-1]["eval/reward"] >= lines[-1]["eval/pass_hat_3"]
 
 
-@pytest.mark.parametrize("kill_at", [1, 77, 150])
+@pytest.mark.parametrize(
+    "kill_at", [77, pytest.param(1, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)]
+)
 async def test_one_that_was_killed_ends_as_one_that_was_not(tmp_path: Path, kill_at: int) -> None:
     words = [sys.executable, "-m", "tests.helpers.evaluations", str(tmp_path / "a"), str(kill_at)]
     died = await anyio.run_process(words, cwd=Path(__file__).parents[2], check=False)
@@ -157,6 +159,7 @@ async def test_a_table_of_something_else_is_no_chunk(tmp_path: Path) -> None:
         await evaluated(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_tasks_are_counted_in_what_is_shared_which_is_opened_once(tmp_path: Path) -> None:
     opened: list[str] = []
 

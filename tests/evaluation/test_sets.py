@@ -82,6 +82,7 @@ def test_they_are_set_by_the_command_line_a_file_and_python(tmp_path: Path) -> N
     assert list(build_config(read_overrides(["--env", "x", "--eval.sets", "a,b"])).eval.sets) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_each_has_its_metrics_its_episodes_and_its_place_in_the_summary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,11 +94,12 @@ def test_the_weight_is_kept_told_and_the_same_after_a_kill(
         assert row["reward"] == pytest.approx(row["reward_before"])
 
 
+@pytest.mark.slow
 def test_the_history_is_of_each_step_before(tmp_path: Path) -> None:
     train("prompts", env_args=env_args(long), run={"dir": str(tmp_path / "run")}, **SMALL)
 
 
-@pytest.mark.parametrize("weight", ["'much'", "float('nan')"])
+@pytest.mark.parametrize("weight", ["'much'", pytest.param("float('nan')", marks=pytest.mark.slow)])
 def test_a_weight_that_is_no_number_is_refused(weight: str, tmp_path: Path) -> None:
     def wrong(completions: list[str], set_weight: Any, **columns: Any) -> list[float]:
         set_weight(eval(weight))

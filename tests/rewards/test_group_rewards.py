@@ -332,6 +332,7 @@ def test_two_functions_of_one_name_are_refused_with_the_place_of_both() -> None:
     assert list(resolve_rewards([rank, other])) == ["rank", "rank_3"]
 
 
+@pytest.mark.slow
 def test_a_training_by_comparison_logs_what_its_rewards_log(tmp_path: Path) -> None:
     states: list[tuple[int, int, float]] = []
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
 from agentrl import RewardModel, UserError, train
-from agentrl.models import policy
+from agentrl.models.source import locate_model
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.types import Message
 from tests.helpers.tiny import together
@@ -24,7 +24,7 @@ CHAT: list[list[Message]] = [
 
 def classifier(outputs: int = 1) -> Any:
     torch.manual_seed(0)
-    config = Qwen3Config.from_pretrained(policy.locate_model("nano"), num_labels=outputs)
+    config = Qwen3Config.from_pretrained(locate_model("nano"), num_labels=outputs)
     config.dtype = torch.float32
     model = Qwen3ForSequenceClassification(config).float().eval()
     model.score.weight.data.normal_(0, 1)
@@ -35,7 +35,7 @@ def classifier(outputs: int = 1) -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("judge") / "judge"
     classifier().save_pretrained(path)
-    AutoTokenizer.from_pretrained(policy.locate_model("nano")).save_pretrained(path)
+    AutoTokenizer.from_pretrained(locate_model("nano")).save_pretrained(path)
     return path
 
 
@@ -111,7 +111,7 @@ async def test_what_cannot_be_is_said(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot load reward model '.*nowhere'"):
         await RewardModel(str(tmp_path / "nowhere")).load()
     with pytest.raises(UserError, match=r"is not trained as one: its folder has no score\.weight"):
-        await RewardModel(policy.locate_model("nano")).load()
+        await RewardModel(locate_model("nano")).load()
     broken = classifier()
     broken.score.weight.data.fill_(float("nan"))
     with pytest.raises(UserError, match="gave nan for"):
@@ -122,6 +122,7 @@ async def test_what_cannot_be_is_said(folder: Path, tmp_path: Path) -> None:
         await RewardModel(classifier(), bare).score(CHAT[0])
 
 
+@pytest.mark.slow
 def test_prompts_are_trained_with_one(folder: Path, tmp_path: Path) -> None:
     data = [{"prompt": f"What is {n}+1?", "solution": str(n + 1)} for n in range(8)]
     settings: dict[str, Any] = {"steps": 1, "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 8}}

@@ -300,6 +300,17 @@ async def test_the_engine_is_told_the_stops_and_how_much_room_there_is() -> None
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.9, 5)
 
 
+async def test_an_episode_is_limited_behind_its_prompt_and_tools_tokens_count() -> None:
+    said = call("add", a=2, b=3)
+    free = await rollout(Quiz, [said]).episode(0)
+    prompt, first, answer = (len(s.token_ids) for s in free.segments[:3])
+    for limit, turns in ((first - 1, [first - 1]), (first + answer, [first]), (first + answer + 7, [first, 7])):
+        t = await rollout(Quiz, [said], max_episode_tokens=limit).episode(0)
+        assert t.stop is Stop.MAX_TOKENS
+        assert [len(s.token_ids) for s in t.segments if s.author == "model"] == turns
+        assert len(t.token_ids) <= prompt + max(limit, first + answer)
+
+
 async def test_the_worlds_fault_is_in_the_trajectory_and_its_kind_is_kept() -> None:
     class Down(Quiz):
         async def reset(self, *, seed: int, options: Any = None) -> tuple[Observation, dict[str, Any]]:

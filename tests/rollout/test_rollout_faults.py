@@ -125,7 +125,10 @@ async def test_a_constructor_that_raises_is_a_fault_of_the_reset() -> None:
 async def test_a_faulted_episode_is_in_no_statistic_and_its_group_goes_on() -> None:
     tries: list[str] = []
 
-    @tool(timeout_s=0.02, retries=1)
+    async def down() -> None:
+        raise OSError("no route to the index")
+
+    @tool(timeout_s=0.02, retries=1, health_check=down)
     async def search(query: str) -> str:
         """Search."""
         tries.append(query)

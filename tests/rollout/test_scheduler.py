@@ -75,7 +75,7 @@ async def test_where_nothing_may_be_old_it_is_the_plain_loop() -> None:
         assert batch.staleness == [0] * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(0, 3),
@@ -301,7 +301,7 @@ class Judged(Slow):
         return {"r": self.judge(trajectory)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, 0.0005, 0.003]), min_size=3, max_size=11),
     st.sampled_from([(), (1,), (2,), (1, 2), (3,), (1, 1, 1)]),
@@ -317,7 +317,7 @@ def test_in_order_the_same_tasks_are_drawn_whatever_the_clock_and_the_kills(
     assert any(resampled for *_, resampled in plain)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 2),
     st.lists(st.floats(0, 0.003), min_size=1, max_size=7),

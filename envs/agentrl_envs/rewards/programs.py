@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import re
-import secrets
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from typing import Any, Literal
-
-from agentrl_tools.sandbox import fork_server_client, launch
 
 from agentrl.types import THOUGHT_MARKS, strip_thoughts
 from agentrl_envs.rewards.answers import Completion, Marks, get_text
+from agentrl_envs.rewards.code_judge import CodeJudge, TestsError
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -25,56 +21,12 @@ def _find_code_block(text: str) -> str | None:
     return found[-1] if found else None
 
 
-async def _collect_outputs(
-    sandbox: fork_server_client.ForkServerClient,
-    code: str,
-    function: str,
-    inputs: Sequence[Sequence[Any]],
-    timeout_s: float,
-) -> list[Any]:
-    """Collect a function's result for each input, as JSON has it; ``...`` where nothing came.
-
-    What is expected is not in the sandbox: code that would like to cheat does not find it there.
-    """
-    mark = secrets.token_hex(8)
-    calls = (
-        f"\nimport json as _json\nfor _i, _given in enumerate(_json.loads({json.dumps(json.dumps(list(inputs)))})):\n"
-        f"    try: _said = _json.dumps({function}(*_given))\n"
-        f"    except BaseException: continue\n"
-        f"    print('\\n{mark}', _i, _said, flush=True)\n"
-    )
-    found = await sandbox.run(code + calls, session=None, timeout_s=timeout_s)
-    answers: list[Any] = [...] * len(inputs)
-    for line in found.output.splitlines():
-        parts = line.split(" ", 2)
-        if parts[0] == mark and len(parts) == 3 and parts[1].isdigit() and int(parts[1]) < len(answers):
-            answers[int(parts[1])] = _read(parts[2])
-    return answers
-
-
-def _read(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return ...
-
-
-async def _passes_tests(sandbox: fork_server_client.ForkServerClient, code: str, tests: str, timeout_s: float) -> bool:
-    """Return True if the code, and then the tests, run to their end. For tests that are statements, as ``assert``."""
-    mark = secrets.token_hex(16)
-    try:
-        ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    found = await sandbox.run(f"{code}\n{tests}\nprint('\\n{mark}')", session=None, timeout_s=timeout_s)
-    return found.status == "ok" and mark in found.output.split()
-
-
 class Code:
     """A reward: 1.0 where the last code block passes the row's column ``tests``; ``None`` without any.
 
     Tests are statements, such as ``assert f(2) == 4``, or pairs of arguments and result for the function named in
-    the column ``function``: ``[[[2], 4], [[3], 9]]``. Only those cannot be cheated from inside.
+    the column ``function``: ``[[[2], 4], [[3], 9]]``. Neither is in the process that runs the answer: plain values
+    cross, and are compared on the tests' side. ``None`` too where the tests could judge no answer.
 
     Args:
         partial: the share of the pairs that are right, instead of all or nothing.
@@ -93,8 +45,7 @@ class Code:
         packages: Sequence[str] = (),
     ) -> None:
         self.partial, self.timeout_s, self.kind, self.packages = partial, timeout_s, sandbox, tuple(packages)
-        self._held: AsyncExitStack | None = None
-        self._sandbox: fork_server_client.ForkServerClient | None = None
+        self._judge: CodeJudge | None = None
         self._loop: Any = None
 
     async def __call__(
@@ -116,34 +67,37 @@ class Code:
         code = _find_code_block(text)
         if code is None:
             return 0.0
-        sandbox = await self._ready()
-        if isinstance(tests, str) and function is None:
-            return float(await _passes_tests(sandbox, code, tests, self.timeout_s))
-        pairs = json.loads(tests) if isinstance(tests, str) else tests
-        said = await _collect_outputs(sandbox, code, str(function), [p[0] for p in pairs], self.timeout_s)
-        right = [
-            s is not ... and s == p[1] and isinstance(s, bool) == isinstance(p[1], bool)
-            for s, p in zip(said, pairs, strict=True)
-        ]
+        judge = self._ready()
+        try:
+            if isinstance(tests, str) and function is None:
+                return float(await judge.passes(code, tests))
+            right = await judge.compare(code, str(function), _read_pairs(tests))
+        except TestsError:
+            return None
         return sum(right) / len(right) if self.partial else float(all(right))
 
     async def load(self) -> None:
         """Start the sandbox now, instead of with the first answer. Raises UserError where there is none."""
-        await self._ready()
+        await self._ready().start()
 
-    async def _ready(self) -> fork_server_client.ForkServerClient:
+    def _ready(self) -> CodeJudge:
+        """Return the judge, one an event loop."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._held, self._sandbox, self._opening = loop, None, None, asyncio.Lock()
-        async with self._opening:
-            if self._sandbox is None:
-                self._held = AsyncExitStack()
-                start = launch.choose_launch(self.kind, launch.SandboxLimits(), self.packages)
-                self._sandbox = await self._held.enter_async_context(fork_server_client.open_fork_server(start))
-        return self._sandbox
+        if self._judge is None or self._loop is not loop:
+            self._loop, self._judge = loop, CodeJudge(self.kind, self.packages, self.timeout_s)
+        return self._judge
 
     async def close(self) -> None:
         """End the sandbox."""
-        held, self._held, self._sandbox = self._held, None, None
-        if held is not None and self._loop is asyncio.get_running_loop():
-            await held.aclose()
+        judge, self._judge = self._judge, None
+        if judge is not None and self._loop is asyncio.get_running_loop():
+            await judge.close()
+
+
+def _read_pairs(tests: Any) -> list[tuple[list[Any], Any]]:
+    """Read pairs of arguments and result, from JSON or as they are. Raises TestsError for anything else."""
+    try:
+        pairs = json.loads(tests) if isinstance(tests, str) else tests
+        return [(list(given), expected) for given, expected in pairs]
+    except (ValueError, TypeError) as error:
+        raise TestsError(f"the tests are no pairs of arguments and result: {error}") from None

@@ -1,0 +1,1 @@
+"""Modules that run inside the sandbox, where the package is not: they are sent there as bytecode."""
