@@ -31,7 +31,10 @@ from agentrl.errors import UserError
 from agentrl.runs.atomic import FolderLock, FolderWriteError, describe_os_error, raise_write_errors, replace_atomically
 from agentrl.runs.disk import OVERFLOW_LINK, is_disk_full, link_folder
 from agentrl.runs.writer import Learned, write_episodes
+from agentrl.settings.documents import parse_json, read_bounded_lines, read_json, read_toml_table
 from agentrl.settings.loader import flatten
+from agentrl.settings.secret import scrub
+from agentrl.settings.trust import remember_run
 from agentrl.tools.offered_tools import OfferedTools
 from agentrl.types import to_utf8
 
@@ -50,7 +53,7 @@ class RunFolder:
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append a line to the metrics. A number that is not finite becomes null, as JSON has none."""
-        self._append("metrics.jsonl", _finite(metrics))
+        self._append("metrics.jsonl", replace_non_finite(metrics))
 
     def log_message(self, step: int, text: str) -> None:
         """Append a sentence about the run; if the disk is full, together with the next one."""
@@ -68,17 +71,17 @@ class RunFolder:
                 raise_write_errors(self.folder),
                 replace_atomically(self.folder / "tools.json") as partial_path,
             ):
-                partial_path.write_text(offered.dump() + "\n", encoding="utf-8")
+                partial_path.write_text(scrub(offered.dump()) + "\n", encoding="utf-8")
                 offered.changed = False
 
     def write_algorithm(self, described: Mapping[str, Any]) -> list[str]:
         """Write ``algorithm.json``; return the kinds of entries that are not as they were when the run began."""
         path = self.folder / "algorithm.json"
         try:
-            before = json.loads(path.read_text("utf-8"))
+            before = read_json(path)
         except (OSError, ValueError):
             before = {}
-        now = json.loads(json.dumps(_finite(described)))
+        now = json.loads(scrub(json.dumps(replace_non_finite(described))))
         before = before if isinstance(before, dict) else {}
         with raise_write_errors(self.folder), replace_atomically(path) as partial_path:
             partial_path.write_text(to_utf8(json.dumps(now, indent=2, ensure_ascii=False)) + "\n", encoding="utf-8")
@@ -98,7 +101,7 @@ class RunFolder:
             size = path.stat().st_size if path.exists() else 0
             try:
                 with path.open("ab") as file:
-                    file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+                    file.write(scrub("".join(json.dumps(line) + "\n" for line in lines)).encode())
             except OSError:
                 if path.exists():
                     os.truncate(path, size)  # a part of it may have been written
@@ -151,7 +154,7 @@ class RunFolder:
                 if log.exists():
                     if log_sizes is not None:
                         _truncate(log, log_sizes.get(log.name, 0))
-                    kept = [line for line in _read_lines(log) if line["step"] <= step]
+                    kept = [line for line in read_lines(log) if line["step"] <= step]
                     with replace_atomically(log) as partial_path:
                         partial_path.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
             for file in (self.folder / "trajectories").glob("*-*.parquet"):
@@ -162,11 +165,11 @@ class RunFolder:
 
     def last_step(self) -> int:
         """Return the last step in the metrics; 0 if they are empty."""
-        return max((line["step"] for line in _read_lines(self.folder / "metrics.jsonl")), default=0)
+        return max((line["step"] for line in read_lines(self.folder / "metrics.jsonl")), default=0)
 
     def elapsed_s(self) -> float:
         """Return the run's age in seconds as of the last line of the metrics; 0 if no line has it."""
-        ages = (line.get("clock/elapsed") for line in _read_lines(self.folder / "metrics.jsonl"))
+        ages = (line.get("clock/elapsed") for line in read_lines(self.folder / "metrics.jsonl"))
         return max((seconds for seconds in ages if isinstance(seconds, int | float)), default=0.0)
 
     def skip_evaluation(self, step: int, offset: int) -> int:
@@ -174,7 +177,7 @@ class RunFolder:
         metrics = self.folder / "metrics.jsonl"
         line = metrics.read_bytes()[offset:].partition(b"\n")[0] if metrics.exists() else b""
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError:
             return offset
         is_evaluation = isinstance(values, dict) and values.get("step") == step and "eval/runtime" in values
@@ -187,7 +190,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``; a number that is not finite becomes null, as in `log`."""
-        text = to_utf8(json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False))
+        text = to_utf8(scrub(json.dumps(replace_non_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)))
         with raise_write_errors(self.folder), replace_atomically(self.folder / "summary.json") as partial_path:
             partial_path.write_text(text + "\n", encoding="utf-8")
 
@@ -228,13 +231,13 @@ def _write_folder(target: Path, save: Callable[[Path], None]) -> Path:
     return target
 
 
-def _finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """Copy a value with None for each number in it that is not finite."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _finite(own) for name, own in value.items()}
-    return [_finite(own) for own in value] if isinstance(value, list | tuple) else value
+        return {name: replace_non_finite(own) for name, own in value.items()}
+    return [replace_non_finite(own) for own in value] if isinstance(value, list | tuple) else value
 
 
 def _truncate(log: Path, size: int) -> None:
@@ -246,12 +249,12 @@ def _truncate(log: Path, size: int) -> None:
     os.truncate(log, size)
 
 
-def _read_lines(log: Path) -> list[dict[str, Any]]:
+def read_lines(log: Path) -> list[dict[str, Any]]:
     """Read a log's lines but for those that are half-written."""
     lines = []
-    for text in log.read_bytes().splitlines() if log.exists() else ():
+    for text in read_bounded_lines(log) if log.exists() else ():
         try:
-            lines.append(json.loads(text))
+            lines.append(parse_json(text))
         except ValueError:
             continue
     return [line for line in lines if isinstance(line, dict) and "step" in line]
@@ -269,7 +272,7 @@ def create_run_folder(
     Raises:
         UserError: it cannot be written, another process uses it, or it holds a run with other settings.
     """
-    path = Path(folder) if folder else name_run_folder("runs", env)
+    path, config_toml = Path(folder) if folder else name_run_folder("runs", env), scrub(config_toml)
     run = open_run_folder(path, config_toml, partial(_check_free, path, config_toml, resume), "--run.dir")
     return replace(run, fallback=Path(fallback) if fallback else None)
 
@@ -287,6 +290,7 @@ def open_run_folder(path: Path, config_toml: str, check: Callable[[], object], o
         UserError: it cannot be written (``option`` names the setting to change), another process uses it, or ``check``
             raises one.
     """
+    config_toml = scrub(config_toml)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(path)
@@ -297,6 +301,7 @@ def open_run_folder(path: Path, config_toml: str, check: Callable[[], object], o
             raise
         with replace_atomically(path / "config.toml") as partial_path:
             partial_path.write_text(config_toml, encoding="utf-8")
+        remember_run(tomllib.loads(config_toml))
         (path / "trajectories").mkdir(exist_ok=True)
         _point_last(path)
     except OSError as error:
@@ -333,7 +338,7 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
 def read_run_settings(path: Path) -> dict[str, Any]:
     """Read a run's settings by dotted names. Raises UserError: its config.toml is missing, or no TOML."""
     try:
-        return flatten(tomllib.loads((path / "config.toml").read_text("utf-8")))
+        return flatten(read_toml_table(path / "config.toml"))
     except (FileNotFoundError, ValueError):
         raise UserError(
             f"the run in {str(path)!r} cannot resume: its config.toml is missing or damaged; give another --run.dir"

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from agentrl.settings.catalogue import list_own_entries
+from agentrl.errors import ContractError
+from agentrl.settings.catalogue import BoundEntry, list_own_entries
 
 
 class _Described(NamedTuple):
@@ -61,7 +62,7 @@ STEP = (
     _Described("tools/failure_frequency", "calls that did not end well / all calls", "share", _METRICS),
     _Described(
         "tools/error/KIND",
-        "calls with an error of a kind (parse, unknown_tool, arguments, tool) / all calls",
+        "calls with an error of a kind (parse, unknown_tool, arguments, tool, provoked) / all calls",
         "share",
         _METRICS,
     ),
@@ -71,7 +72,13 @@ STEP = (
     _Described("tools/NAME/p50_s", "median duration of a call", "s", _METRICS),
     _Described("tools/NAME/p95_s", "95th percentile of its duration", "s", _METRICS),
     _Described("stops/REASON", "valid episodes that stopped for a reason / valid episodes", "share", _METRICS),
-    _Described("faults/KIND", "episodes that an infrastructure error of a kind ended", "episodes", _METRICS),
+    _Described(
+        "faults/provoked",
+        "episodes whose own request provoked an infrastructure error: a call was told so, or they earned the floor",
+        "episodes",
+        _METRICS,
+    ),
+    _Described("faults/KIND", "episodes that an infrastructure error of the world's ended", "episodes", _METRICS),
     _Described("episodes", "episodes that were rolled out for the step", "episodes", _RECORDER),
     _Described(
         "episodes/OUTCOME", "of them, those with an outcome (agentrl/credit.py); they sum to all", "episodes", _METRICS
@@ -95,6 +102,7 @@ STEP = (
     _Described("loss", "the sum over tokens of weight x loss, mean over the optimizer steps", "", _LEARNER),
     _Described("grad_norm", "norm of the gradient before clipping, mean over the optimizer steps", "", _LEARNER),
     _Described("entropy", "mean entropy of the policy at the trained tokens", "nats", _OBJECTIVE),
+    _Described("aux_loss", "balancing loss of a mixture of experts, before its coefficient", "", _LEARNER),
     _Described("kl", "mean of k3, exp(d) - d - 1 with d = log p_ref - log p (times r by default)", "nats", _OBJECTIVE),
     _Described(
         "sampling/sampling_logp_difference/PICK",
@@ -142,7 +150,8 @@ EVALUATION = (
     _Described("eval/tools/call_frequency", "mean number of tool calls of an episode", "calls", _MEASURED),
     _Described("eval/tools/failure_frequency", "calls that did not end well / all calls", "share", _MEASURED),
     _Described("eval/turns/mean", "mean number of turns", "turns", _MEASURED),
-    _Described("eval/faults/KIND", "episodes that an infrastructure error of a kind ended", "episodes", _MEASURED),
+    _Described("eval/faults/provoked", "episodes that provoked one themselves", "episodes", _MEASURED),
+    _Described("eval/faults/KIND", "episodes that an infrastructure error of the world's ended", "episodes", _MEASURED),
     _Described(
         "eval/pass_at_K",
         "probability that one of k trials passes (eval.pass_at), mean over the tasks",
@@ -190,6 +199,13 @@ def find_metric(name: str, *, evaluation: bool = False) -> _Described | None:
     return next(iter([*exact, *(d for d in known if d.matches(name))]), None)
 
 
+def check_loss_metrics(loss: BoundEntry) -> None:
+    """Raise ContractError if a loss declares a metric by a name that a run logs itself."""
+    for name in loss.entry.metrics:
+        if name.startswith("eval/") or any(d.matches(name) for d in STEP):
+            raise ContractError(f"{loss.what} declares the metric {name!r}, which agentrl logs itself; rename it")
+
+
 def format_page() -> str:
     """Format docs/metrics.md."""
     losses = [d._replace(formula=f"{d.formula} ({', '.join(names)})") for d, names in list_loss_metrics()]
@@ -224,7 +240,8 @@ _INTRODUCTION = """\
 Every number of `metrics.jsonl` and `summary.json`: its formula, its unit, and the module that makes it. A word in
 capitals stands for a name. The page is written by `python -m agentrl.runs.metric_catalogue > docs/metrics.md`.
 
-An episode that an infrastructure error ended is *not valid*: it is counted, and is in no number about the policy. What
+An episode that an infrastructure error ended is *not valid*: it is counted, and is in no number about the policy, but
+for the floor in the rewards where it provoked the error itself ([faults](faults.md)). What
 your rewards, environments, losses and `run.metrics` log stands beside these under the names they give.
 
 ## A line for each step

@@ -24,7 +24,7 @@ class MetricFunctions:
 
     Raises:
         UserError: one cannot be loaded.
-        ConfigError: one is no plain function, or two have one name.
+        ConfigError: one is no plain function, or has a name that is taken.
     """
 
     def __init__(self, functions: Sequence[str | MetricFunction]) -> None:
@@ -34,6 +34,8 @@ class MetricFunctions:
             if not callable(function) or inspect.isclass(function) or inspect.iscoroutinefunction(function):
                 raise ConfigError(f"run.metrics takes plain functions of a list of episodes, not {given!r:.80}")
             name = getattr(function, "__name__", type(function).__name__)
+            if name in ("step", "eval"):
+                raise ConfigError(f"run.metrics: a row's {name!r} is agentrl's own; rename the function {name}")
             if name in self._functions:
                 raise ConfigError(f"run.metrics: two functions are called {name!r}; rename one")
             self._functions[name] = function
@@ -60,8 +62,8 @@ class MetricFunctions:
 
 def _call(name: str, function: MetricFunction, episodes: Sequence[Trajectory]) -> Metrics:
     try:
-        result = function(episodes)
-    except Exception as error:  # a user's own code
+        result = function([*episodes])  # a list of its own
+    except (Exception, SystemExit) as error:  # a user's own code
         raise ContractError(f"run.metrics: {name} raised {describe_raised(error)}") from error
     if result is None:
         return {}

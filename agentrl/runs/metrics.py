@@ -18,14 +18,16 @@ def group_metrics(groups: Sequence[Group], min_group_size: int = 1) -> Metrics:
     """Compute the metrics of a batch of groups.
 
     Faulted episodes are counted, and are in no number about the policy; their tools' time-outs are about the tools.
+    Those that provoked their fault are in the rewards, with the floor.
     """
     episodes = [t for g in groups for t in g]
     valid = [t for t in episodes if t.fault is None]
+    provoked = count_provoked(episodes)
     kept = [g for g in groups if len(g.scored) >= min_group_size]
     spreads = [_std([t.reward for t in g.scored if t.reward is not None]) for g in kept]
     flat = sum(has_zero_variance(g.trajectories) for g in kept)
     return {
-        **_rewards(valid),
+        **_rewards([t for t in episodes if not t.is_lost]),
         "reward_std": fmean(spreads) if spreads else 0.0,
         "frac_reward_zero_std": flat / len(kept) if kept else 0.0,
         "groups/rolled_out": float(len(groups)),
@@ -36,6 +38,7 @@ def group_metrics(groups: Sequence[Group], min_group_size: int = 1) -> Metrics:
         **_by_tool(episodes),
         **_shares("stops", Counter(t.stop.value for t in valid), len(valid)),
         **{f"faults/{kind}": float(n) for kind, n in _count_faults(episodes).items()},
+        **({"faults/provoked": float(provoked)} if provoked else {}),
     }
 
 
@@ -43,11 +46,11 @@ def add_logged_metrics(values: Mapping[str, float], groups: Sequence[Group]) -> 
     """Return a step's numbers and, beside them, the mean of each that rewards or environments logged.
 
     Raises:
-        ContractError: one of those has the name of a number that is there already.
+        ContractError: one of those has the name of a number of agentrl's, or of an evaluation's.
     """
     valid = [t for g in groups for t in g if t.fault is None]
     logged = {name: fmean(t.metrics[name] for t in valid if name in t.metrics) for t in valid for name in t.metrics}
-    if taken := sorted(logged.keys() & values.keys()):
+    if taken := sorted(n for n in logged if n in values or n == "step" or n.startswith("eval/")):
         raise ContractError(f"log_metric({taken[0]!r}, ...): agentrl logs a number of that name itself; take another")
     return {**values, **logged}
 
@@ -133,7 +136,14 @@ def _by_tool(episodes: Sequence[Trajectory]) -> Metrics:
 
 
 def _count_faults(episodes: Iterable[Trajectory]) -> Counter[str]:
-    return Counter(t.fault.kind for t in episodes if t.fault is not None)
+    return Counter(t.fault.kind for t in episodes if t.fault is not None and t.is_lost)
+
+
+def count_provoked(episodes: Iterable[Trajectory]) -> int:
+    """Count the episodes that provoked a fault: a call of theirs failed and was told so, or it ended them."""
+    return sum(
+        (t.fault is not None and not t.is_lost) or any(c.status == "provoked" for c in t.calls) for t in episodes
+    )
 
 
 def _shares(prefix: str, counts: Mapping[str, int], total: int) -> Metrics:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl import __version__
 from agentrl.errors import UserError
+from agentrl.runs.sound_rows import SoundRows, select_sound_rows
 from agentrl.runs.writer import SCHEMA_VERSION
-from agentrl.types import Author, CallRecord, Fault, Segment, Stop, Trajectory
+from agentrl.runtime.parquet_file import MemoryBudget, ParquetError, ParquetFile
+from agentrl.settings.documents import parse_json
+from agentrl.types import Author, CallRecord, Fault, Message, Segment, Stop, Trajectory
 
 _FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
 _NAME = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
@@ -30,7 +32,7 @@ REQUIRED = (
     "messages",
     "calls",
 )  # in each version of the schema
-_OUTLINE = ["task", "sample", "rewards", "weights", "stop", "fault", "fault_message", "calls", "temperature"]
+_OUTLINE = ["task", "sample", "reward", "rewards", "weights", "stop", "fault", "fault_message", "calls", "temperature"]
 _OUTLINE += ["shared_turns", "segments.list.element.author"]
 
 
@@ -62,24 +64,52 @@ def list_files(run: Path, splits: Sequence[str] = ()) -> list[tuple[str, int, Pa
     return selected
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Read a file's rows one at a time, with all columns or some; those that an older run lacks are left out.
+def read_batches(
+    path: Path, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[SoundRows]:
+    """Read the sound rows of a file of episodes, some megabytes at a time; what is damaged costs its row alone.
+
+    Args:
+        columns: those that an older run lacks are left out; all by default.
+        start, stop: the first row, and the one after the last.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or is no file of episodes.
     """
     try:
-        file = _open(path)
-        have = None if columns is None else [n for n in columns if n.partition(".")[0] in file.schema_arrow.names]
-        for batch in file.iter_batches(64 if columns is None else 1024, columns=have):
-            yield from batch.to_pylist()
-    except (OSError, pa.ArrowException) as error:
+        file, at = ParquetFile(path), start
+        batches = file.iter_batches(columns, start, stop)
+        _check_columns(path, file)
+        for batch in batches:
+            yield select_sound_rows(batch, at)
+            at += batch.num_rows
+    except (OSError, ParquetError, ValueError, pa.ArrowException) as error:
         raise _unreadable(path, error) from None
 
 
+def read_rows(
+    path: Path, columns: Sequence[str] | None = None, left_out: dict[int, str] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """Read a file's rows with their numbers, one at a time, with all columns or some, as far as they are there.
+
+    Args:
+        left_out: takes the reason for each damaged row, by its number. Without it such a row is an error.
+
+    Raises:
+        UserError: the file cannot be read, or a row.
+    """
+    for sound in read_batches(path, columns):
+        if sound.left_out and left_out is None:
+            number, why = next(iter(sound.left_out.items()))
+            raise UserError(f"{path}: row {number} is damaged: {why}")
+        if left_out is not None:
+            left_out |= sound.left_out
+        yield from zip(map(int, sound.numbers), sound.table.to_pylist(), strict=True)
+
+
 def read_outlines(path: Path) -> Iterator[Row]:
-    """Read rows without their tokens, one at a time, as an evaluation needs them; as `read_rows`."""
-    return read_rows(path, _OUTLINE)
+    """Read rows without their tokens, one at a time, as an evaluation needs them. Raises UserError as `read_rows`."""
+    return (row for _, row in read_rows(path, _OUTLINE))
 
 
 def build_outline(row: Row) -> Trajectory:
@@ -92,7 +122,7 @@ def build_outline(row: Row) -> Trajectory:
         rewards={r["name"]: r["value"] for r in row["rewards"]},
         weights={w["name"]: w["value"] for w in row.get("weights") or ()},
         calls=tuple(CallRecord(**c) for c in row["calls"]),
-        fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
+        fault=_build_fault(row),
         temperature=row.get("temperature"),
         shared_turns=row.get("shared_turns") or 0,
     )
@@ -104,6 +134,11 @@ def strip_tokens(t: Trajectory) -> Trajectory:
     return replace(t, segments=segments, messages=(), step_rewards=(), timings={}, info={})
 
 
+def _build_fault(row: Row) -> Fault | None:
+    """Make the fault of a row; the floor is its reward where the episode provoked it, and it has none otherwise."""
+    return Fault(row["fault"], row["fault_message"] or "", row.get("reward") is not None) if row["fault"] else None
+
+
 def _empty(author: Author) -> Segment:
     return Segment(author, (), (), ()) if author == "model" else Segment(author, ())
 
@@ -113,36 +148,46 @@ def read_row(run: Path, where: EpisodeId) -> Row:
     path = run / "trajectories" / f"{where.split}-{where.step:06d}.parquet"
     if not path.is_file():
         raise UserError(f"the run {str(run)!r} has no {path.name}")
-    try:
-        file = _open(path)
-        left, count = where.row, file.metadata.num_rows
-        for group in range(file.num_row_groups):
-            if left < (size := file.metadata.row_group(group).num_rows):
-                row: Row = file.read_row_group(group).slice(left, 1).to_pylist()[0]
-                return row
-            left -= size
-    except (OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from None
+    for sound in read_batches(path, start=where.row, stop=where.row + 1):
+        for why in sound.left_out.values():
+            raise UserError(f"{where} is damaged: {why}")
+        row: Row = sound.table.to_pylist()[0]
+        return row
+    count = int(ParquetFile(path).metadata["rows"])
     raise UserError(f"{path.name} has the episodes 0 to {count - 1}, not {where.row}")
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    """Open a file of episodes. Raises UserError if it is another table."""
-    file = pq.ParquetFile(path)
-    check_version(path, file.schema_arrow)
-    if missing := [name for name in REQUIRED if name not in file.schema_arrow.names]:
-        raise UserError(f"{path} is no file of episodes: it has no column {missing[0]!r}")
-    return file
+def read_columns(path: Path, columns: Sequence[str], budget: MemoryBudget | None = None) -> SoundRows:
+    """Read some columns of all sound rows as one table; those that an older run lacks are left out.
+
+    Raises:
+        UserError: the file cannot be read, or unpacks to more than the budget.
+    """
+    budget = budget or MemoryBudget(path)
+    parts: list[SoundRows] = []
+    for sound in read_batches(path, columns):
+        try:
+            budget.add(sound.table)
+        except ParquetError as error:
+            raise _unreadable(path, error) from None
+        parts.append(sound)
+    if not parts:
+        return SoundRows(pa.RecordBatch.from_pylist([], schema=pa.schema([])), np.zeros(0, dtype=np.int64), {})
+    left_out = {number: why for part in parts for number, why in part.left_out.items()}
+    table = pa.Table.from_batches([part.table for part in parts]).combine_chunks()
+    return SoundRows(table, np.concatenate([part.numbers for part in parts]), left_out)
 
 
-def check_version(path: Path, schema: pa.Schema) -> None:
-    """Raise UserError if another version of the schema was written into a file of episodes."""
-    version = (schema.metadata or {}).get(b"agentrl_trajectories", SCHEMA_VERSION.encode()).decode()
+def _check_columns(path: Path, file: ParquetFile) -> None:
+    """Raise UserError if it is another table, or of another version."""
+    version = file.metadata.get("agentrl_trajectories", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise UserError(
-            f"{path} was written by another agentrl, version {version} of trajectories; this is agentrl {__version__}, "
-            f"version {SCHEMA_VERSION}: read it with the one that wrote it"
+            f"{path} was written by another agentrl, version {version:.40} of trajectories; this is agentrl "
+            f"{__version__}, version {SCHEMA_VERSION}: read it with the one that wrote it"
         )
+    if missing := [name for name in REQUIRED if name not in file.schema.names]:
+        raise UserError(f"{path} is no file of episodes: it has no column {missing[0]!r}")
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
@@ -150,19 +195,25 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def build_trajectory(row: Row) -> Trajectory:
-    """Make the trajectory of a row; its ``info`` is what was kept of it, as JSON."""
+    """Make the trajectory of a row; its ``info`` is what was kept of it, as JSON. Raises UserError: it is damaged."""
+    try:
+        messages, info = parse_messages(row["messages"]), parse_json(row.get("info") or "{}")
+        if not isinstance(info, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise UserError(f"the episode is damaged: its messages, or its info, cannot be read: {error}") from None
     return Trajectory(
         task=row["task"],
         segments=tuple(_segment(s) for s in row["segments"]),
-        messages=tuple(json.loads(row["messages"])),
+        messages=messages,
         stop=Stop(row["stop"]),
         rewards={r["name"]: r["value"] for r in row["rewards"]},
         weights={w["name"]: w["value"] for w in row.get("weights") or ()},
-        step_rewards=tuple(row["step_rewards"]),
-        timings={t["name"]: t["value"] for t in row["timings"]},
+        step_rewards=tuple(row.get("step_rewards") or ()),
+        timings={t["name"]: t["value"] for t in row.get("timings") or ()},
         calls=tuple(CallRecord(**c) for c in row["calls"]),
-        fault=Fault(row["fault"], row["fault_message"] or "") if row["fault"] else None,
-        info=json.loads(row.get("info") or "{}"),
+        fault=_build_fault(row),
+        info=info,
         temperature=row.get("temperature"),
         shared_turns=row.get("shared_turns") or 0,
     )
@@ -175,4 +226,26 @@ def _segment(s: Row) -> Segment:
         tuple(s["token_ids"]),
         tuple(s["logprobs"]) if own else None,
         tuple(s["versions"]) if own else None,
+    )
+
+
+def parse_messages(text: str) -> tuple[Message, ...]:
+    """Parse a conversation as it is stored. Raises ValueError: it is no list of messages."""
+    messages = parse_json(text)
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ValueError("it is no list of messages")
+    return tuple(messages)
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not all(isinstance(message.get(name), str) for name in ("role", "content")):
+        return False
+    calls = message.get("tool_calls", [])
+    return isinstance(calls, list) and all(
+        isinstance(call, dict)
+        and isinstance(function := call.get("function"), dict)
+        and isinstance(call.get("id"), str)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), dict)
+        for call in calls
     )

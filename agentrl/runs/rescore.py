@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from agentrl.rewards.functions import Reward, call_rewards, is_per_episode
 from agentrl.rewards.reward_log import RewardLog
 from agentrl.rewards.trainer_state import HISTORY, TrainerState, replay_trainer_state
 from agentrl.rollout.group_scoring import score_group
+from agentrl.runs.folder import read_lines
 from agentrl.runs.reader import EpisodeId
 from agentrl.runtime.threads import open_task_group
 from agentrl.settings.schema import TrainConfig
@@ -88,8 +88,7 @@ def read_states(run: Path, config: TrainConfig) -> Callable[[EpisodeId], Trainer
     seen an earlier one.
     """
     file = run / "metrics.jsonl"  # an evaluation's folder has none, a run that goes on a last line that is half-written
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    rows = [row for line in lines if line.endswith("}") and "step_time" in (row := json.loads(line))]
+    rows = [row for row in read_lines(file) if "step_time" in row]
 
     def state_at(where: EpisodeId) -> TrainerState:
         done = where.step - (where.split == "train")

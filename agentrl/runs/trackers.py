@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UserError, suggest
+from agentrl.settings.secret import scrub
 from agentrl.types import Trajectory
 
 COLUMNS = ["step", "task", "reward", "stop", "calls", "conversation"]
@@ -118,7 +119,7 @@ def _start_tracker(name: str, project: str, folder: Path, config: Mapping[str, A
         if hasattr(tracker, "start"):
             tracker.start()
         if name != "tensorboard":  # which makes a run of its own of them
-            tracker.store_init_configuration(dict(config))
+            tracker.store_init_configuration({k: scrub(v) if isinstance(v, str) else v for k, v in config.items()})
     except Exception as error:  # somebody else's server
         raise UserError(f"tracker {name} does not start: {type(error).__name__}: {error}") from error
     return tracker
@@ -149,7 +150,7 @@ def _select(played: Sequence[Trajectory]) -> list[Trajectory]:
 
 def _row(step: int, t: Trajectory) -> list[Any]:
     conversation = "\n\n".join(f"{m['role']}: {m['content']}" for m in t.messages)
-    return [step, t.task, t.reward, t.stop.value, len(t.calls), conversation[:_MAX_CHARS]]
+    return [step, t.task, t.reward, t.stop.value, len(t.calls), scrub(conversation)[:_MAX_CHARS]]
 
 
 def _text(row: Sequence[Any]) -> str:

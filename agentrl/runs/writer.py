@@ -18,6 +18,7 @@ from agentrl.runs.episode_info import (
     jsonable_info,
     shorten_to_line,
 )
+from agentrl.settings.secret import scrub
 from agentrl.types import Trajectory, to_utf8
 
 SCHEMA_VERSION = "6"  # 5 had the author "world" and the status "refused"
@@ -40,7 +41,7 @@ SCHEMA = pa.schema(
         ("split", pa.string()),
         ("task", pa.int64()),
         ("sample", pa.int32()),
-        ("reward", pa.float64()),  # null: not scored, or lost to a fault
+        ("reward", pa.float64()),  # null: not scored, or lost to a fault; the floor of one that it provoked
         ("rewards", _NAMED),
         ("weights", _NAMED),  # of the components; 1.0 for one that is not named
         ("step_rewards", pa.list_(pa.float64())),
@@ -109,12 +110,12 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: Lear
         "weight": entry.weight,
         "stop": t.stop.value,
         "fault": t.fault.kind if t.fault else None,
-        "fault_message": to_utf8(t.fault.message) if t.fault else None,
+        "fault_message": to_utf8(scrub(t.fault.message)) if t.fault else None,
         "segments": _segments(t, learned),
-        "messages": to_utf8(json.dumps(t.messages, ensure_ascii=False)),
+        "messages": to_utf8(scrub(json.dumps(t.messages, ensure_ascii=False))),
         "calls": [{"turn": c.turn, "name": to_utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
         "timings": _named(t.timings.items()),
-        "info": json.dumps(jsonable_info(t.info), ensure_ascii=False),
+        "info": scrub(json.dumps(jsonable_info(t.info), ensure_ascii=False)),
         "question": shorten_to_line(find_question(t.messages, t.turns)),
         "answer": shorten_to_line(find_last_answer(t), end=True),
         "expected": shorten_to_line(find_expected_answer(t.info), end=True),

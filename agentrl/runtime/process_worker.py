@@ -1,98 +1,111 @@
-"""The program of a worker process: it answers one request after another, and imports no script.
+"""The program of a worker process: it calls one function after another, by its name, and imports no script.
 
 It ends when its standard input does: with the process that started it, whatever ended that one. `processes` is the
 other side. Only the standard library is imported here, so that a worker starts at once.
 
-A message is eight bytes of length, then a pickle.
+A question is the path of imports, the folder, limits, a function as ``module:qualname``, and its arguments.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-import pickle
 import queue
-import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import reduce
 from math import ceil
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from agentrl.runtime import worker_wire
+else:  # by its file: the package takes longer to import than most calls do
+    sys.path.insert(0, str(Path(__file__).parent))
+    import worker_wire
+
+    del sys.path[0]
 
 try:
     import resource
 except ImportError:  # pragma: no cover - no POSIX
     resource = None  # type: ignore[assignment]
 
-RETURNED, RAISED, UNREADABLE = "returned", "raised", "unreadable"
-
-
-def write_message(stream: BinaryIO, message: bytes) -> None:
-    """Write a message, its length before it."""
-    stream.write(len(message).to_bytes(8, "big") + message)
-    stream.flush()
-
-
-def read_message(stream: BinaryIO) -> bytes | None:
-    """Read a message; ``None`` where the stream ends before it does."""
-    length = int.from_bytes(header, "big") if len(header := stream.read(8)) == 8 else -1
-    message = stream.read(length) if length >= 0 else b""
-    return message if len(message) == length else None
+_KNOWN = ("builtins", "agentrl.errors")  # modules whose exceptions cross as themselves
 
 
 def _serve() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        signal.signal(number, signal.SIG_IGN)  # the starting process decides; a terminal tells everybody
-    requests, answers = _take_streams()
+    requests, answers = worker_wire.take_streams()
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests, waiting), daemon=True).start()
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
-        write_message(answers, _answer(waiting.get()))
-
-
-def _take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep standard input and output for messages; what is run here reads nothing and prints to nowhere."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):
-        os.dup2(nowhere, number)
-    return requests, answers
+        worker_wire.write_frame(answers, *_answer(waiting.get()))
 
 
 def _read_requests(requests: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
-    while (message := read_message(requests)) is not None:
-        waiting.put(message)
+    while (frame := worker_wire.read_frame(requests)) is not None:
+        waiting.put(frame[1])
     os._exit(0)  # also while something is being computed
 
 
-def _answer(message: bytes) -> bytes:
-    path, folder, cpu_s, memory_bytes, call = pickle.loads(message)
+def _answer(question: bytes) -> tuple[bytes, bytes]:
+    path, folder, cpu_s, memory_bytes, name, arguments = worker_wire.unpack_value(question)
     sys.path[:] = path
     with suppress(OSError):
         os.chdir(folder)
     try:
-        function, arguments = pickle.loads(call)
+        function = _find_function(name)
     except Exception as error:  # other people's code is imported
-        return pickle.dumps((UNREADABLE, f"{type(error).__name__}: {error}"))
+        return _refuse(f"function {name!r} cannot be called in a worker process: {type(error).__name__}: {error}")
     _limit(cpu_s, memory_bytes)
     try:
-        return pickle.dumps((RETURNED, function(*arguments)))
+        return b"D", worker_wire.pack_value(function(*arguments), worker_wire.MAX_VALUE)
+    except worker_wire.NotPlainError as error:
+        return _refuse(
+            f"function {name!r} returned {error}, which cannot leave a worker process: return plain data (None, bool, "
+            "int, float, str, bytes, and lists, tuples, sets and dicts of them)"
+        )
     except BaseException as error:
         return _pack_error(error)
     finally:
         _limit(None, None)
 
 
-def _pack_error(error: BaseException) -> bytes:
-    """Pickle an exception, or its words where it cannot be made again from its arguments."""
+def _find_function(name: str) -> Callable[..., Any]:
+    module, _, qualname = name.partition(":")
+    found: Any = importlib.import_module(module)
+    found = reduce(getattr, qualname.split("."), found)
+    function: Callable[..., Any] = found
+    return function
+
+
+def _refuse(sentence: str) -> tuple[bytes, bytes]:
+    return b"X", worker_wire.pack_value({"class": "ContractError", "text": sentence, "arguments": [sentence]})
+
+
+def _pack_error(error: BaseException) -> tuple[bytes, bytes]:
+    """Pack an exception as one that both sides know: itself, or what it is a subclass of, with its own name."""
+    known = next(cls for cls in type(error).__mro__ if cls.__module__ in _KNOWN)
     try:
-        message = pickle.dumps((RAISED, error))
-        pickle.loads(message)
-    except Exception:
-        message = pickle.dumps((RAISED, RuntimeError(f"{type(error).__name__}: {error}")))
-    return message
+        text = str(error)[: worker_wire.MAX_DEPTH * 1000]
+    except Exception:  # its own __str__
+        text = ""
+    if known is not type(error) and known.__module__ == "builtins":
+        text, arguments = f"{type(error).__name__}: {text}", None
+    else:
+        arguments = list(error.args)
+    packed: dict[str, Any] = {"class": known.__name__, "text": text, "arguments": arguments or [text]}
+    for name in ("kind", "provoked"):
+        if isinstance(value := getattr(error, name, None), str | bool):
+            packed[name] = value
+    try:
+        return b"X", worker_wire.pack_value(packed, worker_wire.MAX_VALUE)
+    except worker_wire.NotPlainError:
+        return b"X", worker_wire.pack_value({**packed, "arguments": [text]})
 
 
 def _limit(cpu_s: float | None, memory_bytes: int | None) -> None:
@@ -118,13 +131,6 @@ def _address_space() -> int:
             return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 1 << 62
-
-
-def close_streams(streams: Sequence[Any]) -> None:
-    """Close streams, whatever state they are in."""
-    for stream in streams:
-        with suppress(OSError, ValueError):
-            stream.close()
 
 
 if __name__ == "__main__":

@@ -79,11 +79,12 @@ async def open_task_group() -> AsyncIterator[TaskGroup]:
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
-    except ExceptionGroup as group:
-        first: Exception = group
-        while isinstance(first, ExceptionGroup):
+        return
+    except BaseExceptionGroup as group:  # with a callback's sys.exit in it, say
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        raise first from first.__cause__
+    raise first  # here the group is not its context: IPython prints such errors to stderr, and runs the next cell
 
 
 # One run is one event loop. A thread that nobody waits for any more holds its slot until it ends.

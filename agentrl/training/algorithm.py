@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import fields, replace
 from functools import partial
@@ -10,18 +11,20 @@ from agentrl.credit import AdvantageRule
 from agentrl.environments.curriculum import Curriculum, CurriculumSampler
 from agentrl.environments.spec import EnvSpec
 from agentrl.environments.task_sampler import GuardedSampler, TaskSampler
-from agentrl.errors import ContractError
+from agentrl.errors import ConfigError, ContractError
 from agentrl.learner.advantages.rule import apply_advantage
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.losses.objective import Objective
 from agentrl.learner.optimizers import OptimizerSource, adopt_optimizer, build_optimizers
 from agentrl.models.policy import Policy
+from agentrl.rollout.engine_protocol import KeptTokensReporter
 from agentrl.settings.catalogue import bind_choices, find_entries
 from agentrl.settings.registry import is_own
 from agentrl.settings.schema import LearnerConfig, TrainConfig
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
+_TRUNCATING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # settings that leave tokens out, and their value for none
 _BY_ENTRIES = ("loss", "loss_args", "importance_sampling_mode", "importance_sampling_args")
 OBJECTIVE = tuple(  # settings of the learner that say what is minimised, beside the entries and their parameters
     f.name for f in fields(Objective) if f.name not in _BY_ENTRIES and not find_entries("learner", f.name)
@@ -51,7 +54,7 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
     c = config.learner
     entries = bind_choices("learner", c)
     turns = config.rollout.max_turns or spec.sample().max_turns
-    longest = turns * config.rollout.max_tokens
+    longest = min(turns * config.rollout.max_tokens, config.rollout.max_episode_tokens or sys.maxsize)
     if c.importance_sampling_mode == "sequence_mask" and longest > LONG:
         warnings.warn(
             "learner.importance_sampling_mode sequence_mask leaves out whole rows, and ever more of them the longer "
@@ -66,6 +69,7 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
         importance_sampling_args=entries["importance_sampling"].parameters,
         **{name: getattr(c, name) for name in OBJECTIVE},
         temperature=config.rollout.temperature,
+        repetition_penalty=config.rollout.repetition_penalty,
         max_grad_norm=c.max_grad_norm,
         num_iterations=c.num_iterations,
         packing=c.packing,
@@ -75,7 +79,27 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
         ref_sync_steps=c.ref_sync_steps,
         ref_mixup_alpha=c.ref_mixup_alpha,
         gradient_checkpointing=c.gradient_checkpointing,
+        router_aux_loss_coef=c.router_aux_loss_coef,
     )
+
+
+def explain_truncation(config: TrainConfig, engine: object) -> str | None:
+    """Say how the learner's distribution differs from the one sampled from; None where it is the same.
+
+    Raises:
+        ConfigError: it differs, and nothing corrects for it.
+    """
+    r, mode = config.rollout, config.learner.importance_sampling_mode
+    names = [f"rollout.{n}" for n, all_kept in _TRUNCATING.items() if getattr(r, n) != all_kept]
+    if not names or (isinstance(engine, KeptTokensReporter) and engine.reports_kept):
+        return None
+    what = f"{' and '.join(names)}: this engine does not say which tokens it left out"
+    if mode == "none":
+        raise ConfigError(
+            f"{what}, and learner.importance_sampling_mode none corrects for nothing; take another mode, or "
+            "--engine transformers"
+        )
+    return f"{what}; the learner's distribution is over all tokens, and importance sampling ({mode}) corrects for it"
 
 
 def choose_advantage(c: LearnerConfig) -> AdvantageRule:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import signal
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,16 +96,32 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one, with one ``control``. What one raises ends the run."""
+    """Several callbacks as one, with one ``control``. What one raises ends the run.
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
+    Args:
+        callbacks: in the order in which they hear.
+        named: those of them that the settings name: what one raises becomes a sentence. What another raises stays as it
+            is, for the program that passed it.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], named: Sequence[Callback] = ()) -> None:
         self.control = TrainerControl()
+        self._named = frozenset(map(id, named))
         for callback in callbacks:
             _check_hooks(callback)
             callback.control = self.control
         self._by_name = _name_each(callbacks)
         for name in _HOOKS:
-            setattr(self, name, partial(_call_each, callbacks, name))
+            setattr(self, name, partial(self._call_each, callbacks, name))
+
+    def _call_each(self, callbacks: Sequence[Callback], name: str, *arguments: object) -> None:
+        for callback in callbacks:
+            with self._explain_errors(callback, name):
+                getattr(callback, name)(*arguments)
+
+    def _explain_errors(self, callback: Callback, method: str) -> AbstractContextManager[None]:
+        what = f"callback {type(callback).__name__}.{method}"
+        return author_errors(what) if id(callback) in self._named else nullcontext()
 
     def state(self) -> dict[str, object]:
         """Return the states of those that have one, by the names of their classes.
@@ -114,18 +129,25 @@ class Callbacks(Callback):
         Raises:
             ContractError: one is nothing that a checkpoint can hold.
         """
-        states = {name: callback.state() for name, callback in self._by_name.items()}
+        from agentrl.training.plain_state import encode  # brings torch
+
+        states = {}
+        for name, callback in self._by_name.items():
+            with self._explain_errors(callback, "state"):
+                states[name] = callback.state()
         for name, state in states.items():
             try:
-                pickle.dumps(state)
-            except Exception as error:  # pickle raises whatever the object's own code does
+                encode(state)
+            except TypeError as error:
                 raise ContractError(f"{name}.state returns what no checkpoint can hold: {error}") from None
         return {name: state for name, state in states.items() if state is not None}
 
     def load(self, state: Mapping[str, object]) -> None:
         """Restore the states of callbacks that are here again; those of others are left out."""
-        for name in state.keys() & self._by_name.keys():
-            self._by_name[name].load(state[name])
+        for name, callback in self._by_name.items():
+            if name in state:
+                with self._explain_errors(callback, "load"):
+                    callback.load(state[name])
 
 
 def load_callbacks(names: Sequence[str]) -> list[Callback]:
@@ -172,11 +194,6 @@ def _check_hooks(callback: Callback) -> None:
             raise ContractError(f"{type(callback).__name__}.{name}: there is no such callback{suggest(name, _HOOKS)}")
         if inspect.iscoroutinefunction(getattr(callback, name)):
             raise ContractError(f"{type(callback).__name__}.{name} must be a plain `def`, not `async def`")
-
-
-def _call_each(callbacks: Sequence[Callback], name: str, *arguments: object) -> None:
-    for callback in callbacks:
-        getattr(callback, name)(*arguments)
 
 
 @asynccontextmanager

@@ -1,30 +1,46 @@
 """Checkpoints on the disk: written to a hidden folder, renamed once they are whole, verified when they are read.
 
-checkpoints/step-000010/state.pt      weights that are trained, optimizers, cursor, counters: see `training`
-checkpoints/step-000010/version       of what state.pt is made of, and of agentrl
-checkpoints/step-000010/digest        sha256 of state.pt: it is there, and right, in a checkpoint that is whole
+checkpoints/step-000010/state.json           cursors, counters, what was drawn: see `training`, and `plain_state`
+checkpoints/step-000010/tensors.safetensors  weights that are trained, optimizers, long lists of numbers
+checkpoints/step-000010/version              of what the two are made of, and of agentrl
+checkpoints/step-000010/digest               sha256 of the two: it is there, and right, in a checkpoint that is whole
 
-Read by pickle, as torch does it: go on from your own runs only.
+Both are data: nothing is run as they are read.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from agentrl import __version__
 from agentrl.errors import UserError
 from agentrl.models.lora import has_adapter
+from agentrl.models.tensor_file import check_room, read_header
 from agentrl.runs.disk import KEPT_CHECKPOINTS, DiskNeeds, is_disk_full, link_folder, remove_folder
+from agentrl.settings.documents import open_regular, read_bounded
 from agentrl.settings.schema import TrainConfig
+from agentrl.training import plain_state
 
-VERSION = "6"  # another one where a state has other parts, or its classes have
+VERSION = "7"  # another one where a state has other parts, or its classes have
+
+STATE, TENSORS = "state.json", "tensors.safetensors"
+_MAX_BYTES = 256 << 20  # of the first
+_MAX_VALUES = 5_000_000  # in it: a list of numbers is a tensor
+_DTYPES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
+    **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"},
+}
 
 
 def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> Path:
@@ -60,11 +76,7 @@ def _save(target: Path, state: dict[str, Any]) -> None:
     try:
         aside.mkdir(parents=True)
         _write(aside, state)
-    except RuntimeError as error:  # torch closes its file, fails again, and so hides what the system said
-        shutil.rmtree(aside, ignore_errors=True)
-        said = error.__context__
-        raise said if isinstance(said, OSError) else OSError(str(error).splitlines()[0]) from error
-    except OSError:
+    except (OSError, UserError):
         shutil.rmtree(aside, ignore_errors=True)
         raise
     remove_folder(target)  # of a run that went on from an earlier one
@@ -131,15 +143,39 @@ def prune(folder: Path, step: int) -> None:
 
 
 def _write(aside: Path, state: dict[str, Any]) -> None:
-    with (aside / "state.pt").open("wb") as file:
-        torch.save(state, file)
+    try:
+        tree, tensors = plain_state.encode(state)
+    except TypeError as error:
+        raise UserError(f"a checkpoint cannot hold {error}; numbers, texts, lists, dicts and tensors it can") from None
+    with (aside / STATE).open("wb") as file:
+        file.write(json.dumps(tree).encode())
         file.flush()
         os.fsync(file.fileno())
-    for name, text in (("version", f"{VERSION} agentrl {__version__}"), ("digest", _digest(aside / "state.pt"))):
+    _write_tensors(aside / TENSORS, tensors)
+    for name, text in (("version", f"{VERSION} agentrl {__version__}"), ("digest", _digest(aside))):
         with (aside / name).open("w") as words:
             words.write(text)
             words.flush()
             os.fsync(words.fileno())
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, one tensor after the other: no second copy of all of them is in memory."""
+    names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # each begins at a multiple of its size
+    header, at = {}, 0
+    for name in names:
+        t = tensors[name]
+        end = at + t.numel() * t.element_size()
+        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
@@ -150,8 +186,11 @@ def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
     """
     found = _steps(folder)
     for path in reversed(found):
-        if _whole(path):
-            return _step(path), _read(path)
+        if (path / "digest").is_file():
+            _check_version(path)
+            _check_room(path)
+            if _whole(path):
+                return _step(path), _read(path)
     if found:
         names = ", ".join(p.name for p in found)
         raise UserError(
@@ -161,20 +200,46 @@ def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    file = path / "version"
-    version, _, by = file.read_text().partition(" ") if file.exists() else ("none", "", "an earlier agentrl")
+def _check_version(path: Path) -> None:
+    """Raise UserError for a checkpoint of another version."""
+    try:
+        version, _, by = read_bounded(path / "version", 200).partition(" ")
+    except (OSError, ValueError):
+        version, by = "none", "an earlier agentrl"
     if version != VERSION:
         raise UserError(
             f"{str(path)!r} was written by {by}, version {version} of checkpoints; this is agentrl {__version__}, "
             f"version {VERSION}: resume it with the one that wrote it"
         )
-    state: dict[str, Any] = torch.load(path / "state.pt", map_location="cpu", weights_only=False)
+
+
+def _check_room(path: Path) -> None:
+    """Raise UserError for a checkpoint that says that it is larger than it is, or than the memory."""
+    try:
+        check_room(path / TENSORS)
+    except OSError:
+        return  # it is not whole
+    except ValueError as error:
+        raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = read_bounded(path / STATE, _MAX_BYTES)
+        if sum(map(text.count, ",[{")) > _MAX_VALUES:
+            raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
+        tree = json.loads(text)
+        read_header(path / TENSORS)
+        state = plain_state.decode(tree, safetensors.torch.load_file(path / TENSORS))
+        if not isinstance(state, dict):
+            raise ValueError("it holds something else")
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error}") from None
     return state
 
 
 def _steps(folder: Path) -> list[Path]:
-    return sorted((p for p in folder.glob("step-*") if p.name[5:].isdigit()), key=_step)
+    return sorted((p for p in folder.glob("step-*") if p.name[5:].isdecimal()), key=_step)
 
 
 def _step(path: Path) -> int:
@@ -183,14 +248,17 @@ def _step(path: Path) -> int:
 
 def _whole(path: Path) -> bool:
     try:
-        return (path / "digest").read_text() == _digest(path / "state.pt")
-    except OSError:
+        return read_bounded(path / "digest", 200) == _digest(path)
+    except (OSError, ValueError):
         return False
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+def _digest(folder: Path) -> str:
+    digests = []
+    for name in (STATE, TENSORS):
+        with open_regular(folder / name) as file:
+            digests.append(file_digest(file, "sha256").hexdigest())
+    return " ".join(digests)
 
 
 def _sync(folder: Path) -> None:

@@ -14,6 +14,7 @@ import anyio
 import torch
 from anyio import to_thread
 
+from agentrl.errors import UserError
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.resources import TrainingResources
 from agentrl.rollout.scheduler import RolloutScheduler, SchedulerState
@@ -70,10 +71,14 @@ class Checkpointer:
 
     def load(self, step: int, state: Mapping[str, Any]) -> Evaluation:
         """Load every part but the scheduler, which opens with its own; return the evaluation before the first step."""
-        for name, part in self.parts.items():
-            part.load(state[name])
-        self.resources.renderer.injection_attempts.update(state["injection_attempts"])
-        torch.set_rng_state(state["rng"])
+        try:
+            for name, part in self.parts.items():
+                part.load(state[name])
+            self.resources.renderer.injection_attempts.update(state["injection_attempts"])
+            torch.set_rng_state(state["rng"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # somebody else wrote it
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise UserError(f"the checkpoint of step {step} does not fit this run ({what}); begin anew") from error
         self.done = self.saved = step
         self.before = before = state["before"]
         return cast(Evaluation, before)

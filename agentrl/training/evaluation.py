@@ -13,6 +13,7 @@ from agentrl.errors import UserError
 from agentrl.evaluation.evaluate import evaluate_tasks, list_tasks
 from agentrl.evaluation.measurement import Evaluation, Trials, summarize_pair
 from agentrl.evaluation.sets import EvaluationSet
+from agentrl.health.tool_use import ToolUse
 from agentrl.resources import TrainingResources
 from agentrl.rollout.rollout import Rollout
 from agentrl.runtime.critical_path import EPISODES
@@ -156,12 +157,21 @@ class EvaluationSchedule:
             self.sets.add(more.name, measured, step)
         values = await self.recorder.record_evaluation(step, groups, evaluation, timeline, of_sets)
         if step == 0:
+            self._say_tool_use(groups)
             self.best.check_metric(values)
         elif not final and (sentence := self.best.observe(step, values)):
             self.recorder.say(sentence)
         if self.best.stops:
             self.recorder.callback.control.should_training_stop = True
         return evaluation
+
+    def _say_tool_use(self, groups: Sequence[Group]) -> None:
+        """Say, before the first step, that the model talks past its tools."""
+        use = ToolUse()
+        for episode in (t for group in groups for t in group):
+            use.add(episode)
+        if self.resources.spec.tool_list() and (sentence := use.explain(self.config.model)):
+            self.recorder.say(sentence)
 
     async def _evaluate(
         self, step: int, tasks_of: EvaluationSet, timeline: Timeline, *, watched: bool, final: bool

@@ -60,6 +60,7 @@ class TrainingLoop:
         if run.metrics_size():
             self.recorder.callback.on_message(f"no checkpoint in {run.folder} yet: beginning anew")
         run.rewind(-1, 0)
+        self.recorder.callback.state()  # one that no checkpoint can hold is refused now, not at the first checkpoint
         self.checkpointer.before = before = await self.evaluations.run(0, final=True)
         return before
 

@@ -125,8 +125,8 @@ class Recorder:
         self.run.write_tools(rollout.offered_tools)
         self.trackers.log(step, values)
         self.trackers.episodes(step, [t for g in groups for t in g])
-        self.callback.on_step_end(step, values)
-        self.callback.on_log(step, values)
+        self.callback.on_step_end(step, {**values})
+        self.callback.on_log(step, {**values})
         self._tell(step, self.health.check_step(values, batch.groups))
 
     async def write_episodes(self, step: int, credit: Credit, learned: Sequence[torch.Tensor | None]) -> None:
@@ -152,7 +152,7 @@ class Recorder:
         log = partial(self.run.log, {"step": step, **values})
         await self.write_with_retry(log, f"the evaluation at step {step} is")
         self.trackers.log(step, values)
-        self.callback.on_log(step, values)
+        self.callback.on_log(step, {**values})
         self.callback.on_evaluate(step, evaluation)
         self.overlap.add_held_out(g.trajectories[0] for g in groups)
         self._tell(step, self.overlap.new_warnings())

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import ConfigError, UserError, author_errors
 from agentrl.learner.learner import Learner
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.settings.names.translation import find_name
@@ -53,6 +53,10 @@ def check_optimizers(optimizers: OptimizerPair, settings: Mapping[str, object]) 
         given = [n for n in names if n in own]
         if source is not None and given:
             raise ConfigError(f"learner.{given[0]} does nothing where optimizers= brings the {what}: set it there")
+    stages = settings.get("stages")
+    learners = [s.get("learner") for s in stages if isinstance(s, Mapping)] if isinstance(stages, list | tuple) else []
+    if optimizers[1] is not None and any(isinstance(own, Mapping) and "lr" in own for own in learners):
+        raise ConfigError("a stage's learner.lr does nothing where optimizers= brings the scheduler: set it there")
 
 
 def compute_lr_scale(config: TrainConfig) -> Callable[[int], float]:
@@ -110,8 +114,7 @@ class _OwnSchedule:
         self._schedulers = [_adopt_scheduler(source, optimizer) for optimizer in learner.optimizers]
 
     def before(self, step: int, share: float = 1.0) -> None:
-        if share != 1.0:
-            raise UserError("a stage's learner.lr does nothing where optimizers= brings the scheduler")
+        pass  # `check_optimizers` has refused a share
 
     def after(self) -> None:
         for scheduler in self._schedulers:
@@ -130,7 +133,8 @@ class _OwnSchedule:
 
 
 def _adopt_scheduler(source: SchedulerSource, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    scheduler = source if isinstance(source, LRScheduler) or not callable(source) else source(optimizer)
+    with author_errors("optimizers[1]"):
+        scheduler = source if isinstance(source, LRScheduler) or not callable(source) else source(optimizer)
     if not isinstance(scheduler, LRScheduler):
         raise UserError(
             f"optimizers[1] is a torch scheduler, or a function of the optimizer to one, not {scheduler!r:.80}"

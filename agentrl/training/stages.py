@@ -71,7 +71,7 @@ def _merge(config: TrainConfig, number: int) -> TrainConfig:
         checked = TrainConfig.model_validate({**given, "env": config.env, **sections})
     except pydantic.ValidationError as error:
         where, wrong = list_problems(error)[0]
-        raise ConfigError(f"stages.{number - 1}.{where}: {wrong}") from None
+        raise ConfigError(f"stages.{number - 1}{f'.{where}' if where else ''}: {wrong}") from None
     seed = (config.seed + number - 1) % 2**31  # the same environment again gives other tasks, where it draws them
     return config.model_copy(update={"rollout": checked.rollout, "learner": checked.learner, "seed": seed})
 

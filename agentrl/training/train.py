@@ -22,17 +22,18 @@ from agentrl.resources import TrainingResources, check_engine_processes, load_tr
 from agentrl.runs import trackers
 from agentrl.runs.disk import check_disk_space, prepare_fallback, warn_of_shortage
 from agentrl.runs.folder import RunFolder, create_run_folder
+from agentrl.runs.metric_catalogue import check_loss_metrics
 from agentrl.runtime import threads
 from agentrl.runtime.interruption import Interruption
 from agentrl.runtime.loop_watchdog import watch_event_loop
 from agentrl.runtime.stalls import watch_stalls
 from agentrl.settings import registry
-from agentrl.settings.catalogue import describe_algorithm
+from agentrl.settings.catalogue import bind_choices, describe_algorithm
 from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
 from agentrl.settings.schema import TrainConfig
 from agentrl.training import checkpoint
-from agentrl.training.algorithm import build_learner
+from agentrl.training.algorithm import build_learner, explain_truncation
 from agentrl.training.best_policy import BestPolicy
 from agentrl.training.callbacks import Callback, report_waits
 from agentrl.training.checkpointer import Checkpointer
@@ -63,6 +64,7 @@ def run_config(
     """Train as a checked configuration says. Further processes of the learner return what the first one does."""
     check_extras(config)
     describe_algorithm(config)  # loads what the settings name, so that it is refused before a model is loaded
+    check_loss_metrics(bind_choices("learner", config.learner)["loss"])
     build_stages(config, spec)  # refuses settings and environments that are none
     compute_lr_scale(config)  # refuses what no schedule can be made of
     trackers.check_trackers(config.run.trackers)
@@ -162,6 +164,9 @@ async def _train(
             EvaluationSchedule(resources, sets, recorder, BestPolicy(config, trainer.learner)),
             Checkpointer(resources, recorder),
         )
+        for note in (*spec.tool_binding.notes, explain_truncation(config, resources.engine)):
+            if note:
+                recorder.say(note)
         for kind in changed:
             recorder.say(f"the {kind.replace('_', ' ')} is not as it was when the run began: its code was changed")
         stack.enter_context(watch_event_loop(recorder.say))

@@ -184,6 +184,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_begins(
         assert not list(small.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "newest"), [("13m", 1), ("20m", 2)])
 def test_on_a_disk_with_room_for_one_checkpoint_the_run_ends_and_tells_the_truth(
     size: str, newest: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -249,6 +250,7 @@ def test_a_policy_without_a_checkpoint_is_written_elsewhere_once_that_is_told(tm
         assert train("math-tools", run=run | {"resume": True}, **EXACT | {"steps": 2}).summary["steps"] == 2
 
 
+@pytest.mark.slow
 def test_a_signal_gives_up_a_policy_that_cannot_be_written_and_the_checkpoint_stands(tmp_path: Path) -> None:
     def leave() -> None:
         for _ in range(2):

@@ -59,7 +59,7 @@ class Sayings(ScriptedEngine):
         return Completion(ids, (-0.5,) * len(ids), (0,) * len(ids), "stop")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(2, 4),

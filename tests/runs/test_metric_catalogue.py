@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runs.metric_catalogue import EVALUATION, STEP, SUMMARY, find_metric, format_page, list_loss_metrics
+from agentrl import ContractError, loss
+from agentrl.runs.metric_catalogue import (
+    EVALUATION,
+    STEP,
+    SUMMARY,
+    check_loss_metrics,
+    find_metric,
+    format_page,
+    list_loss_metrics,
+)
+from agentrl.settings.catalogue import BoundEntry
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,11 +37,22 @@ def test_each_metric_is_made_where_the_page_says() -> None:
         assert not known or any(word in source for word in known), metric
 
 
+@pytest.mark.parametrize("name", ["loss", "entropy", "step", "reward", "time/learn", "eval/mine"])
+def test_a_loss_does_not_declare_a_name_that_a_run_logs_itself(name: str) -> None:
+    def foreign(declared: str) -> BoundEntry:
+        return BoundEntry("mine.py:f", loss(metrics={declared: "its own"})(lambda t, log_ratio: log_ratio), {})
+
+    check_loss_metrics(foreign("mine/gate"))
+    with pytest.raises(ContractError, match=f"loss 'mine.py:f' declares the metric '{name}', which agentrl logs"):
+        check_loss_metrics(foreign(name))
+
+
 def test_no_metric_is_described_twice() -> None:
     for metrics in (STEP, EVALUATION, SUMMARY):
         assert len({m.name for m in metrics}) == len(metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "vespo"])
 def test_a_trainings_every_number_is_described(loss: str, tmp_path: Path) -> None:
     import agentrl
@@ -56,6 +77,8 @@ def test_a_trainings_every_number_is_described(loss: str, tmp_path: Path) -> Non
     assert declared <= set().union(*rows)
     names = {name for row in rows for name in row}
     assert [m.name for m in STEP if not any(c.isupper() for c in m.name) and m.name not in names] == [
+        "faults/provoked",
         "oversample/cancelled",
+        "aux_loss",  # of mixtures of experts
         "stage",  # of runs that have several
     ]

@@ -66,6 +66,28 @@ def test_what_is_no_function_is_refused_before_a_run_begins() -> None:
         MetricFunctions(["none.py:f"])
 
 
+def step(episodes: Sequence[Trajectory]) -> float:
+    return 1.0
+
+
+def test_a_function_does_not_take_the_name_of_a_rows_step_or_of_evaluations() -> None:
+    with pytest.raises(ConfigError, match=r"a row's 'step' is agentrl's own; rename the function step"):
+        MetricFunctions([step])
+
+
+def test_what_one_function_does_to_its_list_no_other_sees() -> None:
+    def clears(episodes: list[Trajectory]) -> float:
+        episodes.clear()
+        return 0.0
+
+    def counts(episodes: Sequence[Trajectory]) -> float:
+        return len(episodes)
+
+    functions = MetricFunctions([clears, counts])  # type: ignore[list-item]
+    assert functions.compute([runs.solved(7)], {}) == {"clears": 0.0, "counts": 1.0}
+
+
+@pytest.mark.slow
 def test_a_training_logs_them_at_each_step_and_each_evaluation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings: dict[str, Any] = SMALL | {"run": {"dir": str(folder), "metrics": [calls_made]}}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentrl import Env, Reply, Step, train
 from agentrl.runs.overlap import PromptOverlap
 from agentrl.training.callbacks import Callback
@@ -60,6 +62,7 @@ class Listening(Callback):
         self.heard.append(text)
 
 
+@pytest.mark.slow
 def test_a_run_says_in_its_summary_where_held_out_prompts_were_trained_on(tmp_path: Path) -> None:
     callback = Listening()
     summary = train(

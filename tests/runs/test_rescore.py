@@ -119,7 +119,7 @@ def scored(run: Path, rewards: Any = None, act: bool = False) -> list[RescoredEp
     async def main() -> list[RescoredEpisode]:
         episodes = [
             (reader.EpisodeId("train", 3, n), reader.build_trajectory(r))
-            for n, r in enumerate(reader.read_rows(run / "trajectories" / "train-000003.parquet"))
+            for n, r in reader.read_rows(run / "trajectories" / "train-000003.parquet")
         ]
         async with EnvSpec(Counter).open() as spec:
             found = [r async for r in rescore_episodes(spec, [[e] for e in episodes], rewards, act=act)]
@@ -274,7 +274,9 @@ def test_groups_are_compared_anew_as_they_were_trained(tmp_path: Path, split: st
 
     async def main() -> list[RescoredEpisode]:
         async with EnvSpec(Counter).open() as spec:
-            found = rescore_episodes(spec, _groups(reader.list_files(tmp_path / "r")), resolve_rewards([count, own]))
+            found = rescore_episodes(
+                spec, _groups(reader.list_files(tmp_path / "r"), []), resolve_rewards([count, own])
+            )
             return sorted([r async for r in found], key=lambda r: r.where)
 
     assert [r.rewards for r in anyio.run(main)] == [{"own": 1.0, "count": float(n)} for n in together]

@@ -84,9 +84,9 @@ def under_asyncio_run(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     ("number", "word", "called"),
     [
         (signal.SIGTERM, "SIGTERM", lambda work: work()),
-        (signal.SIGHUP, "SIGHUP", lambda work: work()),
+        pytest.param(signal.SIGHUP, "SIGHUP", lambda work: work(), marks=pytest.mark.slow),
         (signal.SIGINT, "Ctrl-C", in_a_running_loop),
-        (signal.SIGINT, "Ctrl-C", under_asyncio_run),
+        pytest.param(signal.SIGINT, "Ctrl-C", under_asyncio_run, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_saves_and_returns_the_summary(
@@ -121,6 +121,7 @@ class Hangs(Env):
         return Step("", float(Hangs.played % 2), True, False, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", [lambda work: work(), in_a_running_loop])
 def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leaves_at_once(
     called: Callable[[Any], dict[str, Any]], tmp_path: Path
@@ -161,6 +162,7 @@ def test_before_anything_is_trained_the_first_signal_leaves(tmp_path: Path) -> N
     assert not (tmp_path / "run" / "model").exists()
 
 
+@pytest.mark.slow
 def test_handlers_of_the_program_itself_stay_and_ignored_signals_stay_ignored(tmp_path: Path) -> None:
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: came.append(number))

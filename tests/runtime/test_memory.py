@@ -26,6 +26,7 @@ def faults(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_large_temporaries_are_made_of_the_same_pages() -> None:
     assert faults("keep") * 5 < faults("give back")

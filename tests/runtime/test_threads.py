@@ -34,6 +34,22 @@ def test_what_it_raises_is_raised() -> None:
         asyncio.run(cell())
 
 
+async def test_a_task_s_exception_has_no_group_in_its_context() -> None:
+    """IPython prints an error that has one to stderr, reports none, and runs the next cell."""
+
+    async def fail() -> None:
+        async with threads.open_task_group() as inner:
+            inner.start_soon(asyncio.wait_for, asyncio.sleep(5), 0.01)
+
+    with pytest.raises(TimeoutError) as raised:
+        async with threads.open_task_group() as tasks:
+            tasks.start_soon(fail)
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert not isinstance(error, BaseExceptionGroup)
+        error = error.__context__
+
+
 async def test_so_many_threads_at_once_and_a_hung_one_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "THREADS", 3)
     now, most, over = 0, 0, threading.Event()

@@ -52,7 +52,7 @@ class Asks(Callback):
         self.heard.append(("log" if "loss" in metrics or "policy_version" in metrics else "log eval", step))
 
     def on_save(self, step: int, checkpoint: Path) -> None:
-        assert (checkpoint / "state.pt").is_file()
+        assert (checkpoint / "state.json").is_file()
         self.heard.append(("save", step))
 
     def on_train_end(self, summary: Mapping[str, Any]) -> None:
@@ -68,6 +68,7 @@ def test_several_callbacks_hear_the_same() -> None:
     assert one.control is other.control is both.control
 
 
+@pytest.mark.slow
 def test_a_callback_has_an_evaluation_and_a_checkpoint_made_and_ends_the_run(tmp_path: Path) -> None:
     asks = Asks()
     run = train("math-tools", steps=4, callbacks=[asks], run={"dir": str(tmp_path / "run"), "save_every": 0}, **SMALL)
@@ -85,6 +86,7 @@ def test_a_callback_has_an_evaluation_and_a_checkpoint_made_and_ends_the_run(tmp
     assert again.summary["steps"] == 3
 
 
+@pytest.mark.slow
 def test_what_a_callback_raises_ends_the_run_and_what_was_saved_resumes(tmp_path: Path) -> None:
     class Fails(Callback):
         def on_save(self, step: int, checkpoint: Path) -> None:
@@ -161,3 +163,41 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused() -> None:
     odd = type("Odd", (Callback,), {"state": lambda self: lambda: None})
     with pytest.raises(ContractError, match=r"Odd\.state returns what no checkpoint can hold"):
         Callbacks([odd()]).state()
+
+
+def test_what_a_callback_of_the_settings_raises_is_a_sentence_and_an_objects_stays_as_it_is() -> None:
+    class Fails(Callback):
+        def on_step_begin(self, step: int) -> None:
+            raise KeyError("gone")
+
+        def state(self) -> object:
+            raise SystemExit(3)
+
+    named, own = Fails(), Fails()
+    with pytest.raises(ContractError, match=r"callback Fails\.on_step_begin raised KeyError: 'gone' \(test_callbacks"):
+        Callbacks([named], [named]).on_step_begin(1)
+    with pytest.raises(ContractError, match=r"callback Fails\.state raised SystemExit: 3"):
+        Callbacks([named], [named]).state()
+    with pytest.raises(KeyError):
+        Callbacks([own], []).on_step_begin(1)
+
+
+def test_a_run_begins_with_a_look_at_the_states_and_ends_as_a_callback_exits(tmp_path: Path) -> None:
+    class Exits(Callback):
+        odd: Any = None
+
+        def on_step_end(self, step: int, metrics: Any) -> None:
+            metrics["reward"] = 99.0
+            raise SystemExit(4)
+
+        def state(self) -> object:
+            return self.odd
+
+    settings = {**SMALL, "steps": 1, "verbose": False}
+    exits = Exits()
+    with pytest.raises(SystemExit):
+        train("math-tools", callbacks=[exits], run={"dir": str(tmp_path / "a")}, **settings)
+    exits.odd = lambda: None
+    with pytest.raises(ContractError, match=r"Exits\.state returns what no checkpoint can hold"):
+        train("math-tools", callbacks=[exits], run={"dir": str(tmp_path / "b")}, **settings)
+    assert not (tmp_path / "b" / "metrics.jsonl").exists(), "it is refused before anything is evaluated"

@@ -95,8 +95,9 @@ def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path
 
 
 @pytest.mark.slow
-def test_ahead_of_the_learner_no_task_is_lost_or_learned_from_twice(tmp_path: Path) -> None:
-    ahead = {"tasks_per_step": 3, "group_size": 2, "max_staleness": 2}
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "min_p": 0.05}], ids=["all tokens", "kept sets in flight"])
+def test_ahead_of_the_learner_no_task_is_lost_or_learned_from_twice(sampling: dict[str, Any], tmp_path: Path) -> None:
+    ahead = {"tasks_per_step": 3, "group_size": 2, "max_staleness": 2, **sampling}
     settings = EXACT | {"rollout": ahead, "steps": 6, "deterministic": False}
     run = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
     for at in (2, 4, 5):
@@ -117,7 +118,7 @@ def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, {"step": step})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000003"]
-    file = tmp_path / "step-000003" / "state.pt"
+    file = tmp_path / "step-000003" / "state.json"
     file.write_bytes(file.read_bytes()[:-1])
     assert checkpoint.load(tmp_path) == (2, {"step": 2})
     (tmp_path / "step-000002" / "digest").unlink()
@@ -185,7 +186,7 @@ def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
     (broken / "trajectories" / ".train-000002.parquet.part").write_bytes(b"PAR1")
     for folder in (".model.part", "checkpoints/.step-000002.part"):
         (broken / folder).mkdir()
-        (broken / folder / "state.pt").write_bytes(b"half")
+        (broken / folder / "state.json").write_bytes(b"half")
     train("math-tools", run=run, **settings)
     assert [timeless(row) for row in lines(whole)] == [timeless(row) for row in lines(broken)]
     names = {str(p.relative_to(whole)) for p in whole.rglob("*")} | {"events.jsonl"}
@@ -248,6 +249,7 @@ def test_a_finished_run_that_goes_on_keeps_its_last_evaluation_and_ends_as_one_t
         train("math-tools", run=run, **settings | {"steps": 3})
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(tmp_path: Path) -> None:
     run = {"dir": str(tmp_path / "run"), "save_every": 1, "resume": True}
     train("math-tools", run=run, **EXACT | {"steps": 2})
@@ -258,6 +260,7 @@ def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(tmp_path: Path) -> No
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
 
@@ -282,6 +285,25 @@ def test_a_checkpoint_of_another_version_is_told(tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
     (tmp_path / "step-000003" / "version").unlink()
     with pytest.raises(UserError, match=r"was written by an earlier agentrl, version none of checkpoints"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors", "digest", "version"])
+def test_a_checkpoint_of_pipes_and_devices_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        shutil.rmtree(tmp_path / "step-000003", ignore_errors=True)
+        checkpoint.save(tmp_path, 3, {"step": 3})
+        (tmp_path / "step-000003" / name).unlink()
+        make(tmp_path / "step-000003" / name)
+        with pytest.raises(UserError, match=r"no checkpoint in .* is whole: step-000003|version none of checkpoints"):
+            checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_of_holes_is_not_read(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 3, {"step": 3})
+    tensors = tmp_path / "step-000003" / "tensors.safetensors"
+    os.truncate(tensors, 40 << 30)
+    with pytest.raises(UserError, match=r"step-000003' cannot be read: tensors.safetensors (says that it )?has 42,949"):
         checkpoint.load(tmp_path)
 
 
@@ -358,7 +380,7 @@ def test_the_room_that_is_asked_for_is_what_is_written(more: dict[str, Any], tmp
             asked.append(checkpoint.estimate_disk_needs(session.policy.model, session.config))
 
     train("math-tools", run={"dir": str(tmp_path)}, callbacks=[Looking()], **EXACT | {"steps": 1, "learner": {}} | more)
-    state = (tmp_path / "checkpoints" / "step-000001" / "state.pt").stat().st_size
+    state = sum(f.stat().st_size for f in (tmp_path / "checkpoints" / "step-000001").iterdir())
     model = sum(f.stat().st_size for f in (tmp_path / "model").glob("*.safetensors"))
     assert abs(asked[0].checkpoint - state) < 0.1 * state + 2**17
     assert abs(asked[0].model - model) < 0.1 * model + 2**17

@@ -15,12 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from agentrl import Callback, UserError, train
-from agentrl.learner.optimizers import make_optimizers
+from agentrl import Callback, ContractError, UserError, train
+from agentrl.errors import ConfigError
+from agentrl.learner.optimizers import adopt_optimizer, make_optimizers
 from agentrl.models.policy import load_policy
 from agentrl.settings.loader import build_config, read_overrides
 from agentrl.settings.schema import LRSchedulerName
-from agentrl.training.schedules import compute_lr_scale
+from agentrl.training import checkpoint
+from agentrl.training.schedules import check_optimizers, compute_lr_scale
 
 SMALL: dict[str, Any] = {
     "steps": 4,
@@ -148,6 +150,7 @@ def test_a_run_with_an_optimizer_of_ones_own_resumes_to_the_bit(pair: Any, tmp_p
         train("math-tools", **wrong)
 
 
+@pytest.mark.slow
 def test_objects_step_the_model_they_were_made_for(tmp_path: Path) -> None:
     loaded = load_policy("nano")
     optimizer = AdamW(loaded.model.parameters(), lr=1e-3)
@@ -165,7 +168,9 @@ def test_half_precision_is_stepped_in_single_precision(tmp_path: Path) -> None:
     pair = (lambda parameters: SGD(parameters, lr=1e-5), None)
     settings = SMALL | {"dtype": "bfloat16", "steps": 1}
     train("math-tools", run={"dir": str(tmp_path / "run"), "save_every": 1}, optimizers=pair, **settings)
-    state = torch.load(tmp_path / "run/checkpoints/step-000001/state.pt", weights_only=False)
+    found = checkpoint.load(tmp_path / "run/checkpoints")
+    assert found is not None
+    _, state = found
     assert {m.dtype for m in state["learner"]["masters"]} == {torch.float32}
 
 
@@ -188,3 +193,16 @@ def test_what_steps_nothing_here_is_refused(tmp_path: Path) -> None:
     for number, (pair, more, sentence) in enumerate(cases):
         with pytest.raises(UserError, match=sentence):
             train("math-tools", run={"dir": str(tmp_path / f"{number}")}, optimizers=pair, **{**SMALL, **more})
+
+
+def test_a_stages_rate_beside_a_scheduler_and_a_function_that_raises_are_told_before_the_first_step() -> None:
+    def wrong(*_: Any) -> Any:
+        raise KeyError("gone")
+
+    staged = {"stages": [{"steps": 1}, {"steps": 1, "learner": {"lr": 0.5}}]}
+    with pytest.raises(ConfigError, match=r"a stage's learner\.lr does nothing where optimizers= brings the scheduler"):
+        check_optimizers((None, wrong), staged)
+    check_optimizers((wrong, None), staged)
+    layer = torch.nn.Linear(2, 2)
+    with pytest.raises(ContractError, match=r"optimizers\[0\] raised KeyError: 'gone'"):
+        adopt_optimizer(layer, wrong)

@@ -167,6 +167,7 @@ def test_killed_in_any_stage_it_ends_the_same(kills: tuple[int, ...], tmp_path: 
         assert questions(whole, step) == questions(broken, step)
 
 
+@pytest.mark.slow
 def test_ahead_of_the_learner_a_stage_takes_no_episode_of_another(tmp_path: Path) -> None:
     stages = [{"steps": 2, "env": {"level": 2}}, {"steps": 2, "env": {"level": 3}}]
     settings = {**SMALL, "stages": stages, "rollout": SMALL["rollout"] | {"max_staleness": 2}}
@@ -179,6 +180,7 @@ def test_ahead_of_the_learner_a_stage_takes_no_episode_of_another(tmp_path: Path
         assert all(f"of {level}." in q for q in questions(tmp_path / "run", step))
 
 
+@pytest.mark.slow
 def test_stages_may_differ_in_their_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     module = f"{__name__}:Calls"

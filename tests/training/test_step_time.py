@@ -142,6 +142,7 @@ def test_after_an_interrupt_nothing_is_begun_that_is_not_learned_from(staleness:
     assert LOG.count(("begin", "train")) <= learned + 4 * staleness  # what was ahead already when it came
 
 
+@pytest.mark.slow
 def test_an_evaluation_beside_that_a_kill_cuts_is_made_when_the_run_goes_on(tmp_path: Path) -> None:
     class Killed(Callback):
         def on_step_end(self, step: int, values: Mapping[str, float]) -> None:

@@ -61,7 +61,10 @@ def test_a_batch_cut_in_three_makes_three_updates_and_resumes_to_the_bit(tmp_pat
         assert [r["weight"] * total for r in rows if r["weight"]] == pytest.approx([3.0] * sum(map(bool, tokens)))
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(1, 3), (0.5, 2), (2, 5)])
+@pytest.mark.parametrize(
+    ("epochs", "steps"),
+    [(2, 5), pytest.param(1, 3, marks=pytest.mark.slow), pytest.param(0.5, 2, marks=pytest.mark.slow)],
+)
 def test_epochs_are_passes_over_the_tasks_there_are(epochs: float, steps: int, tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Say {i}.", "solution": str(i)}) + "\n" for i in range(5)))

@@ -14,9 +14,9 @@ import agentrl_envs
 import pyarrow.parquet as pq
 import pytest
 import torch
-from rich.console import Console
 
 from agentrl import Env, Reply, Step, ToolEnv, Trajectory, UserError, evaluate, train
+from agentrl.cli.output import Console
 from agentrl.cli.summary import print_summary
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.models.policy import load_policy
@@ -160,7 +160,9 @@ def test_a_tool_that_times_out_teaches_nothing_and_stops_nothing(tmp_path: Path)
         "from agentrl import tool\n"
         "from agentrl_envs.math_tools import MathTools\n"
         "from agentrl_tools.calculator import calculator as real\n\n\n"
-        "@tool(timeout_s=0.4, max_consecutive_failures=None)\n"
+        "async def down() -> None:\n"
+        "    raise OSError('no route')\n\n\n"
+        "@tool(timeout_s=0.4, max_consecutive_failures=None, health_check=down)\n"
         "async def calculator(expression: str) -> str:\n"
         '    """Compute."""\n'
         "    if len(expression) % 2:\n"
@@ -224,6 +226,7 @@ def test_episodes_longer_than_the_context_stop_with_a_reason(tmp_path: Path) -> 
         assert max(sampled, default=0) <= 60
 
 
+@pytest.mark.slow
 def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"Reverse the digits of {n}.", "solution": str(n)[::-1]}) for n in range(123, 143)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -306,6 +309,7 @@ def test_where_no_task_was_scored_both_times_there_is_no_change_to_tell(tmp_path
     assert re.search(r"\bnan\b", render_report(store)) is None
 
 
+@pytest.mark.slow
 def test_the_task_that_is_shown_was_tried_both_times_and_its_rows_are_those_of_each_evaluation(tmp_path: Path) -> None:
     """A run that goes on may have fewer tasks at its end, and other trials."""
     run, more = {"dir": str(tmp_path / "run"), "resume": True}, {"rollout": SMALL["rollout"]}
