@@ -20,6 +20,7 @@ from agentrl.settings.entries import (
     optimizer,
     sampler,
 )
+from agentrl.settings.secret import Secret
 from agentrl.tools.tool import Tool, tool
 from agentrl.tools.toolset import Toolset
 from agentrl.training.callbacks import Callback
@@ -50,6 +51,7 @@ __all__ = [
     "Reply",
     "RewardModel",
     "Run",
+    "Secret",
     "Step",
     "Tool",
     "ToolEnv",

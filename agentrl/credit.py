@@ -5,7 +5,10 @@ and the page read it; none of them computes an advantage again.
 
     episodes of a step =  TRAINED                       an advantage other than 0, in a group learned from
                        +  ZERO        "zero advantage"  scored, and as good as its group
-                       +  FAULT       "fault"           an infrastructure error ended it, in whatever group
+                       +  PROVOKED    "provoked fault"  its own request provoked an infrastructure error: trained
+                                                        with the floor of the reward, an advantage other than 0
+                       +  FAULT       "fault"           an infrastructure error of the world's ended it, in whatever
+                                                        group
                        +  RESAMPLED   "resampled"       its group was rolled out again, with another task
                        +  UNSCORED    "no reward"       no reward applied
                        +  TOO_FEW     "too few scored"  its group has fewer scored members than ``min_group_size``
@@ -13,12 +16,15 @@ and the page read it; none of them computes an advantage again.
                        +  EMPTY       "nothing sampled" the model has sampled no token
 
 Each episode has exactly one of them: the first that holds, in the order FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED,
-EMPTY, ZERO, TRAINED. Held-out episodes have HELD_OUT, and belong to no step. So, over a run, episodes begun are the sum
-of these counts, of the episodes still in flight, and of those that a group cancelled because it was full
+EMPTY, ZERO, PROVOKED, TRAINED. Held-out episodes have HELD_OUT, and belong to no step. So, over a run, episodes begun
+are the sum of these counts, of the episodes still in flight, and of those that a group cancelled because it was full
 (``rollout.oversample``), which are no trajectories.
 
 Scored episodes of groups that are learned from are the rows of the denominators, as in TRL: those of zero advantage
 with their tokens; masked and empty ones as rows without a token.
+
+An episode that provoked its fault is compared as if it had answered that badly: its floor is in the group's mean. Left
+out of it, the bad answers beside it would be further below the mean than it is, and faults would be learned after all.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from agentrl.types import AdvantageValue, Group, Sample, Stop, Trajectory
 
 TRAINED = "trained"
 ZERO = "zero advantage"
+PROVOKED = "provoked fault"
 FAULT = "fault"
 RESAMPLED = "resampled"
 UNSCORED = "no reward"
@@ -41,7 +48,7 @@ TOO_FEW = "too few scored"
 MASKED = "masked"  # stored with the stop reason: "masked: max_tokens"
 EMPTY = "nothing sampled"
 HELD_OUT = "held out"  # an evaluation's
-OUTCOMES = (TRAINED, ZERO, FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED, EMPTY)
+OUTCOMES = (TRAINED, ZERO, PROVOKED, FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED, EMPTY)
 
 AdvantageRule = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[AdvantageValue]]]  # groups to groups
 Reduce = Callable[[Sequence[int]], Sequence[float]]  # trained tokens of each row to the weight of each row's tokens
@@ -66,7 +73,7 @@ class EpisodeCredit:
     @property
     def trained_tokens(self) -> int:
         """Count the sampled tokens that are in the denominators: none of a masked episode."""
-        return self.trajectory.sampled_tokens if self.outcome in (TRAINED, ZERO) else 0
+        return self.trajectory.sampled_tokens if self.outcome in (TRAINED, ZERO, PROVOKED) else 0
 
     @property
     def mean_advantage(self) -> float | None:
@@ -89,7 +96,8 @@ class EpisodeCredit:
         advantages = iter(self.turn_advantages())
         spans = [(next(advantages) if s.author == "model" else None, len(s.token_ids)) for s in t.segments]
         by_token = [advantage or 0.0 for advantage, length in spans for _ in range(length)]
-        return Sample(t.token_ids[:end], mask[:end], t.logprobs[:end], by_token[:end])
+        kept = t.kept[:end] if any(s.kept for s in t.segments) else ()
+        return Sample(t.token_ids[:end], mask[:end], t.logprobs[:end], by_token[:end], kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ def assign_credit(
 
     Args:
         groups: what the step learns from; those with fewer scored members than ``min_group_size`` are left out.
-        rule: of the members without a fault of all groups learned from, to advantages.
+        rule: of the members of all groups learned from that no fault of the world's ended, to advantages.
         reduce: of trained tokens a row, 0 for a masked one, to weights of tokens: the loss's reduction. By default all
             tokens of the step weigh alike, and sum to 1.
         mask_stop_reasons: episodes that stopped for one of these reasons count in the statistics, but are not trained.
@@ -188,16 +196,16 @@ def assign_credit(
         cut: of the rows into optimizer steps.
     """
     learned = tuple(g for g in groups if len(g.scored) >= min_group_size)
-    advantages = iter(rule([[t for t in g if t.fault is None] for g in learned]))
+    advantages = iter(rule([[t for t in g if not t.is_lost] for g in learned]))
     drafts = []
     for group in groups:
         own = iter(next(advantages) if len(group.scored) >= min_group_size else ())
-        drafts.append([_assign_outcome(t, None if t.fault else next(own, None), mask_stop_reasons) for t in group])
+        drafts.append([_assign_outcome(t, None if t.is_lost else next(own, None), mask_stop_reasons) for t in group])
     lengths = [e.trained_tokens for own in drafts for e in own if e.advantage is not None]
     updates = cut.assign(len(lengths))
     places = zip(cut.weigh(lengths, updates, reduce), updates, strict=True)
     entries = [tuple(e if e.advantage is None else _place(e, *next(places)) for e in own) for own in drafts]
-    entries += [tuple(EpisodeCredit(t, FAULT if t.fault else RESAMPLED) for t in g) for g in resampled]
+    entries += [tuple(EpisodeCredit(t, FAULT if t.is_lost else RESAMPLED) for t in g) for g in resampled]
     return Credit((*groups, *resampled), tuple(entries), learned)
 
 
@@ -209,16 +217,16 @@ def _assign_outcome(
     t: Trajectory, advantage: AdvantageValue | None, mask_stop_reasons: frozenset[Stop]
 ) -> EpisodeCredit:
     """Name the outcome of an episode whose group was not resampled: the first that holds."""
-    if t.fault is not None:
+    if t.is_lost:
         return EpisodeCredit(t, FAULT)
     if t.reward is None or advantage is None:
         return EpisodeCredit(t, UNSCORED if t.reward is None else TOO_FEW)
-    if t.stop in mask_stop_reasons:
+    if t.stop in mask_stop_reasons and t.fault is None:
         return EpisodeCredit(t, f"{MASKED}: {t.stop.value}", advantage)
     if not t.sampled_tokens:
         return EpisodeCredit(t, EMPTY, advantage)
     teaches = any(advantage) if isinstance(advantage, tuple) else bool(advantage)
-    return EpisodeCredit(t, TRAINED if teaches else ZERO, advantage)
+    return EpisodeCredit(t, ZERO if not teaches else PROVOKED if t.fault else TRAINED, advantage)
 
 
 def record_held_out(groups: Iterable[Group]) -> Credit:

@@ -52,15 +52,18 @@ class ToolError(Exception):
 class InfraError(Exception):
     """The infrastructure failed: a time-out, a dead server, an environment that raised. The episode ends, untrained.
 
-    ``kind`` is a short stable word, such as ``tool_timeout``: faults are counted by it.
+    Args:
+        kind: a short stable word, such as ``tool_timeout``: faults are counted by it.
+        provoked: whether the episode's own request brought it about, which is the model's mistake. ``None``: evidence
+            decides (docs/faults.md).
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, provoked: bool | None = None) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.provoked = kind, provoked
 
-    def __reduce__(self) -> tuple[type[InfraError], tuple[str, str]]:
-        return type(self), (self.kind, str(self))  # a worker process may raise it
+    def __reduce__(self) -> tuple[type[InfraError], tuple[str, str, bool | None]]:
+        return type(self), (self.kind, str(self), self.provoked)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -111,7 +114,7 @@ def author_errors(what: str) -> Iterator[None]:
         raise
     except InfraError as fault:
         raise ContractError(str(fault)) from fault
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ContractError(f"{what} raised {describe_raised(error)}") from error
 
 

@@ -13,12 +13,15 @@ from transformers import PreTrainedModel
 from agentrl.engines.factories import prefers_vllm
 from agentrl.engines.vllm import launch
 from agentrl.environments.spec import EnvSpec
-from agentrl.errors import ContractError, UserError
+from agentrl.errors import ConfigError, ContractError, UserError
 from agentrl.models import lora, policy
 from agentrl.models.call_formats import build_call_format
+from agentrl.models.lm_head import cast_head_to_fp32, unwrap_model
 from agentrl.models.policy import Policy
+from agentrl.renderer.chat_template import set_defaults
+from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout.engine_protocol import OpenEngine
+from agentrl.rollout.engine_protocol import GrammarTaker, OpenEngine
 from agentrl.rollout.rollout import Rollout, check_deadlines
 from agentrl.runtime.memory import collect_garbage_seldom, keep_freed_memory
 from agentrl.settings.catalogue import bind_choices
@@ -39,10 +42,13 @@ class TrainingResources:
     policy: Policy
     renderer: TemplateRenderer
     engine: OpenEngine
+    grammar: OutputGrammar | None = None  # of every turn
 
     def rollout(self, split: str, spec: EnvSpec | None = None) -> Rollout:
         """Build a rollout over the tasks of a split, of the run's environment or of another one."""
-        return Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
+        rollout = Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
+        rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
+        return rollout
 
 
 @asynccontextmanager
@@ -58,20 +64,34 @@ async def open_resources(
     loaded = load_trainable_policy(config, loaded)
     config = _choose_engine(config, loaded.model)
     template, calls = policy.read_template(config.chat_template), build_call_format(config.call_format)
-    renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls)
-    async with spec.open(), _build_engine(config, loaded.model) as engine:
+    renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls, config.template)
+    rules = config.rollout.structured_outputs
+    grammar = OutputGrammar(loaded.tokenizer, renderer.get_stop_token_ids(), rules) if rules else None
+    own_engine = _build_engine(config, loaded.model)
+    if grammar is not None and not (isinstance(own_engine, GrammarTaker) and own_engine.takes_grammars):
+        raise ConfigError(
+            f"rollout.structured_outputs: engine {config.engine.name} samples by no grammar; take --engine transformers"
+        )
+    async with spec.open(), own_engine as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
         with collect_garbage_seldom():
-            yield TrainingResources(config, spec, loaded, renderer, engine)
+            yield TrainingResources(config, spec, loaded, renderer, engine, grammar)
 
 
 def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None) -> Policy:
     """Load the policy that the config names, if none is given, and add the adapter that the config wants."""
-    loaded = loaded or policy.load_policy(config.model, config.dtype, config.lora.quantize)
+    loaded = loaded or policy.load_policy(config.model, config.dtype, config.lora.quantize, config.load)
+    if config.learner.cast_lm_head_to_fp32:
+        cast_head_to_fp32(unwrap_model(loaded.model))
+    template = policy.read_template(config.chat_template) or loaded.tokenizer.chat_template
+    if template and (config.chat_template or config.template):  # who loads the model later renders as it was trained
+        loaded = replace(loaded, chat_template=set_defaults(template, config.template))
     if config.lora.rank is not None:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
-            loaded = replace(loaded, model=lora.add_adapter(loaded.model, config.lora, config.model))
+            loaded = replace(
+                loaded, model=lora.add_adapter(loaded.model, config.lora, config.model, config.load.revision)
+            )
     if config.lora.quantize and not lora.has_adapter(loaded.model):
         raise UserError("lora.quantize: weights in 4 bits are not trained themselves; give lora.rank too")
     return loaded

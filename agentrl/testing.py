@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import anyio
 
 from agentrl.renderer.call_formats import hermes
+from agentrl.renderer.stop_strings import cut_at_stop
 from agentrl.types import Completion, JsonSchema, Message, Reply, SamplingParams
 
 STOP = 256  # ends a turn
@@ -39,8 +40,21 @@ class ByteRenderer:
         closing = [] if completion_ids and completion_ids[-1] == STOP else [STOP]
         return [*prompt_ids, *completion_ids, *closing, *self.render_ids(messages)]
 
-    def parse_response(self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | None = None) -> Reply:
-        return hermes.parse(decode_text(token_ids))
+    def parse_response(
+        self,
+        token_ids: Sequence[int],
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        tools: Sequence[JsonSchema] = (),
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        return hermes.parse(cut_at_stop(decode_text(token_ids), stop))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return decode_text(token_ids)
+
+    def with_words(self, words: Mapping[str, Any]) -> ByteRenderer:
+        return self  # it has no template
 
     def get_stop_token_ids(self) -> list[int]:
         return [STOP]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, NotRequired, SupportsFloat, TypedDict, TypeGuard
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, SupportsFloat, TypedDict, TypeGuard
+
+if TYPE_CHECKING:
+    from agentrl.renderer.stop_strings import StopStrings
+    from agentrl.renderer.structured_outputs import OutputGrammar
 
 Author = Literal["prompt", "model", "env"]
 JsonSchema = dict[str, Any]
+Span = tuple[int, int]  # from where to where: the second is behind the last
+_FROM_CONTENT = "\0"  # known by its identity: a text that nobody gave
 
 
 class _FunctionCall(TypedDict):
@@ -32,25 +40,47 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[_MessageToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    reasoning_content: NotRequired[str]  # a thought, given beside the content; the run keeps it inside, between marks
     is_error: NotRequired[bool]  # of a tool's answer: true where it says why a call failed; no model is told
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model asked for. ``error`` says, in words for the model, why it cannot be made."""
+    """A call that the model asked for. ``error`` says, in words for the model, why it cannot be made.
+
+    ``kind`` names what is wrong with it in a word: ``invalid``, ``unclosed``; it is empty for a sound one. ``span`` is
+    its place, from where to where: in characters of the text that a `CallFormat` read, in tokens of the turn once a
+    renderer has read it; None where a format does not say.
+    """
 
     id: str
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    kind: str = field(default="", compare=False)
+    span: Span | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One turn of the model, read: its text without the calls, and the calls in the order they were asked."""
+    """One turn of the model, read: what it thought, what it said, and its calls in the order they were asked.
+
+    ``content`` is all but the calls, each thought between its marks; ``text`` is what was said beside the thoughts, and
+    ``thought`` is what stands inside their marks. Where ``text`` is not given, both are read off ``content``.
+    ``thought_spans`` and ``text_spans`` are their places in tokens of the turn, where a renderer has read it.
+    """
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
+    thought: str = ""
+    text: str = _FROM_CONTENT
+    thought_spans: tuple[Span, ...] = field(default=(), compare=False)
+    text_spans: tuple[Span, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.text is _FROM_CONTENT:
+            object.__setattr__(self, "text", strip_thoughts(self.content))
+            object.__setattr__(self, "thought", self.thought or get_thought(self.content))
 
     def message(self) -> Message:
         message: Message = {"role": "assistant", "content": self.content}
@@ -64,7 +94,7 @@ class Reply:
 
 Observation = str | Sequence[Message]
 ERROR_PREFIX = "error: "  # how the answer to a failed call begins, as the model reads it
-TOOL_ERRORS = ("parse", "unknown_tool", "arguments", "tool")  # what may be wrong with a call
+TOOL_ERRORS = ("parse", "unknown_tool", "arguments", "tool", "provoked")  # what may be wrong with a call
 THOUGHT_MARKS = ("<think>", "</think>")
 AdvantageValue = float | tuple[float, ...]  # the advantage of an episode, or of each of its turns
 
@@ -92,7 +122,10 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling of one turn. ``temperature = 0`` is greedy; ``seed`` makes the turn's randomness its own."""
+    """The sampling of one turn. ``temperature = 0`` is greedy; ``seed`` makes the turn's randomness its own.
+
+    Logits are processed as transformers does: repetition penalty, temperature, top_k, top_p, min_p.
+    """
 
     temperature: float = 1.0
     max_tokens: int = 512
@@ -100,6 +133,73 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0: all tokens
     seed: int = 0
+    min_p: float = 0.0  # of the most probable token's probability
+    repetition_penalty: float = 1.0  # of the tokens in the context, prompt included
+    stop: StopStrings | None = None  # texts that end the turn, beside the stop tokens
+    grammar: OutputGrammar | None = field(default=None, compare=False)  # what the turn's text must match
+
+    @property
+    def truncates(self) -> bool:
+        """Return True where a token is drawn among fewer than all. A greedy one is not drawn."""
+        less = self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.grammar is not None
+        return less and self.temperature > 0.0
+
+    def greedy(self) -> SamplingParams:
+        """Return the greedy sampling of the same turns: where they end stays, and what they must match."""
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            seed=self.seed,
+            stop=self.stop,
+            grammar=self.grammar,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The set of tokens that each sampled one was drawn among, where sampling leaves tokens out.
+
+    A set is its token ids in order; one of many tokens is -1 and then 32 tokens a number, a bit each, the lowest first.
+
+    Args:
+        words: the distinct sets, one behind the other.
+        ends: of each distinct set in ``words``.
+        numbers: which of the distinct sets each sampled token has.
+    """
+
+    words: array[int]
+    ends: array[int]
+    numbers: array[int]
+
+    def __post_init__(self) -> None:
+        ends, numbers = [0, *self.ends], self.numbers
+        ordered = ends == sorted(ends) and ends[-1] == len(self.words)
+        if not ordered or min(numbers, default=0) < 0 or max(numbers, default=-1) >= len(self.ends):
+            raise ValueError("sets of kept tokens that do not fit together")
+
+    @classmethod
+    def collect(cls, sets: Iterable[bytes]) -> KeptTokens:
+        """Make it of each token's set, its numbers as the bytes of 32-bit integers."""
+        distinct: dict[bytes, int] = {}
+        numbers = array("i", [distinct.setdefault(one, len(distinct)) for one in sets])
+        words, ends = array("i"), array("i")
+        for one in distinct:
+            words.frombytes(one)
+            ends.append(len(words))
+        return cls(words, ends, numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def cut(self, count: int) -> KeptTokens:
+        """Return the sets of the first so many tokens."""
+        return KeptTokens(self.words, self.ends, self.numbers[:count])
+
+    def sets(self) -> list[array[int]]:
+        """List each token's set; tokens with the same set have the same object."""
+        distinct = [self.words[start:end] for start, end in pairwise([0, *self.ends])]
+        return [distinct[number] for number in self.numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +210,12 @@ class Completion:
     logprobs: tuple[float, ...]  # of the distribution that was sampled from
     versions: tuple[int, ...]  # the policy version that sampled each token
     stop_reason: Literal["stop", "length"]
+    kept: KeptTokens | None = None  # where sampling left tokens out, and the engine knows which
+
+    def cut(self, count: int) -> Completion:
+        """Return the first so many tokens, as a turn that stopped there."""
+        kept = self.kept and self.kept.cut(count)
+        return Completion(self.token_ids[:count], self.logprobs[:count], self.versions[:count], "stop", kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +226,11 @@ class Segment:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     versions: tuple[int, ...] | None = None
+    kept: KeptTokens | None = None  # of a model's segment, where sampling left tokens out
 
     def __post_init__(self) -> None:
+        if self.kept is not None and (self.author != "model" or len(self.kept) != len(self.token_ids)):
+            raise ValueError(f"{len(self.kept)} sets of kept tokens for {len(self.token_ids)} of the {self.author}")
         for values in (self.logprobs, self.versions):
             if (values is not None) != (self.author == "model"):
                 raise ValueError(f"a {self.author} segment and logprobs/versions do not go together")
@@ -131,10 +240,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An infrastructure error: ``kind`` is counted, ``message`` is read by a person."""
+    """An infrastructure error: ``kind`` is counted, ``message`` is read by a person.
+
+    ``provoked``: the episode's own request brought it about, so that it earns the floor. None: it is not known yet.
+    """
 
     kind: str
     message: str
+    provoked: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +255,8 @@ class CallRecord:
     """A tool call as it went.
 
     ``status`` is ``ok``, a fault's kind, or one of `TOOL_ERRORS`, which are the model's mistakes: the call could not be
-    parsed (``parse``), there is no such tool (``unknown_tool``), its arguments are wrong (``arguments``), or the tool
-    raised `ToolError` (``tool``).
+    parsed (``parse``), there is no such tool (``unknown_tool``), its arguments are wrong (``arguments``), the tool
+    raised `ToolError` (``tool``), or failed on this request and works otherwise (``provoked``).
     """
 
     turn: int
@@ -205,6 +318,11 @@ class Trajectory:
         return [v for s in self.segments for v in (s.versions or (-1,) * len(s.token_ids))]
 
     @property
+    def kept(self) -> list[array[int] | None]:
+        """Return one entry a token: the set it was drawn among, as `KeptTokens` has it; None where that was all."""
+        return [one for s in self.segments for one in (s.kept.sets() if s.kept else [None] * len(s.token_ids))]
+
+    @property
     def turns(self) -> int:
         return sum(s.author == "model" for s in self.segments)
 
@@ -241,9 +359,17 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """The weighted sum of the parts that apply; ``None`` where none does, or after an infrastructure error."""
+        """The weighted sum of the parts that apply; ``None`` where none does, or after an infrastructure error.
+
+        After a fault that the episode provoked the parts are the floor.
+        """
         parts = [self.weights.get(name, 1.0) * r for name, r in self.rewards.items() if r is not None]
-        return sum(parts) if parts and self.fault is None else None
+        return sum(parts) if parts and not self.is_lost else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Return True if an infrastructure error ended it that was the world's: it says nothing about the model."""
+        return self.fault is not None and not self.fault.provoked
 
 
 def find_failed_answers(messages: Sequence[Mapping[str, Any]], any_failed: bool) -> list[bool]:
@@ -274,6 +400,19 @@ def strip_thoughts(text: str, marks: tuple[str, str] = THOUGHT_MARKS) -> str:
     """
     opening, ending = marks
     return text.rpartition(ending)[2].partition(opening)[0]
+
+
+def join_thought(thought: str, text: str) -> str:
+    """Write a thought in front of a text, between its marks."""
+    return f"{THOUGHT_MARKS[0]}\n{thought}\n{THOUGHT_MARKS[1]}\n\n{text}"
+
+
+def get_thought(text: str, marks: tuple[str, str] = THOUGHT_MARKS) -> str:
+    """Return what stands inside the marks of a turn's thoughts, one that was not ended too; several in lines."""
+    opening, ending = marks
+    *ended, rest = text.split(ending)
+    thoughts = [piece.partition(opening)[2] if opening in piece else piece for piece in ended]
+    return "\n".join(t.strip() for t in [*thoughts, rest.partition(opening)[2]] if t.strip())
 
 
 def to_utf8(text: str) -> str:
@@ -310,15 +449,19 @@ class Group:
 
     @property
     def scored(self) -> tuple[Trajectory, ...]:
-        """Return the members that count: those with a reward and no fault."""
+        """Return the members that count: those with a reward; a fault of the world's leaves none."""
         return tuple(t for t in self.trajectories if t.reward is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row ready for the learner; the four lists have one entry a token."""
+    """One row ready for the learner; the lists have one entry a token.
+
+    ``kept`` holds the set that a token was drawn among, as `KeptTokens` has it, or None; it is empty for all None.
+    """
 
     token_ids: list[int]
     loss_mask: list[int]
     logprobs: list[float]
     advantages: list[float]
+    kept: Sequence[array[int] | None] = ()

@@ -12,8 +12,15 @@ from tests.helpers.sites import Site
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test loads from it; to ask where there is none takes minutes
 # A busy machine may be ten times slower: no example has a deadline, nor is the drawing of examples timed.
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any_machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_user_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let agentrl, also in processes that tests start, remember and cache things for the tests alone."""
+    for name in ("STATE", "CACHE"):
+        os.environ[f"XDG_{name}_HOME"] = str(tmp_path_factory.mktemp(name.lower()))
 
 
 @pytest.fixture

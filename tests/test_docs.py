@@ -28,7 +28,8 @@ from agentrl.cli.dispatch import VERBS
 from agentrl.engines.vllm.launchers import ServerPlan, launch_servers
 from agentrl.environments.env import ToolEnv
 from agentrl.environments.spec import EnvSpec
-from agentrl.models.policy import build_model_config, locate_model
+from agentrl.models.policy import build_model_config
+from agentrl.models.source import locate_model
 from agentrl.runs import trackers
 from agentrl.settings import registry
 from agentrl.settings.loader import build_config, list_settings, read_toml
@@ -249,6 +250,8 @@ def test_a_command_runs(command: Command, with_runs: Path, monkeypatch: pytest.M
     words = _shortened(command.words[1:])
     if "runs/symbols" in words and not Path("runs/symbols").exists():
         desk.small_run("symbols", "prompts", data="rows.jsonl")
+    if "downloaded/run" in words and not Path("downloaded/run").exists():
+        shutil.copytree("runs/mine", "downloaded/run")
     if words[0] == "new":  # where nothing of that name is there yet
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.startswith(str(with_runs))])
@@ -489,7 +492,7 @@ def test_everything_of_the_page_on_extending_takes_part_in_one_run(with_runs: Pa
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any("words/mean" in row for row in rows)
     assert any("eval/words/mean" in row for row in rows)
-    [path] = (folder / "checkpoints").glob("*/state.pt")
+    [path] = (folder / "checkpoints").glob("*/state.json")
     assert b"since" in path.read_bytes()
     assert main(["report", str(folder)]) == 0
     assert "hardest tasks" in (folder / "report.html").read_text()

@@ -36,6 +36,15 @@ def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "held-out reward" in capsys.readouterr().out
 
 
+def test_the_sandbox_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "sandbox.py"))["main"]()
+    walls, alone, hostile, total = capsys.readouterr().out.splitlines()
+    assert walls.startswith("sandbox: ")
+    assert alone == "ok: 42"
+    assert hostile.startswith("raised: ")
+    assert total == "6"
+
+
 def test_gymnasium_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "frozen_lake.py"))["main"](episodes=8)
     out = capsys.readouterr().out
@@ -63,6 +72,7 @@ def test_step_rewards_branches_and_a_curriculum() -> None:
     assert all(len(row["advantages"]) == sum(s["author"] == "model" for s in row["segments"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_the_plugin_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is when installed: its package and its metadata are on the path."""
     project = tomllib.loads((EXAMPLES / "third_party/pyproject.toml").read_text())["project"]

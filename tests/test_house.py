@@ -22,6 +22,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 ALIKE = {  # names that two modules may share, and why
     "draw": "each module of tasks draws its own from an integer",
+    "auto": "the entry that chooses for itself, of engines and of call formats",
+    **dict.fromkeys(("parse", "format_call", "format_instructions"), "each written call format is a module"),
 }
 
 
@@ -135,6 +137,27 @@ def test_methods_hold_few_functions() -> None:
         if inner is not method and isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     assert len(nested) <= 15, nested
+
+
+PRINTING = {  # modules outside `agentrl.cli` that write to a stream, and why
+    "agentrl.library.progress": "lines of a script that calls train, escaped",
+    "agentrl.settings.names.adoption": "another library's names, before there is a display",
+    "agentrl.runs.metric_catalogue": "prints a page of the documentation, as a program of its own",
+    "agentrl.engines.vllm.launchers": "passes on what a server writes",
+}
+
+
+def test_the_command_line_alone_prints() -> None:
+    def writes(node: ast.AST) -> bool:
+        call = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        return call == "print" or call.startswith(("sys.stdout.write", "sys.stderr.write", "rich.print"))
+
+    printing = {
+        name for name, tree in modules().items() if name.startswith("agentrl.") and any(map(writes, ast.walk(tree)))
+    }
+    assert {name for name in printing if not name.startswith("agentrl.cli.")} == set(PRINTING)
+    consoles = {name for name, tree in modules().items() if ("rich.console", "Console") in imports(tree)}
+    assert consoles == set(), "a console is agentrl.cli.output.Console"
 
 
 def test_any_is_rare() -> None:

@@ -19,7 +19,8 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.settings.loader import Layer, list_settings, read_overrides, read_toml, set_option, split_options
-from agentrl.settings.schema import Section
+from agentrl.settings.registry import list_registered
+from agentrl.settings.section import Section
 from agentrl.settings.signature import list_problems
 
 OptionsT = TypeVar("OptionsT", bound=Section)
@@ -142,6 +143,8 @@ class Command(Generic[OptionsT]):
     def _check_names(self, names: Sequence[str], words: Sequence[str]) -> None:
         fewest, most = self.names
         if most == 0 and names and not names[0].startswith("-"):
+            if self.settings is not None and names[0] in list_registered("env"):
+                raise ConfigError(f"unexpected argument {names[0]!r}; did you mean --env {names[0]}?")
             raise ConfigError(f"unexpected argument {names[0]!r}; agentrl {self.verb} takes: {self.takes}")
         if not fewest <= len(names) <= (len(names) if most is None else most) or any(n.startswith("-") for n in names):
             raise self.refuse(words)

@@ -8,17 +8,18 @@ from contextlib import nullcontext
 from functools import partial
 
 from pydantic import Field
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agentrl.checks import Finding, check_env, check_tool
 from agentrl.cli.arguments import Arguments, Command
+from agentrl.cli.output import Console, show_loading
 from agentrl.environments.spec import EnvSpec
-from agentrl.errors import ConfigError, suggest
+from agentrl.errors import ConfigError, TemplateError, suggest
 from agentrl.settings import registry
 from agentrl.settings.loader import build_config
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.section import Section
 from agentrl.settings.values import CommaSeparated
 from agentrl.view.escaping import escape_controls
 
@@ -27,16 +28,18 @@ TEXT = """\
                                                   that do not repeat, episodes that see each other, held-up loops,
                                                   splits that overlap, rewards that come for nothing, and more
   agentrl check tool calculator                   calls it with good and bad arguments, cancels it, rolls out episodes
-  agentrl check model Qwen/Qwen3-0.6B             follows its chat template token by token: [--chat_template FILE]
+  agentrl check model Qwen/Qwen3-0.6B             follows its chat template, and shows a conversation token by token:
+                                                  [--chat_template FILE] [--call_format NAME] [--template.WORD VALUE]
 
 Findings are printed as they come: ok, warn, fail, or skip where nothing was shown. The status is 1 if something failed,
-and 0 otherwise.
+or if a model cannot be trained over several turns, and 0 otherwise.
 """
 FOOTER = (
     """--tools NAMES adds tools to an environment, --tool.NAME.SETTING VALUE sets one; so does --env.SETTING VALUE."""
 )
 BUDGET_S = 60.0
 SETTINGS = {"env", "tools", "tool"}
+MODEL_SETTINGS = {"chat_template", "call_format", "template", "load"}
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
@@ -84,19 +87,38 @@ def _build_config(env: str, arguments: Arguments[_CheckOptions]) -> TrainConfig:
 
 
 def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
+    """Print what a model's chat template allows. Return 1 if the model cannot be trained over several turns."""
     _, given = arguments.settings
-    for other in given.keys() - {"chat_template", "call_format"} | arguments.options.model_fields_set:
-        raise ConfigError(f"{other}: agentrl check model takes --chat_template FILE and --call_format NAME alone")
+    for other in given.keys() - MODEL_SETTINGS | arguments.options.model_fields_set:
+        raise ConfigError(
+            f"{other}: agentrl check model takes --chat_template FILE, --call_format NAME, --template.WORD VALUE and "
+            "--load.NAME VALUE alone"
+        )
+    from agentrl.cli.template_page import print_page, print_refusal
     from agentrl.models import policy
     from agentrl.models.call_formats import build_call_format
+    from agentrl.renderer.chat_template import check_words
+    from agentrl.renderer.demonstration import demonstrate
     from agentrl.renderer.template import TemplateRenderer
 
+    console = Console(highlight=False)
     template = policy.read_template(given.get("chat_template"))
-    tokenizer = policy.load_tokenizer(name)
-    calls = build_call_format(given.get("call_format", "hermes"))
-    renderer = TemplateRenderer(tokenizer, template, policy.load_end_tokens(name), calls)
-    print("\n".join(f"{sentence.rstrip('.')}." for sentence in renderer.verdict().split(". ")))
-    return 0
+    settings = {key: given[key] for key in ("load", "template") if key in given}
+    config = build_config(("command line", {"env": "none", **settings}))
+    with show_loading(console):
+        tokenizer = policy.load_tokenizer(name, config.load)
+        calls = build_call_format(given.get("call_format", "auto"))
+        ends = policy.load_end_tokens(name, config.load)
+        try:
+            renderer = TemplateRenderer(tokenizer, template, ends, calls)
+            words = renderer.list_words()
+            check_words(config.template, words)
+            renderer = renderer.with_words(config.template)
+            found, shown = renderer.describe(), demonstrate(renderer)
+        except TemplateError as error:
+            print_refusal(console, name, str(error))
+            return 1
+    return 0 if print_page(console, name, found, words, shown) else 1
 
 
 def _print_findings(name: str, check: Callable[..., list[Finding]], options: _CheckOptions) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 
 from pydantic import Field
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.arguments import Arguments, Command
-from agentrl.cli.output import print_line
+from agentrl.cli.output import Console, print_line
 from agentrl.environments.task_sampler import describe_task
 from agentrl.evaluation.comparison import Comparison, compare
 from agentrl.library.figures import format_difference, format_mean
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 from agentrl.view.escaping import escape_controls
 
 TEXT = """\

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 
-from agentrl.cli.output import silence_when_closed
+from agentrl.cli.output import print_traceback, silence_when_closed
 from agentrl.errors import Interrupted, UserError, suggest
 from agentrl.runtime.interruption import raise_signals_as_interrupts
 from agentrl.settings import registry
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     It is 0, 2 for a user's mistake, or 128 + n after signal n (Ctrl-C 130, SIGTERM 143).
     """
+    sys.excepthook = print_traceback
     with silence_when_closed(), raise_signals_as_interrupts() as came:
         try:
             return _run(list(sys.argv[1:] if arguments is None else arguments))

@@ -9,12 +9,11 @@ from typing import Any
 
 import anyio
 from pydantic import Field
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from agentrl.cli.arguments import Arguments, Command
-from agentrl.cli.output import print_line, show_loading
+from agentrl.cli.output import Console, print_line, show_loading
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.evaluation.evaluate import EvaluationListener, check_key, open_policy, pin_model, run_evaluation
@@ -24,8 +23,10 @@ from agentrl.evaluation.scope import EvaluationScope, check_settings_used, check
 from agentrl.library.figures import describe_lost_episodes, format_mean, format_share
 from agentrl.models.policy import build_model_config
 from agentrl.runs.atomic import FolderWriteError
-from agentrl.settings.loader import Layer, build_config, flatten, read_toml
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.loader import Layer, build_config, flatten
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.section import Section
+from agentrl.settings.trust import read_run_layer
 from agentrl.types import Trajectory
 
 TEXT = """\
@@ -50,6 +51,9 @@ class _EvalOptions(Section):
     out: str | None = Field(None, description="the folder; evals/DATE-TIME-ENV by default")
     resume: str | None = Field(None, description="the folder of an evaluation to resume, with its own settings")
     retry_faults: bool = Field(False, description="roll tasks with an infrastructure fault out again")
+    trust: bool = Field(
+        False, description="follow settings of the folder that load code, start programs or connect; it is remembered"
+    )
     endpoint: str | None = Field(None, description="URL of a server that speaks OpenAI's chat completions")
     key_env: str = Field("OPENAI_API_KEY", description="the environment variable that holds the endpoint's key")
 
@@ -111,7 +115,9 @@ def _read(arguments: Arguments[_EvalOptions]) -> tuple[EvaluationScope, list[Lay
     scope = (_read_resumed(own) or EvaluationScope(tasks=own.tasks))._replace(**changes)
     check_key("key_env" in own.model_fields_set, scope.endpoint, "--key_env")
     check_settings_used(list(flatten(settings)), scope, _format_option)
-    resumed = [read_toml(Path(own.resume) / "config.toml")] if own.resume else []
+    if own.trust and not own.resume:
+        raise ConfigError("--trust is for --resume, whose folder has settings; what you give here is your own")
+    resumed = [read_run_layer(Path(own.resume), settings, trust=own.trust)] if own.resume else []
     return scope, [*arguments.files, *resumed, (source, settings)]
 
 

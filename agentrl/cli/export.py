@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import UserError
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 
 TEXT = """\
   agentrl export runs/last --out my-model

@@ -14,7 +14,7 @@ from agentrl.migration.document import format_plan
 from agentrl.migration.functions import write_functions
 from agentrl.migration.plan import Plan
 from agentrl.migration.script import read_script
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 
 TEXT = """\
   agentrl from-trl train.py > train.toml             # then: agentrl train train.toml

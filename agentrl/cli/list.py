@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from agentrl.cli.arguments import Arguments, Command, NoOptions
+from agentrl.cli.output import Console
 from agentrl.errors import UserError, suggest
 from agentrl.settings import registry
 from agentrl.settings.catalogue import CHOICES

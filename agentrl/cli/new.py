@@ -9,7 +9,7 @@ from pydantic import Field
 from agentrl import templates
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import suggest
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 from agentrl.templates import TemplateKind
 
 TEXT = """\

@@ -1,16 +1,65 @@
-"""Output of the verbs. It ends no run: a broken pipe, a closed terminal or a full disk only silence it."""
+"""Output of the verbs: the one place from which text goes to a person.
+
+It ends no run: a broken pipe, a closed terminal or a full disk only silence it. No secret is in it, and no control
+character but those that a `Console` draws with: what a model or a tool wrote is spelled out.
+"""
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TextIO
+from types import TracebackType
+from typing import IO, Any, TextIO
 
-from rich.console import Console
+import rich.console
+from rich.segment import Segment
 
+from agentrl.settings.secret import scrub
 from agentrl.view.escaping import escape_controls
+
+
+class Console(rich.console.Console):
+    """rich's console, whose colours and moves are its own: control characters within texts are spelled out."""
+
+    def render(
+        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escape_controls(segment.text))
+
+    @property
+    def file(self) -> IO[str]:
+        stream: IO[str] = super().file
+        return _Styled(stream) if isinstance(stream, _SafeStream) else stream  # type: ignore[return-value]
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+
+class _SafeStream(io.TextIOWrapper):
+    """A stream that a person reads."""
+
+    def write(self, text: str, /) -> int:
+        super().write(escape_controls(scrub(text)))
+        return len(text)
+
+    def write_styled(self, text: str) -> int:
+        super().write(scrub(text))
+        return len(text)
+
+
+class _Styled:
+    """The stream as a `Console` writes to it: with control characters of its own."""
+
+    def __init__(self, stream: _SafeStream) -> None:
+        self._stream, self.write = stream, stream.write_styled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _SilentFile(io.FileIO):
@@ -46,6 +95,12 @@ def silence_when_closed() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what ended the process, as Python does, without secrets and control characters."""
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(escape_controls(scrub(lines)))
+
+
 def _silent(stream: TextIO) -> TextIO:
     """Return a stream on the same descriptor; or the stream itself, if it is a test's or a notebook's."""
     if type(stream) is not io.TextIOWrapper:
@@ -55,10 +110,10 @@ def _silent(stream: TextIO) -> TextIO:
         return stream
     stream.flush()
     silent = _SilentFile(raw.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
+    return _SafeStream(
         silent if stream.buffer is raw else io.BufferedWriter(silent),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace" if stream.errors == "strict" else stream.errors,  # a terminal of ASCII
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

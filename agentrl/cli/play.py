@@ -24,7 +24,8 @@ from agentrl.renderer.json_lines import ChatRenderer
 from agentrl.rollout.engine_protocol import Engine
 from agentrl.rollout.rollout import Rollout
 from agentrl.settings.loader import build_config
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.section import Section
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -75,6 +76,10 @@ def _read(arguments: Arguments[_PlayOptions]) -> TrainConfig:
         raise ConfigError("--key_env does nothing without --endpoint: it names the variable that holds its key")
     if own.endpoint is None and "model" in given:
         raise ConfigError("--model is for --endpoint; without it you are the model")
+    if own.endpoint is None and "template" in given:
+        raise ConfigError(
+            "--template is for --endpoint, whose server has a chat template; without it you are the model"
+        )
     return build_config(*arguments.layers)
 
 
@@ -84,7 +89,7 @@ async def _play(own: _PlayOptions, config: TrainConfig, spec: EnvSpec, transcrip
         if count is not None and own.task >= count:
             have = f"split {own.split!r} of env {spec.name!r} has {count} tasks"
             raise UserError(f"{have}, 0 to {count - 1}; not {own.task}")
-        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(), own.split)
+        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(config.template), own.split)
         if own.endpoint is None:  # a person takes their time
             rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
         task = own.task if count is not None else task_integer(own.split, own.task)

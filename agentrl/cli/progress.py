@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+import rich.console
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.output import print_line
+from agentrl.cli.output import Console, print_line
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.library.progress import (
     COLUMNS,
@@ -94,7 +95,7 @@ class LiveTable(Display):
     def on_waiting(self, text: str) -> None:
         self.waits = text
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [self.title, self.verdict, _table(self.rows[-ROWS:], options.max_width)]
         if self.rewards:
             parts.append(Text(f"training reward {_draw_sparkline(self.rewards)} {self.rewards[-1]:.3f}", style="green"))

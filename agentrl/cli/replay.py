@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 from pydantic import Field
-from rich.console import Console
 
 from agentrl.cli.arguments import Arguments, Command, find_run_folder
-from agentrl.cli.output import show_loading
+from agentrl.cli.output import Console, show_loading
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.scope import read_scope
@@ -22,8 +20,10 @@ from agentrl.rollout.rollout import Rollout
 from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
 from agentrl.runs.replay import RecordedEngine, Replay, replay_episode
-from agentrl.settings.loader import build_config, read_toml
-from agentrl.settings.schema import EvalConfig, Section, TrainConfig
+from agentrl.settings.loader import build_config
+from agentrl.settings.schema import EvalConfig, TrainConfig
+from agentrl.settings.section import Section
+from agentrl.settings.trust import read_run_layer
 from agentrl.training.stages import build_stages, find_stage
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
@@ -43,11 +43,15 @@ class _ReplayOptions(Section):
     model: str | None = Field(None, description="the model that samples them; the run's own by default")
     greedy: bool = Field(False, description="take its likeliest tokens")
     live: bool = Field(True, description="false: a tool that would have to be called ends the episode instead")
+    trust: bool = Field(
+        False, description="follow settings of the folder that load code, start programs or connect; it is remembered"
+    )
 
 
 def _run(arguments: Arguments[_ReplayOptions]) -> int:
     run, where = find_run_folder(arguments.names[0]), reader.parse_episode_id(arguments.names[1])
-    config, own = build_config(read_toml(run / "config.toml"), arguments.settings), arguments.options
+    own, given = arguments.options, arguments.settings
+    config = build_config(read_run_layer(run, given[1], trust=own.trust), given)
     before = reader.build_trajectory(reader.read_row(run, where))
     if own.from_turn is not None and own.from_turn > before.turns:
         raise ConfigError(f"--from_turn is 0 to {before.turns}, the turns of {where}; not {own.from_turn}")
@@ -75,20 +79,24 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
     spec, turns = EnvSpec.from_config(config), own.from_turn
     spec, split = find_set(config, spec, where.split)
     spec = find_stage(build_stages(config, spec), where.step).spec if split == "train" else spec
-    config = config.model_copy(update={"eval": EvalConfig(), "model": model})  # no evaluation set is opened
+    load = config.load if model == config.model else config.load.model_copy(update={"revision": None})
+    config = config.model_copy(
+        update={"eval": EvalConfig(), "model": model, "load": load}
+    )  # no evaluation set is opened
     async with AsyncExitStack() as held:
         if turns is not None:
             session = await held.enter_async_context(open_resources(config, spec))
             rollout = session.rollout(split)
             if own.greedy:
-                rollout.sampling = replace(rollout.sampling, temperature=0.0)
+                rollout.sampling = rollout.sampling.greedy()
             return await replay_episode(rollout, before, turns=turns, live=own.live, then=session.engine)
         await held.enter_async_context(spec.open())
-        renderer: Renderer = ChatRenderer()
+        renderer: Renderer = ChatRenderer(config.template)
         if not by_server:
             template = policy.read_template(config.chat_template)
             calls = build_call_format(config.call_format)
-            renderer = TemplateRenderer(policy.load_tokenizer(model), template, policy.load_end_tokens(model), calls)
+            ends = policy.load_end_tokens(model, load)
+            renderer = TemplateRenderer(policy.load_tokenizer(model, load), template, ends, calls, config.template)
         nobody = RecordedEngine(before, 0, None)
         rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, split)
         return await replay_episode(rollout, before, live=own.live)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import ConfigError
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 from agentrl.settings.values import CommaSeparated
 from agentrl.view.escaping import escape_controls
 

@@ -13,12 +13,12 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.arguments import Arguments, Command, find_run_folder
+from agentrl.cli.output import Console, print_line
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import UserError
 from agentrl.rewards.functions import Reward, resolve_rewards
@@ -26,8 +26,10 @@ from agentrl.rewards.trainer_state import TrainerState
 from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
 from agentrl.runs.rescore import RescoredEpisode, read_states, rescore_episodes
-from agentrl.settings.loader import build_config, read_toml
-from agentrl.settings.schema import Section, TrainConfig
+from agentrl.settings.loader import build_config
+from agentrl.settings.schema import TrainConfig
+from agentrl.settings.section import Section
+from agentrl.settings.trust import read_run_layer
 from agentrl.types import Trajectory
 from agentrl.view.escaping import escape_controls
 
@@ -53,6 +55,9 @@ class _RescoreOptions(Section):
     out: Path | None = Field(
         None, description="a Parquet file with a row an episode; RUN/rescored/DATE-TIME.parquet by default"
     )
+    trust: bool = Field(
+        False, description="follow settings of the folder that load code, start programs or connect; it is remembered"
+    )
 
 
 SCHEMA = pa.schema(
@@ -72,18 +77,22 @@ SCHEMA = pa.schema(
 def _run(arguments: Arguments[_RescoreOptions]) -> int:
     run, own = find_run_folder(arguments.names[0]), arguments.options
     files = reader.list_files(run, [own.split] if own.split else [])
-    config = build_config(read_toml(run / "config.toml"), arguments.settings)
+    config = build_config(read_run_layer(run, arguments.settings[1], trust=own.trust), arguments.settings)
     files = _leave_out_others(files, config)
     config, rewards = _choose_rewards(config, own.rewards)
     out = own.out or _choose_file(run / "rescored")
     if out.exists():
         raise UserError(f"{str(out)!r} is there already; give another --out")
     console = Console()
+    damaged: list[str] = []
+    groups = _groups(files, damaged)
     episodes = anyio.run(
-        _rescore, EnvSpec.from_config(config), files, rewards, own.act, read_states(run, config), console
+        _rescore, EnvSpec.from_config(config), groups, rewards, own.act, read_states(run, config), console
     )
     _write(out, episodes)
     _print_changes(console, run, episodes)
+    if damaged:
+        print_line(console, f"{len(damaged)} damaged episodes are left out, such as {damaged[0]}")
     console.print(f"\nepisode by episode: {out}", style="dim", markup=False, highlight=False)
     return 0
 
@@ -123,24 +132,34 @@ def _choose_rewards(config: TrainConfig, rewards: str | None) -> tuple[TrainConf
     return config, resolve_rewards(names)
 
 
-def _groups(files: Sequence[tuple[str, int, Path]]) -> Iterator[list[tuple[EpisodeId, Trajectory]]]:
-    """Yield the episodes of a training's group together, as members count up; those of an evaluation one by one."""
+def _groups(files: Sequence[tuple[str, int, Path]], damaged: list[str]) -> Iterator[list[tuple[EpisodeId, Trajectory]]]:
+    """Yield the episodes of a training's group together, as members count up; those of an evaluation one by one.
+
+    Args:
+        damaged: takes the name of each episode that cannot be read, and why.
+    """
     for split, step, path in files:
         group: list[tuple[EpisodeId, Trajectory]] = []
-        before = -1
-        for number, row in enumerate(reader.read_rows(path)):
+        before, left_out = -1, dict[int, str]()
+        for number, row in reader.read_rows(path, left_out=left_out):
+            try:
+                trajectory = reader.build_trajectory(row)
+            except UserError as error:
+                left_out[number] = str(error)
+                continue
             if group and (split != "train" or row["task"] != group[0][1].task or row["sample"] <= before):
                 yield group
                 group = []
-            group.append((EpisodeId(split, step, number), reader.build_trajectory(row)))
+            group.append((EpisodeId(split, step, number), trajectory))
             before = row["sample"]
         if group:
             yield group
+        damaged += [f"{EpisodeId(split, step, number)}: {why}" for number, why in sorted(left_out.items())]
 
 
 async def _rescore(
     spec: EnvSpec,
-    files: Sequence[tuple[str, int, Path]],
+    groups: Iterator[list[tuple[EpisodeId, Trajectory]]],
     rewards: Mapping[str, Reward] | None,
     act: bool,
     state_at: Callable[[EpisodeId], TrainerState],
@@ -150,7 +169,7 @@ async def _rescore(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("scoring", total=None)
         async with spec.open():
-            async for episode in rescore_episodes(spec, _groups(files), rewards, act=act, state_at=state_at):
+            async for episode in rescore_episodes(spec, groups, rewards, act=act, state_at=state_at):
                 episodes.append(episode)
                 progress.advance(bar)
     return sorted(episodes, key=lambda r: (r.where.split != "train", r.where))

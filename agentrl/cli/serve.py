@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Literal
 
 from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
-from agentrl.engines.vllm.tool_parsers import find_tool_parser
 from agentrl.errors import ConfigError
-from agentrl.settings.schema import Section
+from agentrl.models.source import ModelSource, find_source, resolve_dtype
+from agentrl.settings.load import DType, LoadConfig
+from agentrl.settings.section import Section
 
 TEXT = """\
   agentrl serve --model nano
@@ -28,7 +32,10 @@ It speaks OpenAI's chat completions too: agentrl eval --env ENV --endpoint URL/v
 class _ServeOptions(Section):
     model: str = Field(description="as for agentrl train")
     port: int | None = Field(None, ge=1, le=65535, description="a free one by default")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="as that of the training")
+    dtype: DType = Field("float32", description="as that of the training; auto: the one that the weights are stored in")
+    revision: str | None = Field(None, description="of a model of the hub: a branch, a tag or a commit")
+    trust_remote_code: bool = Field(False, description="run the code that the model brings with it")
+    cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, as that of the training")
     max_model_len: int | None = Field(
         None, ge=2, description="positions of an episode; the model's own limit by default"
     )
@@ -37,7 +44,8 @@ class _ServeOptions(Section):
     lora_rank: int | None = Field(None, ge=1, description="that of the training, where an adapter is trained")
     tool_parser: str | None = Field(
         None,
-        description="vLLM's reader of tool calls, for its chat API; by the model's chat template by default",
+        description="reader of tool calls, for its chat API: agentrl's own where the chat template has calls, or the "
+        "name of one of vLLM's",
     )
     backend: Literal["memory", "nccl", "ipc"] | None = Field(
         None, description="how weights come: memory on the CPU, nccl on GPUs by default"
@@ -49,28 +57,48 @@ def _run(arguments: Arguments[_ServeOptions]) -> int:
     import torch
 
     from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
+    from agentrl.engines.vllm.tool_parsers import find_tool_parser
     from agentrl.models import lora, policy
 
-    source = policy.locate_model(options.model)
-    rank = lora.read_rank(Path(source)) if lora.is_adapter(source) else 0
-    serving = ServerSettings(
-        policy.locate_model(lora.read_base_model(Path(source))) if rank else source,
-        dtype=getattr(torch, options.dtype),
-        port=options.port,
-        max_context=options.max_model_len,
-        capacity=options.max_num_seqs,
-        threads=options.threads,
-        lora_rank=options.lora_rank or rank,
-        tool_parser=options.tool_parser or find_tool_parser(policy.load_tokenizer(options.model).chat_template),
-        backend=options.backend or ("nccl" if torch.cuda.is_available() else "memory"),
-    )
+    load = LoadConfig(revision=options.revision, trust_remote_code=options.trust_remote_code)
+    source = find_source(options.model, load)
+    base = policy.find_base(source, load)
+    rank = 0 if base is source else lora.read_rank(Path(source.place))
+    tokenizer = policy.load_tokenizer(options.model, load)
     signal.signal(signal.SIGTERM, _end)
-    with VLLMServer(serving) as server:
-        server.wait()
-        print(server.url, flush=True)
-        while server.is_running():
-            time.sleep(0.2)
+    with _unpack_gguf(base, load) as model:
+        serving = ServerSettings(
+            model,
+            dtype=getattr(torch, resolve_dtype(base, options.dtype)),
+            port=options.port,
+            max_context=options.max_model_len,
+            capacity=options.max_num_seqs,
+            threads=options.threads,
+            lora_rank=options.lora_rank or rank,
+            tool_parser=options.tool_parser or find_tool_parser(tokenizer),
+            backend=options.backend or ("nccl" if torch.cuda.is_available() else "memory"),
+            load=load.model_copy(update={"revision": base.options.get("revision")}),
+            fp32_head=options.cast_lm_head_to_fp32,
+        )
+        with VLLMServer(serving) as server:
+            server.wait()
+            print(server.url, flush=True)
+            while server.is_running():
+                time.sleep(0.2)
     raise ConfigError(f"the vLLM server at {server.url} ended by itself; what it wrote stands above")
+
+
+@contextmanager
+def _unpack_gguf(source: ModelSource, load: LoadConfig) -> Iterator[str]:
+    """Give the folder or the name that vLLM loads: of a GGUF file a folder that is written for it."""
+    if source.gguf_file is None:
+        yield source.place
+        return
+    from agentrl.models.policy import load_policy
+
+    with TemporaryDirectory(prefix="agentrl-gguf-") as folder:
+        load_policy(source.name, load=load).save(Path(folder))
+        yield folder
 
 
 def _end(_signal: int, _frame: FrameType | None) -> Any:

@@ -17,8 +17,9 @@ from pydantic import Field
 from agentrl import __version__
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import ConfigError, InfraError, ToolError, UserError, suggest
+from agentrl.runtime.door import TOKEN_HELP, Door, choose_token, format_query
 from agentrl.runtime.threads import run_in_thread
-from agentrl.settings.schema import Section
+from agentrl.settings.section import Section
 from agentrl.tools.call import call_tool
 from agentrl.tools.tool import Tool
 from agentrl.tools.toolset import Toolset, load_tool
@@ -31,14 +32,17 @@ TEXT = """\
   agentrl serve-tools calculator,my_tools.py:search --http 9000
 
 Serves tools as an MCP server: over stdin and stdout, or at http://127.0.0.1:PORT/mcp. Toolsets are opened once;
-all clients share one episode. A tool that refuses answers with an error that the model may read.
+all clients share one episode. A tool that refuses answers with an error that the model may read. Over HTTP a client
+shows the token in the URL that is printed, or sends it as Authorization: Bearer.
 """
+HINT = "use the whole URL that agentrl serve-tools printed, or send the token as Authorization: Bearer"
 
 
 class _ServeToolsOptions(Section):
     http: int | None = Field(
         None, ge=0, le=65535, description="serve over HTTP on this port of 127.0.0.1; 0: a free one"
     )
+    token: str | None = Field(None, description=TOKEN_HELP)
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
 
 
@@ -55,6 +59,9 @@ def _run(arguments: Arguments[_ServeToolsOptions]) -> int:
     for short in options.tool:
         if short not in (known := [name.partition(":")[0] for name in names]):
             raise ConfigError(f"tool.{short}: no tool of that name is served{suggest(short, known)}")
+    if options.token is not None and options.http is None:
+        raise ConfigError("--token does nothing without --http: over stdin and stdout there is one client")
+    token = choose_token(options.token)
     try:
         import mcp.server  # noqa: F401
     except ImportError as error:
@@ -63,7 +70,7 @@ def _run(arguments: Arguments[_ServeToolsOptions]) -> int:
         ) from None
     with nullcontext(None) if options.http is not None else _reserve_stdio() as pipes:
         loaded = [load_tool(name, options.tool.get(name.partition(":")[0])) for name in names]
-        anyio.run(_serve, loaded, options.http, pipes)
+        anyio.run(_serve, loaded, options.http, token, pipes)
     return 0
 
 
@@ -81,10 +88,10 @@ def _reserve_stdio() -> Iterator[_StdioPipes]:
         os.dup2(pipes.write, 1)
 
 
-async def _serve(loaded: Sequence[Tool | Toolset], port: int | None, pipes: _StdioPipes | None) -> None:
+async def _serve(loaded: Sequence[Tool | Toolset], port: int | None, token: str, pipes: _StdioPipes | None) -> None:
     async with _open_tools(loaded) as tools:
         server = _build_server(tools)
-        await (_over_stdio(server, pipes) if pipes is not None else _over_http(server, port or 0))
+        await (_over_stdio(server, pipes) if pipes is not None else _over_http(server, port or 0, token))
 
 
 async def _on_end_signal(end: Callable[[], None]) -> None:
@@ -163,7 +170,7 @@ async def _lines(file: int) -> AsyncIterator[str]:
             yield line.decode(errors="replace")
 
 
-async def _over_http(server: Server[Any], port: int) -> None:
+async def _over_http(server: Server[Any], port: int, token: str) -> None:
     import uvicorn
 
     class Loopback(uvicorn.Server):
@@ -179,7 +186,7 @@ async def _over_http(server: Server[Any], port: int) -> None:
         listener.close()
         raise UserError(f"cannot listen on port {port}: {error.strerror}") from None
     config = uvicorn.Config(
-        server.streamable_http_app(json_response=True),
+        cast(Any, Door(cast(Any, server.streamable_http_app(json_response=True)), token, hint=HINT)),
         log_level="warning",
         timeout_graceful_shutdown=1,
         timeout_keep_alive=60,
@@ -187,14 +194,14 @@ async def _over_http(server: Server[Any], port: int) -> None:
     web = Loopback(config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_on_end_signal, lambda: setattr(web, "should_exit", True))
-        print(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp{format_query(token)}", file=sys.stderr, flush=True)
         await web.serve(sockets=[listener])
         tasks.cancel_scope.cancel()
 
 
 COMMAND = Command(
     "serve-tools",
-    "NAME[,NAME...] [--http PORT] [--tool.NAME.SETTING VALUE ...]",
+    "NAME[,NAME...] [--http PORT [--token TOKEN]] [--tool.NAME.SETTING VALUE ...]",
     TEXT,
     _run,
     _ServeToolsOptions,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.output import Console
 from agentrl.errors import UserError
 from agentrl.evaluation.statistics import Estimate
 from agentrl.library.figures import format_difference, format_mean, format_share
@@ -58,7 +58,10 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     prompts = summary["prompts"]
     if prompts["also_trained"] and prompts["held_out"] > 1:
         console.print(f"\n{prompts['also_trained']} of {prompts['held_out']} held-out prompts were trained on too")
-    if faults := summary["faults"]:
+    faults = dict(summary["faults"])
+    if provoked := faults.pop("provoked", 0):
+        console.print(f"\n{provoked} episodes provoked an infrastructure error themselves, which earns nothing")
+    if faults:
         console.print("\ninfrastructure errors, not trained: " + ", ".join(f"{k} {n}" for k, n in faults.items()))
     _where(console, summary)
 

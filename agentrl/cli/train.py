@@ -7,17 +7,17 @@ import signal
 from pathlib import Path
 
 from pydantic import Field
-from rich.console import Console
 
 from agentrl.cli.arguments import Arguments, Command
-from agentrl.cli.output import show_loading
+from agentrl.cli.output import Console, show_loading
 from agentrl.cli.summary import print_summary
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.models.policy import build_model_config
 from agentrl.settings.catalogue import describe_algorithm
-from agentrl.settings.loader import Layer, read_toml
-from agentrl.settings.schema import Section
+from agentrl.settings.loader import Layer, flatten
+from agentrl.settings.section import Section
+from agentrl.settings.trust import read_run_layer
 
 TEXT = """\
   agentrl train --env math-tools
@@ -34,6 +34,9 @@ Later settings win: the model's own recommendations, then the file, then the com
 
 class _TrainOptions(Section):
     resume: Path | None = Field(None, description="the folder of a run that resumes from its newest checkpoint")
+    trust: bool = Field(
+        False, description="follow settings of the folder that load code, start programs or connect; it is remembered"
+    )
 
 
 def _run(arguments: Arguments[_TrainOptions]) -> int:
@@ -55,7 +58,8 @@ def _run(arguments: Arguments[_TrainOptions]) -> int:
 
     try:
         with open_display(console, config) as display:
-            summary = run_config(config, spec, Callbacks([*load_callbacks(config.run.callbacks), display])).summary
+            named = load_callbacks(config.run.callbacks)
+            summary = run_config(config, spec, Callbacks([*named, display], named)).summary
     except KeyboardInterrupt:
         if display.run_folder is not None:
             console.print(describe_resume(display.run_folder), highlight=False, soft_wrap=True)
@@ -67,13 +71,16 @@ def _run(arguments: Arguments[_TrainOptions]) -> int:
 def _build_layers(arguments: Arguments[_TrainOptions]) -> list[Layer]:
     """Put the config of the run to resume first, and its folder last."""
     folder = arguments.options.resume
+    if folder is None and arguments.options.trust:
+        raise ConfigError("--trust is for --resume, whose folder has settings; what you give here is your own")
     if folder is None:
         return arguments.layers
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"--resume: there is no run in {str(folder)!r} (from {Path.cwd()}); no config.toml")
     folder = folder.resolve() if folder.is_symlink() else folder
     last = ("--resume", {"run": {"dir": str(folder), "resume": True}})
-    return [read_toml(folder / "config.toml"), *arguments.layers, last]
+    given = {name: value for _, layer in arguments.layers for name, value in flatten(layer).items()}
+    return [read_run_layer(folder, given, trust=arguments.options.trust), *arguments.layers, last]
 
 
 COMMAND = Command(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
+from agentrl.cli.output import Console
 from agentrl.cli.summary import STYLES
 from agentrl.play.human_engine import Turn, WireMessage
 from agentrl.play.typed_calls import format_signature

@@ -10,6 +10,7 @@ from typing import Self, overload
 
 import pyarrow as pa
 
+from agentrl.errors import UserError
 from agentrl.runs.reader import EpisodeId, build_trajectory, read_row, read_rows
 from agentrl.types import Trajectory
 from agentrl.view.index import Column
@@ -50,8 +51,12 @@ class Episodes(Sequence[Trajectory]):
                 yield build_trajectory(read_row(self.folder, EpisodeId(split, step, rows[0])))
                 continue
             wanted, path = set(rows), self.folder / "trajectories" / f"{split}-{step:06d}.parquet"
-            by_row = {i: build_trajectory(row) for i, row in enumerate(read_rows(path)) if i in wanted}
-            yield from (by_row[row] for row in rows)
+            damaged: dict[int, str] = {}
+            by_row = {i: build_trajectory(row) for i, row in read_rows(path, left_out=damaged) if i in wanted}
+            for row in rows:
+                if row in damaged:
+                    raise UserError(f"{EpisodeId(split, step, row)} is damaged: {damaged[row]}")
+                yield by_row[row]
 
     def __repr__(self) -> str:
         return f"<{len(self)} episodes of {self.folder}>"

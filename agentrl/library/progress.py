@@ -81,7 +81,7 @@ def format_headline(resources: TrainingResources, run: RunFolder) -> str:
 
 def format_cells(step: int, v: Mapping[str, float]) -> list[str]:
     """Format a step as a row, in the order of ``COLUMNS``."""
-    faults = int(sum(n for name, n in v.items() if name.startswith("faults/")))
+    faults = int(sum(n for name, n in v.items() if name.startswith("faults/") and name != "faults/provoked"))
     return [
         str(step),
         f"{v.get('reward', float('nan')):.3f}",

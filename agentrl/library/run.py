@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,7 +13,10 @@ from agentrl.errors import UserError
 from agentrl.evaluation.scope import read_scope
 from agentrl.library.episodes import Episodes
 from agentrl.library.run_html import format_run
+from agentrl.settings.documents import read_json
+from agentrl.settings.load import LoadConfig
 from agentrl.settings.registry import check_package
+from agentrl.settings.trust import read_run_layer
 from agentrl.view.evaluation_findings import describe_scope
 from agentrl.view.report import write_report
 from agentrl.view.search import EpisodeSearch
@@ -76,6 +78,9 @@ class Run:
     def history(self) -> DataFrame:
         """Return the metrics as a DataFrame of pandas: a row for each step, with the evaluation of its policy.
 
+        Of two evaluations after the last step the first is there: with ``run.load_best`` the second is that of the best
+        policy, which an earlier step left; ``evaluations`` has both.
+
         Raises:
             UserError: pandas is not installed.
         """
@@ -83,8 +88,9 @@ class Run:
         import pandas
 
         rows: dict[float | None, dict[str, float | None]] = {}
-        for row in self.metrics:
-            rows.setdefault(row["step"], {}).update(row)
+        lines = self.metrics
+        for row in reversed(lines) if describe_scope(self.folder) else lines:  # an evaluation's last line is the whole
+            rows[row["step"]] = {**row, **rows.get(row["step"], {})}
         steps = [rows[step] for step in sorted(rows, key=lambda step: step or 0)]
         return pandas.DataFrame(steps, columns=None if steps else ["step"]).set_index("step")
 
@@ -104,7 +110,7 @@ class Run:
             UserError: the run has not ended, or the file cannot be read.
         """
         try:
-            summary = json.loads((self.folder / "summary.json").read_text("utf-8"))
+            summary = read_json(self.folder / "summary.json")
             if not isinstance(summary, dict):
                 raise ValueError("it is no object")
         except FileNotFoundError:
@@ -162,7 +168,15 @@ class Run:
         from agentrl.models.policy import load_policy  # brings torch
 
         setting = self._store.setting
-        return load_policy(self._model_name(), setting("dtype", "float32"), setting("lora.quantize"))
+        load = LoadConfig(
+            **{name: setting(f"load.{name}", field.default) for name, field in LoadConfig.model_fields.items()}
+        )
+        if load.trust_remote_code:
+            read_run_layer(self.folder, {})  # refuses what a stranger's folder asks for
+        name = self._model_name()
+        if name != setting("model"):
+            load = load.model_copy(update={"revision": None})  # the trained model is here
+        return load_policy(name, setting("dtype", "float32"), setting("lora.quantize"), load)
 
     def _model_name(self) -> str:
         """Return the name that the model is loaded by."""

@@ -63,7 +63,7 @@ def train(
     config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
     check_optimizers(optimizers, settings)
     by_name = load_callbacks(config.run.callbacks)
-    callback = Callbacks([*adapt_callbacks(callbacks), *by_name, *_open_progress(verbose)])
+    callback = Callbacks([*adapt_callbacks(callbacks), *by_name, *_open_progress(verbose)], by_name)
     result = run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum, optimizers)
     return Run(result.summary["run_dir"], result.policy)
 

@@ -17,6 +17,7 @@ from agentrl.evaluation.measurement import Evaluation
 from agentrl.resources import TrainingResources
 from agentrl.rewards.trainer_state import get_trainer_state
 from agentrl.runs.folder import RunFolder
+from agentrl.settings.registry import check_package
 from agentrl.settings.schema import TrainConfig
 from agentrl.training.callbacks import Callback
 
@@ -109,7 +110,15 @@ class AdaptedCallback(Callback):
 
 
 def adapt_callbacks(callbacks: Sequence[Callback | TrainerCallback]) -> list[Callback]:
-    """Wrap those of transformers; the others stay."""
+    """Wrap those of transformers, whose arguments need accelerate; the others stay.
+
+    Raises:
+        UserError: accelerate is not installed, or this is no list of callbacks.
+    """
+    if not isinstance(callbacks, Sequence):
+        raise ContractError(f"callbacks takes a list of callbacks, such as [MyCallback()], not {callbacks!r:.80}")
+    if any(isinstance(c, TrainerCallback) for c in callbacks):
+        check_package("a callback of transformers", "accelerate", "track")
     return [AdaptedCallback(c) if isinstance(c, TrainerCallback) else c for c in callbacks]
 
 

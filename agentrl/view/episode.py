@@ -11,6 +11,7 @@ from agentrl.errors import UserError
 from agentrl.runs import reader
 from agentrl.runs.episode_info import EXPECTED, find_expected_answer
 from agentrl.runs.reader import EpisodeId, Row
+from agentrl.settings.documents import parse_json
 from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, find_failed_answers
 from agentrl.view.call_matching import LONGEST, list_calls, match_records, split_calls
 from agentrl.view.escaping import truncate
@@ -37,7 +38,7 @@ def read_episode(store: Store, where: EpisodeId) -> Row:
 def _parse_messages(row: Row) -> list[dict[str, Any]]:
     """Parse the conversation; empty if it cannot be read."""
     try:
-        messages = json.loads(row.get("messages") or "[]")
+        messages = parse_json(row.get("messages") or "[]")
     except ValueError:
         return []
     return [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
@@ -46,7 +47,7 @@ def _parse_messages(row: Row) -> list[dict[str, Any]]:
 def _parse_info(row: Row) -> dict[str, Any]:
     """Parse the ``info`` of reset and steps, as far as it was kept; empty if it cannot be read."""
     try:
-        info = json.loads(row.get("info") or "{}")
+        info = parse_json(row.get("info") or "{}")
     except ValueError:
         return {}
     return info if isinstance(info, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from agentrl.errors import UserError
 from agentrl.evaluation.scope import EvaluationScope, read_scope
+from agentrl.settings.documents import read_json
 from agentrl.view.findings import RunFinding, find_costs, find_faults, find_unsolved_tasks
 from agentrl.view.index import as_floats
 from agentrl.view.store import Store
@@ -59,7 +59,7 @@ def find_in_evaluation(
 
 def _read_summary(folder: Path) -> dict[str, Any]:
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(folder / "summary.json")
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

@@ -59,9 +59,9 @@ def describe_position(store: Store, row: Row, members: int = 0) -> list[str]:
 def explain_exclusion(store: Store, row: Row, group: Sequence[Row]) -> str:
     """Explain why no token of an episode was trained; empty if some were."""
     outcome = row["credit"]
-    if outcome in (None, credit.TRAINED):
+    if outcome in (None, credit.TRAINED, credit.PROVOKED):
         return ""
-    scored = [m for m in group if m["reward"] is not None and m["fault"] is None]
+    scored = [m for m in group if m["reward"] is not None]
     reasons = {
         credit.HELD_OUT: "it measures held-out tasks",
         credit.FAULT: f"an infrastructure error ended it ({row['fault']}), which says nothing about the model",
@@ -88,7 +88,7 @@ def _explain_zero(store: Store, scored: Sequence[Row]) -> str:
 
 def explain_advantage(store: Store, row: Row, group: Sequence[Row]) -> str:
     """Explain the advantage of an episode by its group's rewards."""
-    rewards = [m["reward"] for m in group if m["reward"] is not None and m["fault"] is None]
+    rewards = [m["reward"] for m in group if m["reward"] is not None]
     own, advantage = row["reward"], row["advantage"]
     if own is None or advantage is None or len(rewards) < 2:
         return f"advantage {_number(advantage)}"
@@ -117,6 +117,7 @@ def explain_episode(store: Store, name: str) -> list[str]:
         f"it stopped: {row['stop']}"
         + (f", {row['fault']}: {escape_controls(row['fault_message'] or '')}" if row["fault"] else ""),
         f"reward {_number(row['reward'])}" + (f" of {parts}" if parts else ""),
+        *_explain_floor(row),
         explain_advantage(store, row, group),
         explain_exclusion(store, row, group)
         or f"trained: {counts['model']} tokens of the model, in {len(row['advantages'])} turns",
@@ -124,6 +125,16 @@ def explain_episode(store: Store, name: str) -> list[str]:
         *importance_ratio.explain_episode_ratios(row),
     ]
     return sentences + _describe_calls(row)
+
+
+def _explain_floor(row: Row) -> list[str]:
+    """Explain the reward of an episode that provoked its fault."""
+    if row["fault"] is None or row["reward"] is None:
+        return []
+    return [
+        "its own request provoked the fault: it earns the floor (each reward's lowest in the group, and no more than "
+        "Env.worst_reward)"
+    ]
 
 
 def _describe_component(reward: Row, weight: float) -> str:

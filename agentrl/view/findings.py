@@ -15,7 +15,7 @@ from agentrl.spread import is_rounding
 from agentrl.view.escaping import escape_controls, shorten_fault, truncate
 from agentrl.view.index import as_array, as_floats
 from agentrl.view.metrics_file import MetricsFile
-from agentrl.view.query import is_failed, is_faulted
+from agentrl.view.query import is_failed, is_faulted, is_lost
 from agentrl.view.reward_costs import FEWEST_EPISODES, cost_priority, estimate_costs
 from agentrl.view.run_messages import RunMessage
 from agentrl.view.tool_errors import ToolErrorCount
@@ -146,8 +146,16 @@ def _quote_error(errors: ToolErrorCount | None) -> str:
 
 
 def find_faults(lately: pa.Table, where: str, left_out: str = "are not trained") -> Iterator[RunFinding]:
-    """Yield the faults by kind."""
-    mask = is_faulted(lately)
+    """Yield the faults that episodes provoked, then the world's by kind."""
+    provoked = int((is_faulted(lately) & ~is_lost(lately)).sum())
+    if provoked:
+        yield RunFinding(
+            "bad" if provoked / lately.num_rows >= LIMITS["lost_episodes"] else "note",
+            f"{provoked} episodes ({provoked / lately.num_rows:.1%}) provoked the infrastructure error that ended "
+            "them, and earned the floor: docs/faults.md",
+            f"{where} faulted",
+        )
+    mask = is_lost(lately)
     if not mask.any():
         return
     lost = lately.filter(mask)

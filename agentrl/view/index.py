@@ -5,19 +5,19 @@ A table of pyarrow, the columns of ``SCHEMA``. Episodes stand in the order of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agentrl.environments.task_sampler import HELD_OUT, task_index
-from agentrl.runs.reader import check_version
+from agentrl.runs.reader import read_columns
 from agentrl.runs.writer import SCHEMA as STORED
+from agentrl.runtime.parquet_file import MemoryBudget
 from agentrl.types import TOOL_ERRORS
 
 Column = NDArray[Any]  # of numbers
@@ -53,37 +53,40 @@ _READ = (
     *("stop", "fault", "fault_message", "shared_turns"),
 )
 TEXTS = ("question", "answer", "expected")
+_LEAST, _RATIO = 64 << 20, 10  # bytes of a file's index, at the most: any file's, and for each byte of it
 
 
-def read_index_columns(path: Path) -> pa.Table:
+class FileColumns(NamedTuple):
+    """The columns of a file that the index needs, the rows' numbers, and why others are left out, by their numbers."""
+
+    table: pa.Table
+    rows: Column
+    left_out: Mapping[int, str]
+
+
+def read_index_columns(path: Path) -> FileColumns:
     """Read the columns of a file that the index needs; those that an older run lacks are null.
 
     Raises:
-        OSError, pyarrow.ArrowException: it cannot be read.
-        UserError: another version of agentrl wrote it.
+        UserError: it cannot be read.
     """
     names = [*_READ, *TEXTS, "calls", "timings"]
-    file = pq.ParquetFile(path)
-    check_version(path, file.schema_arrow)
-    have = [name for name in names if name in file.schema_arrow.names]
-    raw = file.read(columns=have, use_threads=False)
-    columns = [
-        raw[name].cast(STORED.field(name).type) if name in have else pa.nulls(raw.num_rows, STORED.field(name).type)
-        for name in names
-    ]
-    return pa.table(columns, names=names)
+    sound = read_columns(path, names, MemoryBudget(path, least=_LEAST, ratio=_RATIO))
+    have, count = sound.table.schema.names, len(sound.numbers)
+    columns = [sound.table[n] if n in have else pa.nulls(count, STORED.field(n).type) for n in names]
+    return FileColumns(pa.table(columns, names=names), sound.numbers.astype(np.int32), sound.left_out)
 
 
-def build_episode_index(raws: Sequence[pa.Table]) -> list[pa.Table]:
+def build_episode_index(raws: Sequence[FileColumns]) -> list[pa.Table]:
     """Build the index of each file, from its columns as ``read_index_columns`` returns them."""
-    raw = pa.concat_tables(raws).combine_chunks()
-    rows = np.concatenate([np.arange(r.num_rows, dtype=np.int32) for r in raws])
-    table = _derive(raw, rows)
-    ends = np.cumsum([r.num_rows for r in raws])
-    return [table.slice(end - r.num_rows, r.num_rows) for r, end in zip(raws, ends, strict=True)]
+    raw = pa.concat_tables([r.table for r in raws]).combine_chunks()
+    opens_file = np.concatenate([np.arange(len(r.rows)) == 0 for r in raws])
+    table = _derive(raw, np.concatenate([r.rows for r in raws]), opens_file)
+    ends = np.cumsum([len(r.rows) for r in raws])
+    return [table.slice(end - len(r.rows), len(r.rows)) for r, end in zip(raws, ends, strict=True)]
 
 
-def _derive(raw: pa.Table, rows: Column) -> pa.Table:
+def _derive(raw: pa.Table, rows: Column, opens_file: Column) -> pa.Table:
     calls, count = as_array(raw["calls"]), raw.num_rows
     parents = pc.list_parent_indices(calls).to_numpy(zero_copy_only=False)
     failed = pc.is_in(pc.struct_field(calls.flatten(), "status"), pa.array(TOOL_ERRORS)).to_numpy(zero_copy_only=False)
@@ -97,7 +100,7 @@ def _derive(raw: pa.Table, rows: Column) -> pa.Table:
         "slowest": pa.array(slowest, mask=slowest < 0),
         "seconds": _episode_seconds(as_array(raw["timings"]), count),
         "turns": pc.list_value_length(as_array(raw["advantages"])),
-        "opens": _opens_group(rows, as_floats(raw["task"]), as_floats(raw["sample"])),
+        "opens": _opens_group(opens_file, as_floats(raw["task"]), as_floats(raw["sample"])),
     }
     columns = [pa.array(derived[f.name]).cast(f.type) if f.name in derived else as_array(raw[f.name]) for f in SCHEMA]
     return pa.table(columns, schema=SCHEMA)
@@ -119,9 +122,9 @@ def _episode_seconds(timings: pa.Array, count: int) -> pa.Array:
     return pa.array(seconds, mask=np.isnan(seconds))
 
 
-def _opens_group(rows: Column, task: Column, member: Column) -> Column:
+def _opens_group(opens_file: Column, task: Column, member: Column) -> Column:
     """Return a mask of the rows that open a group: in a new file, of another task, or of a lower member."""
-    opens = rows == 0
+    opens = opens_file.copy()
     opens[1:] |= (task[1:] != task[:-1]) | (member[1:] <= member[:-1])
     return np.asarray(opens)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from agentrl.settings.documents import parse_json
+from agentrl.types import is_number
+
 Columns = dict[str, list[list[float]]]
+_PIECE = 16 << 20  # bytes that are read at once, and the most of a line
+_MOST_VALUES = 5_000_000  # beyond these, lines are left out
 TAIL = 64  # last bytes that were read, to recognize a file that was rewound
 
 
@@ -26,6 +30,7 @@ class MetricsFile:
         self._columns: Columns = {}
         self._lock = threading.Lock()
         self._read = 0
+        self._values = 0
         self._tail = b""
 
     def refresh(self) -> bool:
@@ -41,12 +46,24 @@ class MetricsFile:
                 self._forget()
             if size == self._read:
                 return False
-            with self.path.open("rb") as file:
+            return self._read_new()
+
+    def _read_new(self) -> bool:
+        """Read the whole lines from where the last refresh ended, some megabytes at a time; return True for any."""
+        before = self._read
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            while self._values < _MOST_VALUES and (new := file.read(_PIECE)):
+                whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
+                if not whole and len(new) < _PIECE:
+                    break
+                if not whole:  # a line that no run writes
+                    self.unreadable += 1
+                    self._read += len(new)
+                    continue
+                self._add(whole)
                 file.seek(self._read)
-                new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
-            self._add(whole)
-        return bool(whole)
+        return self._read > before
 
     def _continues(self) -> bool:
         if not self._tail:
@@ -57,6 +74,7 @@ class MetricsFile:
 
     def _forget(self) -> None:
         self.lines, self._columns, self._read, self._tail, self.unreadable = [], {}, 0, b"", 0
+        self._values = 0
         self.generation += 1
 
     def _add(self, whole: bytes) -> None:
@@ -67,6 +85,7 @@ class MetricsFile:
                 self.unreadable += 1
             else:
                 self.lines.append(values)
+                self._values += len(values)
         _append(self._columns, self.lines[before:])
         self._read += len(whole)
         self._tail = (self._tail + whole)[-TAIL:]
@@ -115,9 +134,9 @@ def _append(columns: Columns, lines: Iterable[dict[str, Any]]) -> None:
 def _parse_line(text: bytes) -> dict[str, Any] | None:
     """Parse a line into its numbers by name; other values are dropped."""
     try:
-        line = json.loads(text)
+        line = parse_json(text)
     except ValueError:
         return None
-    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    if not isinstance(line, dict) or not isinstance(step := line.get("step"), int) or not 0 <= step < 1 << 31:
         return None
-    return {k: v for k, v in line.items() if v is None or isinstance(v, int | float)}
+    return {k: v if is_number(v) else None for k, v in line.items() if v is None or isinstance(v, int | float)}

@@ -71,7 +71,7 @@ def compute_panel(name: str, panel: Panel, store: Store) -> Table | Curves | Non
         shown = panel(store)
         if not isinstance(shown, Table | Curves | None):
             raise TypeError(f"it returned a {type(shown).__name__}, and not a Table, Curves or None")
-    except Exception as error:  # a plugin's own code
+    except (Exception, SystemExit) as error:  # a plugin's own code
         why = str(error) if isinstance(error, UserError) else describe_raised(error)
         return Table(f"panel {name}", ["it could not be made"], [[why]])
     return shown

@@ -171,6 +171,11 @@ def is_faulted(table: pa.Table) -> Column:
     return np.asarray(as_array(pc.is_valid(table["fault"])).to_numpy(zero_copy_only=False).astype(bool))
 
 
+def is_lost(table: pa.Table) -> Column:
+    """Return a mask of the episodes that a fault of the world's ended; those that provoked theirs have the floor."""
+    return is_faulted(table) & np.isnan(as_floats(table["reward"]))
+
+
 def _failure_limit(rewards: Column) -> float:
     """Return the mean of the worst and the best reward, 0 among them: less is a failure."""
     known = rewards[~np.isnan(rewards)]

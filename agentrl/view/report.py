@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 from agentrl.errors import UserError
 from agentrl.evaluation.scope import EvaluationScope
 from agentrl.runs.reader import EpisodeId
+from agentrl.settings.documents import read_json
 from agentrl.view import episode
 from agentrl.view.escaping import escape_html, truncate
 from agentrl.view.evaluation_findings import describe_scope, find_scope
@@ -155,9 +155,9 @@ def _trained(store: Store) -> dict[str, Any]:
 
 def _summary(store: Store) -> dict[str, str]:
     try:
-        summary = json.loads((store.folder / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(store.folder / "summary.json")
         return {"held-out reward": f"{summary['reward_before']:.3f} before, {summary['reward_after']:.3f} after"}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return {}
 
 

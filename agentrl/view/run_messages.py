@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from agentrl.settings.documents import parse_json
+
+_MOST_BYTES = 16 << 20  # of the file, that are read
 
 
 class RunMessage(NamedTuple):
@@ -26,7 +29,8 @@ class RunMessages:
     def refresh(self) -> bool:
         """Read the file. Return True if messages were added or removed."""
         try:
-            content = self.path.read_bytes()
+            with self.path.open("rb") as file:
+                content = file.read(_MOST_BYTES)
         except OSError:
             content = b""
         if content == self._content:
@@ -40,7 +44,7 @@ def _parse_lines(content: bytes) -> Iterator[RunMessage]:
     """Yield the messages that can be read; the last line may be half written."""
     for text in content.splitlines():
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("text"), str):

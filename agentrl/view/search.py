@@ -6,15 +6,16 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agentrl.errors import UserError, suggest
+from agentrl.runs.reader import read_batches
 from agentrl.view.index import TEXTS, Column, as_array, as_floats
 from agentrl.view.query import NUMBERS, QueryTerm, match_episodes, parse_query
 from agentrl.view.store import Snapshot, Store
@@ -64,17 +65,23 @@ class EpisodeSearch:
 
     def _match_texts(self, where: tuple[str, int], texts: Sequence[QueryTerm]) -> Column:
         """Return a mask over a file's rows; empty if the file was removed meanwhile."""
-        try:
-            table = pq.read_table(self.store.episode_file(*where), columns=["messages"], use_threads=False)
-        except (OSError, pa.ArrowException):
-            return np.zeros(0, dtype=bool)
-        conversations = pc.fill_null(as_array(table["messages"]), "")
-        has = np.ones(len(conversations), dtype=bool)
-        for term in texts:
-            needle = json.dumps(term.value, ensure_ascii=False)[1:-1]  # as it stands in JSON
-            hit = pc.match_substring(conversations, needle, ignore_case=True).to_numpy(zero_copy_only=False)
-            has &= hit.astype(bool) != term.negated
+        has = np.zeros(0, dtype=bool)
+        with suppress(UserError):
+            for sound in read_batches(self.store.episode_file(*where), ["messages"]):
+                own = _match_conversations(pc.fill_null(sound.table["messages"], ""), texts)
+                count = int(max(sound.numbers, default=-1)) + 1
+                has = np.append(has, np.zeros(max(count - len(has), 0), dtype=bool))
+                has[sound.numbers] = own
         return has
+
+
+def _match_conversations(conversations: pa.Array, texts: Sequence[QueryTerm]) -> Column:
+    has = np.ones(len(conversations), dtype=bool)
+    for term in texts:
+        needle = json.dumps(term.value, ensure_ascii=False)[1:-1]  # as it stands in JSON
+        hit = pc.match_substring(conversations, needle, ignore_case=True).to_numpy(zero_copy_only=False)
+        has &= hit.astype(bool) != term.negated
+    return has
 
 
 def _sort_rows(table: pa.Table, rows: Column, sort: str) -> Column:

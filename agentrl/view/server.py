@@ -13,14 +13,15 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import UserError
+from agentrl.runs.folder import replace_non_finite
 from agentrl.runs.reader import parse_episode_id
+from agentrl.runtime.door import Door
 from agentrl.view import episode
 from agentrl.view.explain import describe_position, explain_advantage, explain_exclusion, explain_token, find_group
 from agentrl.view.panels import Panel
@@ -43,11 +44,16 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
+HINT = "open the whole URL that agentrl view printed, with ?token=..."
 _Answer = Callable[[RunCache, Request], Any]
 
 
-def build_app(stores: Sequence[Store], panels: Mapping[str, Panel] | None = None) -> Starlette:
-    """Build the ASGI app, with what plugins add to its page, and read the runs in a thread."""
+def build_app(stores: Sequence[Store], panels: Mapping[str, Panel] | None = None, *, token: str = "") -> Starlette:
+    """Build the ASGI app, with what plugins add to its page, and read the runs in a thread.
+
+    Args:
+        token: answers are for those who show it; for all of this machine without one.
+    """
     runs = [RunCache(store, panels) for store in stores]
     threading.Thread(target=_read_all, args=(runs,), daemon=True).start()
     answers: dict[str, _Answer] = {
@@ -78,7 +84,7 @@ def build_app(stores: Sequence[Store], panels: Mapping[str, Panel] | None = None
         ],
         middleware=[
             Middleware(_Headers),
-            Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False),
+            Middleware(Door, token, hint=HINT, cookie=f"agentrl-{blake2b(token.encode(), digest_size=6).hexdigest()}"),
         ],
     )
 
@@ -143,7 +149,11 @@ async def _of_run(runs: Sequence[RunCache], answer: _Answer, request: Request) -
 
 def _json(request: Request, value: Any, status: int = 200) -> Response:
     """Answer with strict JSON (no NaN), and a tag by which an answer that did not change is not sent again."""
-    return _tagged(request, json.dumps(value, allow_nan=False, default=str).encode(), "application/json", status)
+    try:
+        text = json.dumps(value, allow_nan=False, default=str)
+    except ValueError:  # a number in a damaged file, or of a run that diverged
+        text = json.dumps(replace_non_finite(value), allow_nan=False, default=str)
+    return _tagged(request, text.encode(), "application/json", status)
 
 
 def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:

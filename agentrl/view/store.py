@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -19,6 +17,7 @@ import pyarrow as pa
 from agentrl.errors import UserError, suggest
 from agentrl.evaluation.scope import read_scope
 from agentrl.settings.catalogue import describe_own_entry
+from agentrl.settings.documents import read_json, read_toml_table
 from agentrl.settings.registry import EntryKind
 from agentrl.view import index
 from agentrl.view.index_cache import FileStamp, read_cached_index, write_cached_index
@@ -58,6 +57,7 @@ class Store:
         self.messages = RunMessages(folder / "events.jsonl")
         self.now = Snapshot(0, index.SCHEMA.empty_table(), 0.0)
         self.problems: dict[str, str] = {}  # files that cannot be read, and why
+        self.left_out: dict[str, Mapping[int, str]] = {}  # by file the numbers of damaged rows, and why
         self._files: dict[str, tuple[FileStamp, pa.Table]] = {}
         self._lock = threading.Lock()
         self._refreshed = 0.0
@@ -65,7 +65,7 @@ class Store:
     @cached_property
     def config(self) -> dict[str, Any]:
         try:
-            return tomllib.loads((self.folder / "config.toml").read_text(encoding="utf-8"))
+            return read_toml_table(self.folder / "config.toml")
         except (OSError, ValueError):
             return {}
 
@@ -76,6 +76,12 @@ class Store:
         ]
         if (more := len(self.problems) - DAMAGED) > 0:
             sentences.append(f"{more} more files of episodes cannot be read")
+        for name, rows in sorted(self.left_out.items())[:DAMAGED]:
+            number, why = next(iter(rows.items()))
+            what = f"row {number} is" if len(rows) == 1 else f"{len(rows)} rows are, such as row {number},"
+            sentences.append(f"trajectories/{name}: {what} damaged and left out: {why}")
+        if (more := len(self.left_out) - DAMAGED) > 0:
+            sentences.append(f"{more} more files of episodes have damaged rows")
         if lines := self.metrics.unreadable:
             sentences.append(f"{lines} line{'s' * (lines != 1)} of metrics.jsonl cannot be read")
         try:
@@ -106,7 +112,7 @@ class Store:
     @cached_property
     def _algorithm(self) -> dict[str, Any]:
         try:
-            recorded = json.loads((self.folder / "algorithm.json").read_text(encoding="utf-8"))
+            recorded = read_json(self.folder / "algorithm.json")
         except (OSError, ValueError):
             return {}
         return recorded if isinstance(recorded, dict) else {}
@@ -114,7 +120,7 @@ class Store:
     def tools(self) -> list[list[dict[str, Any]]]:
         """Read the lists of tools that were offered, as schemas; none if an older run did not keep them."""
         try:
-            lists = json.loads((self.folder / "tools.json").read_text(encoding="utf-8"))
+            lists = read_json(self.folder / "tools.json")
         except (OSError, ValueError):
             return []
         tool_lists = [tools for tools in lists if isinstance(tools, list)] if isinstance(lists, list) else []
@@ -158,9 +164,10 @@ class Store:
         gone, had, self._files = len(self._files) - len(known), len(known), known
         new = sorted((name for name in stamps if name not in known), key=_sort_key, reverse=True)
         self.problems = {name: why for name, why in self.problems.items() if name in new}
+        self.left_out = {name: rows for name, rows in self.left_out.items() if name in known}
         started = time.monotonic()
         shown = 0.0
-        for done, batch in _read_files(self.folder, new, self.problems):
+        for done, batch in _read_files(self.folder, new, self.problems, self.left_out):
             self._files |= {name: (stamps[name], table) for name, table in batch.items()}
             if time.monotonic() - shown > SHOW_S and had + done < len(stamps):
                 self._publish((had + done) / len(stamps))
@@ -168,7 +175,7 @@ class Store:
         if new or gone or self.now.progress < 1.0:
             self._publish(1.0)
         if time.monotonic() - started > 0.5:
-            write_cached_index(self.folder, self._files)
+            write_cached_index(self.folder, {n: f for n, f in self._files.items() if n not in self.left_out})
 
     def _stamp_files(self) -> Iterator[tuple[str, FileStamp]]:
         for path in (self.folder / "trajectories").glob("*.parquet"):
@@ -190,23 +197,23 @@ class Store:
 
 
 def _read_files(
-    folder: Path, names: Sequence[str], problems: dict[str, str]
+    folder: Path, names: Sequence[str], problems: dict[str, str], left_out: dict[str, Mapping[int, str]]
 ) -> Iterator[tuple[int, dict[str, pa.Table]]]:
     """Yield the number of files read so far, and the tables of some by file, the newest first."""
 
-    def read(name: str) -> pa.Table | None:
+    def read(name: str) -> index.FileColumns | None:
+        path = folder / "trajectories" / name
         try:
-            return index.read_index_columns(folder / "trajectories" / name)
-        except (OSError, pa.ArrowException) as error:
-            problems[name] = str(error).splitlines()[0]
+            return index.read_index_columns(path)
         except UserError as error:
-            problems[name] = str(error).partition(" was ")[2]
+            problems[name] = str(error).removeprefix(f"{path} ").removeprefix("was ").removeprefix("cannot be read: ")
         return None
 
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
             raws = {name: raw for name, raw in zip(batch, pool.map(read, batch), strict=True) if raw is not None}
+            left_out.update({name: raw.left_out for name, raw in raws.items() if raw.left_out})
             if raws:
                 yield start + len(batch), dict(zip(raws, index.build_episode_index(list(raws.values())), strict=True))
 

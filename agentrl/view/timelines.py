@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agentrl.settings.documents import parse_json
+
 _HEAD = re.compile(rb'\{"step": (\d+), "kind": "(step|evaluation|save)", ')
+_MOST_BYTES = 128 << 20  # of the file, that are looked through at once
 ORDER = ("evaluate", "generate", "tools", "tool/", "env", "reward", "render", "learn", "sync", "write", "checkpoint")
 
 
@@ -39,7 +41,7 @@ class Timelines:
                     if size < self._read or not self._continues(file):
                         self._lines, self._read, self._last = {}, 0, None
                     file.seek(self._read)
-                    new = file.read()
+                    new = file.read(_MOST_BYTES)
             except OSError:
                 self._lines, self._read, self._last = {}, 0, None
                 return
@@ -81,7 +83,7 @@ class Timelines:
         try:
             with self.path.open("rb") as file:
                 file.seek(line.begin)
-                raw = json.loads(file.read(line.end - line.begin))
+                raw = parse_json(file.read(line.end - line.begin))
             lanes = {str(name): _pairs(intervals) for name, intervals in raw["lanes"].items()}
             busy = {str(name): float(seconds) for name, seconds in raw["busy"].items()}
             return {
@@ -90,7 +92,7 @@ class Timelines:
                 "lanes": [[name, busy[name], lanes[name]] for name in _sort_lanes(lanes)],
                 "waited": [[float(a), float(b), str(owner)] for a, b, owner in raw["waited"]],
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
 
 

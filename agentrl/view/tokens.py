@@ -79,7 +79,7 @@ def _find_tokenizer(store: Store) -> Path | None:
     if own.is_file() or not isinstance(name, str):
         return own if own.is_file() else None
 
-    from agentrl.models.policy import locate_model
+    from agentrl.models.source import locate_model
 
     try:
         folder = Path(locate_model(name))
@@ -87,15 +87,15 @@ def _find_tokenizer(store: Store) -> Path | None:
         return None
     if (folder / "tokenizer.json").is_file():
         return folder / "tokenizer.json"
-    return _find_cached(name)
+    return _find_cached(name, store.setting("load.revision"))
 
 
-def _find_cached(name: str) -> Path | None:
+def _find_cached(name: str, revision: object) -> Path | None:
     """Return the tokenizer in the cache of the model hub."""
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(name, "tokenizer.json")
+        path = try_to_load_from_cache(name, "tokenizer.json", revision=revision if isinstance(revision, str) else None)
     except (ImportError, ValueError):
         return None
     return Path(path) if isinstance(path, str) else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from agentrl.errors import UserError
+from agentrl.runs.reader import read_rows
+from agentrl.settings.documents import parse_json
 from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, find_failed_answers
 from agentrl.view.store import Store
 
@@ -54,7 +54,7 @@ def _find_errors(conversations: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _parse_messages(text: str) -> list[dict[str, Any]]:
     try:
-        messages = json.loads(text)
+        messages = parse_json(text)
     except ValueError:
         return []
     return [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
@@ -63,10 +63,7 @@ def _parse_messages(text: str) -> list[dict[str, Any]]:
 def read_failed_conversations(store: Store, steps: Iterable[int], split: str = "train") -> Iterator[str]:
     """Yield the conversations of some steps in which a call failed, as JSON; of files that can be read."""
     for step in steps:
-        try:
-            table = pq.read_table(store.episode_file(split, step), columns=["messages", "calls"])
-        except (OSError, pa.ArrowException):
-            continue
-        for text, calls in zip(table["messages"].to_pylist(), table["calls"].to_pylist(), strict=True):
-            if text and any(call["status"] in TOOL_ERRORS for call in calls or ()):
-                yield text
+        with suppress(UserError):
+            for _, row in read_rows(store.episode_file(split, step), ["messages", "calls"], {}):
+                if any(call["status"] in TOOL_ERRORS for call in row["calls"]):
+                    yield row["messages"]

@@ -90,7 +90,8 @@ def test_list_shows_tools_and_models(capsys: pytest.CaptureFixture[str], name: s
 def test_check_tells_whether_a_template_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "model", "nano"]) == 0
     said = capsys.readouterr().out
-    assert "Appending tool results is verified." in said
+    assert "nano is trained as it is." in said
+    assert "Appending tool results and user turns is verified" in said
     assert "<|im_end|>" in said
 
 
@@ -147,7 +148,7 @@ def test_a_value_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_word_that_is_no_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unexpected argument 'math-tools'" in refused(capsys, "train", "math-tools")
+    assert "unexpected argument 'math-tools'; did you mean --env math-tools?" in refused(capsys, "train", "math-tools")
 
 
 def test_an_engine_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,6 +275,7 @@ def test_a_run_folder_is_not_written_twice(capsys: pytest.CaptureFixture[str]) -
     assert "holds a run already" in said
 
 
+@pytest.mark.slow
 def test_the_frozen_config_makes_the_run_again() -> None:
     assert main(["train", "--env", "math-tools", "--run.dir", "runs/one", *SMALL]) == 0
     assert main(["train", "runs/one/config.toml", "--run.dir", "runs/two"]) == 0
@@ -319,6 +321,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_run_that_loads(tmp_path: Path) ->
     AutoModelForCausalLM.from_pretrained(tmp_path / "runs/cut/model")
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_leaves_at_once() -> None:
     env = write_env("""
         import anyio

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl import train
 from agentrl.cli import main
-from agentrl.models import policy
 from agentrl.models.model_card import format_model_card
+from agentrl.models.source import locate_model
 
 SMALL: dict[str, Any] = {
     "steps": 1,
@@ -153,7 +153,7 @@ def test_a_card_says_what_came_of_a_run(run: Path) -> None:
     told = format_model_card("mine", str(run / "model"))
     assert "| held-out reward | before | after |" in told
     assert "1 steps on the environment `math-tools`" in told
-    assert "A copy of `" in format_model_card("copy", policy.locate_model("nano"))
+    assert "A copy of `" in format_model_card("copy", locate_model("nano"))
 
 
 @pytest.mark.parametrize(

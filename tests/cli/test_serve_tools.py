@@ -10,13 +10,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import anyio
 import pytest
 from agentrl_tools.calculator import calculator
 from agentrl_tools.mcp import Mcp
 
-from agentrl import InfraError, Tool, ToolError
+from agentrl import InfraError, Tool, ToolError, UserError
 from agentrl.cli import main
 
 SERVE = [sys.executable, "-m", "agentrl", "serve-tools"]
@@ -130,7 +132,7 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_over_http_and_back(tools_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tools_file.parent)
     with served("calculator,served_tools:Counter", "--tool.served_tools.step", "10") as (process, url):
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/mcp", url)
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/mcp\?token=[\w-]{32}", url)
         assert anyio.run(used, url) == EXPECTED
         process.send_signal(signal.SIGTERM)
         _, heard = process.communicate(timeout=20)
@@ -164,7 +166,9 @@ def test_it_ends_when_told_though_the_client_is_there(sign: signal.Signals, tool
         (["calculater"], "no tool 'calculater'; did you mean 'calculator'"),
         (["--http", "1"], "agentrl serve-tools takes: NAME[,NAME...]"),
         (["calculator", "--http", "x"], "--http: input should be a valid integer"),
-        (["calculator", "--prot", "1"], "prot: unknown setting; known: http, tool"),
+        (["calculator", "--prot", "1"], "prot: unknown setting; known: http, token, tool"),
+        (["calculator", "--token", "a"], "--token does nothing without --http"),
+        (["calculator", "--http", "0", "--token", "a b"], "a token has letters, digits"),
         (["calculator,calculator"], "two tools are called 'calculator'"),
         (["calculator", "--tool.calculater.x", "1"], "tool.calculater: no tool of that name is served; did you mean"),
     ],
@@ -174,6 +178,43 @@ def test_mistakes_are_sentences(words: list[str], sentence: str, capsys: pytest.
     said = capsys.readouterr()
     assert sentence in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("shown", ["", "?token=wrong"])
+def test_a_client_without_the_token_is_told_so(shown: str) -> None:
+    with served("calculator") as (_, url):
+        bare = url.partition("?")[0]
+        with pytest.raises(HTTPError, match="403") as refused:
+            urlopen(Request(bare + shown, data=b"{}", method="POST"), timeout=20)
+        assert b"use the whole URL that agentrl serve-tools printed" in refused.value.read()
+        refused.value.close()
+        with pytest.raises(HTTPError, match="403") as refused:
+            urlopen(Request(url, data=b"{}", headers={"Origin": "http://evil.example"}, method="POST"), timeout=20)
+        refused.value.close()
+
+
+@pytest.mark.parametrize("way", ["url", "header"])
+def test_agentrl_shows_a_token_that_its_settings_name(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(toolset: Mcp) -> str:
+        async with toolset.open() as shared:
+            (own,) = toolset.start_episode(shared).tool_list
+            return str(await own(expression="6*7"))
+
+    with served("calculator", "--token", "a-token-of-mine") as (_, url):
+        bare, headers = url.partition("?")[0], {"Authorization": "Bearer $OF_TOOLS"}
+        toolset = Mcp(f"{bare}?token=$OF_TOOLS") if way == "url" else Mcp(bare, headers=headers)
+        monkeypatch.delenv("OF_TOOLS", raising=False)
+        with pytest.raises(UserError, match="no environment variable 'OF_TOOLS'"):
+            anyio.run(call, toolset)
+        monkeypatch.setenv("OF_TOOLS", "a-token-of-mine")
+        assert anyio.run(call, toolset) == "42"
+
+
+def test_a_token_of_ones_own_and_none() -> None:
+    with served("calculator", "--token", "mine") as (_, url):
+        assert url.endswith("/mcp?token=mine")
+    with served("calculator", "--token", "") as (_, url):
+        assert url.endswith("/mcp")
 
 
 def test_a_port_that_is_taken_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from agentrl.cli.output import Console
 from agentrl.cli.summary import _conversation, _read_raw_calls
 from agentrl.credit import record_held_out
 from agentrl.types import CallRecord, Group

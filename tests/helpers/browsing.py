@@ -46,7 +46,8 @@ class Page:
 
     def open(self, address: str = "/") -> Any:
         self.page.goto("about:blank")  # another address of the same page would not load it anew
-        self.page.goto(self.site.url + address, wait_until="domcontentloaded")
+        whole = f"{self.site.url}/?token={self.site.token}{address.removeprefix('/')}"
+        self.page.goto(whole, wait_until="domcontentloaded")
         self.page.wait_for_selector("html[data-ready]")
         return self.page
 

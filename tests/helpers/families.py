@@ -34,7 +34,7 @@ QWEN_REGEX = (
 @dataclass(frozen=True)
 class Family:
     tokenizer: Any
-    native: bool = False  # its calls are in the form that our parser reads
+    native: bool = False  # it shows tools, and writes calls
     keeps: bool = True  # the rendering of a history is the concatenation of its turns
     closer: str = ""  # ends the model's turn
     system: bool = True
@@ -633,15 +633,15 @@ def family(name: str) -> Family:
         case "qwen3":
             return Family(_qwen(QWEN3, *qwen3), native=True, closer="<|im_end|>", keeps=False)
         case "llama3.1":
-            return Family(_llama(LLAMA31), closer="<|eot_id|>")
+            return Family(_llama(LLAMA31), native=True, closer="<|eot_id|>")
         case "hermes-llama":
             return Family(_llama(HERMES_LLAMA, "<tool_call>", "</tool_call>"), native=True, closer="<|eot_id|>")
         case "mistral":
-            return Family(_mistral(), closer="</s>", system=False)
+            return Family(_mistral(), native=True, keeps=False, closer="</s>", system=False)
         case "gemma":
             return Family(_gemma(), closer="<end_of_turn>", system=False)
         case "glm4.5":
-            return Family(_glm(), keeps=False)
+            return Family(_glm(), native=True, keeps=False)
         case "nano":
             return Family(_nano(), native=True, closer="<|im_end|>")
         case "odd":
@@ -649,3 +649,50 @@ def family(name: str) -> Family:
         case "metaspace":
             return Family(_metaspace(), closer="</s>")
     raise ValueError(name)
+
+
+# Families whose turns are plain text
+
+PLAIN = {
+    "vicuna": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content + ' ' }}"
+        "{% elif m.role == 'user' %}{{ 'USER: ' + m.content + ' ' }}"
+        "{% else %}{{ 'ASSISTANT: ' + m.content + eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+    "alpaca": (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content + '\n\n' }}"
+        "{% elif m.role == 'user' %}{{ '### Instruction:\n' + m.content + '\n\n' }}"
+        "{% else %}{{ '### Response:\n' + m.content + eos_token + '\n\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
+    ),
+    "guanaco": (
+        "{% for m in messages %}{{ '### ' + ('Human' if m.role == 'user' else 'Assistant') + ': ' + m.content }}"
+        "{{ eos_token if m.role == 'assistant' else '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### Assistant: ' }}{% endif %}"
+    ),
+    "llama2": (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ '<<SYS>>\n' + m.content + '\n<</SYS>>\n\n' }}"
+        "{% elif m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+    ),
+    "zephyr": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    ),
+    "chatml": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "bare": (
+        "{% for m in messages %}{{ m.role + '\n' + m.content + '\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
+    ),
+}
+
+
+@cache
+def plain_family(name: str) -> Family:
+    """One of the templates above, with a tokenizer that has no tokens but an end and a beginning."""
+    bpe = _byte_level(_special("<s>", "</s>"))
+    return Family(_wrap(bpe, PLAIN[name], "</s>", bos_token="<s>"), closer="</s>")

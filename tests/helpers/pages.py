@@ -15,6 +15,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks/README.md",
+    ROOT / "tools/agentrl_tools/sandbox/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 _FENCE = re.compile(

@@ -29,9 +29,9 @@ class Site:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", self.said)
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)", self.said)
         assert found, self.said + (self.process.communicate()[1] if self.process.poll() is not None else "")
-        self.url = found[0]
+        self.url, self.token = found[1], found[2]
         end = time.monotonic() + 60
         while any(run["progress"] < 1.0 for run in self.json("runs")):  # they are read meanwhile
             assert time.monotonic() < end
@@ -39,6 +39,7 @@ class Site:
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named.setdefault("Authorization", f"Bearer {self.token}")
         try:
             with urlopen(Request(self.url + path, headers=named), timeout=20) as answer:
                 return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()

@@ -99,3 +99,33 @@ async def test_a_mistake_is_a_sentence_and_an_error_of_python_a_traceback(tmp_pa
         assert "did you mean 'math-tools'?" in wrong["evalue"]
         [other] = of_type(await own.run("1 / 0"), "error")
         assert len(other["traceback"]) > 1
+
+
+@pytest.mark.anyio
+async def test_an_environment_s_mistake_is_one_error_of_its_cell(tmp_path: Path) -> None:
+    """A task of the event loop raises it: no traceback on stderr, after which the next cell would run."""
+    source = f"""import agentrl
+class Quiz(agentrl.ToolEnv):
+    async def reset(self, *, seed, options=None):
+        return self.ask("2 + 2?"), {{}}
+    async def score(self, trajectory):
+        return 1.0
+agentrl.train(Quiz, steps=1, {SMALL})"""
+    async with kernel(tmp_path) as own:
+        outputs = await own.run(source)
+    [wrong] = of_type(outputs, "error")
+    assert wrong["traceback"] == ["agentrl: Quiz.score must return a dict of named rewards; got 1.0"]
+    assert "Traceback" not in str(of_type(outputs, "stream"))
+
+
+@pytest.mark.anyio
+async def test_a_loss_of_a_cell_is_given_as_it_is(tmp_path: Path) -> None:
+    source = f"""import agentrl
+def plain(t, log_ratio):
+    return -t.advantages * log_ratio.exp()
+run = agentrl.train("math-tools", steps=1, learner={{"loss": plain}}, verbose=False, {SMALL})
+print(run.config['learner']['loss'])"""
+    async with kernel(tmp_path) as own:
+        outputs = await own.run(source)
+    assert not of_type(outputs, "error")
+    assert of_type(outputs, "stream")[-1]["text"] == "__main__:plain\n"

@@ -40,6 +40,19 @@ def test_the_history_has_a_row_a_step_with_the_evaluation_of_its_policy(trained:
     assert trained.evaluations[-1]["reward"] == trained.summary["reward_after"]
 
 
+def test_of_two_evaluations_of_a_step_the_history_has_that_of_its_own_policy(tmp_path: Path) -> None:
+    """With ``run.load_best`` the last line of the run is an evaluation of the best policy, after the last step."""
+    folder = runs.broken(tmp_path / "run", steps=2)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    step = lines[-1]["step"]
+    lines = [*(r for r in lines if "eval/reward" not in r or r["step"] != step)]
+    lines += [{"step": step, "eval/reward": 0.25}, {"step": step, "eval/reward": 0.75}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = Run(folder)
+    assert run.history.loc[step, "eval/reward"] == 0.25
+    assert [e["reward"] for e in run.evaluations][-2:] == [0.25, 0.75]
+
+
 def test_episodes_are_the_trajectories_that_the_query_names(trained: Run) -> None:
     episodes = trained.episodes("split=train")
     assert len(episodes) == 8

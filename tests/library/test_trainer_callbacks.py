@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import DefaultFlowCallback, EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from agentrl import ContractError, train
+from agentrl import Callback, ContractError, train
+from agentrl.errors import UserError
+from agentrl.library.trainer_callbacks import adapt_callbacks
 
 SMALL: dict[str, Any] = {"rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 32}, "verbose": False}
 QUICK: dict[str, Any] = {**SMALL, "eval": {"every": 0, "final_tasks": 1}}
@@ -51,6 +54,7 @@ class Follows(TrainerCallback):  # type: ignore[misc]
         self.log, self.best = state.log_history, state.best_metric
 
 
+@pytest.mark.slow
 def test_a_callback_of_transformers_hears_the_state_and_its_control_is_heeded(tmp_path: Path) -> None:
     follows = Follows()
     run = train(
@@ -116,3 +120,17 @@ def test_a_hook_that_is_never_called_is_warned_of() -> None:
 
     with pytest.warns(UserWarning, match=r"Epochs.on_epoch_end is never called"), pytest.raises(ContractError):
         train("math-tools", callbacks=[Epochs(), "none"], **QUICK)
+
+
+def test_a_callback_without_a_list_around_it_is_a_sentence() -> None:
+    for given in (Callback(), None):
+        with pytest.raises(ContractError, match=r"callbacks takes a list of callbacks"):
+            adapt_callbacks(given)  # type: ignore[arg-type]
+
+
+def test_without_accelerate_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.settings.registry.find_spec", lambda name: None if name == "accelerate" else name)
+    message = re.escape("a callback of transformers needs the package accelerate: pip install 'agentrl-gym[track]'")
+    with pytest.raises(UserError, match=message):
+        adapt_callbacks([EarlyStoppingCallback(1)])
+    assert adapt_callbacks([]) == []

@@ -62,8 +62,8 @@ def test_the_settings_of_a_script_and_trl_s_defaults_that_matter_are_written(tmp
 
 
 def test_what_has_no_counterpart_is_named_with_its_reason(tmp_path: Path) -> None:
-    _, toml, _ = migrate(tmp_path, script("top_p=0.9, log_completions=True, nonsense=1"))
-    assert "# Not here: top_p = 0.9: what is sampled must be what the learner computes" in toml
+    _, toml, _ = migrate(tmp_path, script("use_liger_kernel=True, log_completions=True, nonsense=1"))
+    assert "# Not here: use_liger_kernel" in toml
     assert "# Nothing to set: log_completions: every completion is kept" in toml
     assert "nonsense: TRL 1.16 has no such name, nor has agentrl" in toml
 

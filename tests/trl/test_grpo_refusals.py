@@ -11,20 +11,20 @@ from agentrl.errors import UserError
 from tests.helpers import pages
 from tests.trl.trainer import of_family, train_trl
 
-FAMILIES = {"test_train[gpt_oss]": "gpt_oss", "test_train[nemotron_h]": "nemotron_h"}
+FAMILIES = ("gpt_oss", "nemotron_h")
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {  # TRL's test: what it sets, and the reason
     "test_generate_prefers_rollout_func": ({"rollout_func": print}, "an environment is a class here"),
     "test_generate_rollout_func_syncs_vllm_weights_when_needed": ({"rollout_func": print}, "the rollout itself is"),
     "test_generate_rollout_func_raises_when_required_keys_are_missing": ({"rollout_func": print}, "keeps every token"),
-    "test_trust_remote_code": ({"trust_remote_code": True}, "a model's own code is never run"),
     "test_liger_kernel_with_peft_lm_head_raises": ({"use_liger_kernel": True}, "learner.packing"),
     "test_train_with_off_policy_mask_with_liger": ({"use_liger_kernel": True}, "rows share what they begin with"),
     "test_train_with_adaptive_entropy": ({"use_adaptive_entropy": True}, "learner.entropy_coef is fixed"),
     "test_train_with_adaptive_entropy_gradient_accumulation": ({"use_adaptive_entropy": True}, "is fixed"),
-    "test_train_with_additional_generation_kwargs": ({"top_p": 0.9, "top_k": 10}, "its whole distribution"),
     "test_train_with_generation_kwargs": ({"generation_kwargs": {"num_beams": 2}}, "there is no such setting here"),
-    "test_train_vllm_structured_outputs": ({"vllm_structured_outputs_regex": "a+"}, "its whole distribution"),
-    "test_train_with_chat_template_kwargs": ({"chat_template_kwargs": {"enable_thinking": False}}, "give a template"),
+    "test_train_with_chat_template_kwargs": (
+        {"chat_template_kwargs": {"enable_thinkin": False}},
+        "the chat template reads no such word",
+    ),
     "test_mismatched_reward_processing_classes_length": ({"reward_processing_classes": [1]}, "is loaded by its name"),
     "test_environment_owned_data_requires_max_steps": ({"environment_factory": dict}, "an environment is a class"),
     "test_multiple_environments_without_dataset_raises": (
@@ -45,12 +45,12 @@ def test_what_is_not_here_is_refused_in_a_sentence(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES.values())
-def test_a_model_that_the_embedded_engine_cannot_run_is_refused(family: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the embedded engine cannot run .* vLLM may: --engine vllm"):
-        train_trl(tmp_path, of_family(family))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_the_embedded_engine_cannot_run_fast_is_trained_all_the_same(family: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="the embedded engine goes the plain way"):
+        assert train_trl(tmp_path, of_family(family)).rows
 
 
 def test_the_page_lists_them() -> None:
     rows = pages.rows(pages.ROOT / "docs/from-trl.md", "| TRL's test")
-    assert [row[0].strip("`") for row in rows] == [*REFUSED, *FAMILIES]
+    assert [row[0].strip("`") for row in rows] == [*REFUSED]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl import train
+from agentrl import Run, train
+from tests.helpers.own_model import write_own_model
 from tests.trl.trainer import CHATS, ROWS, different_letters, of_family, random_numbers, say, tiny, tokenizer, train_trl
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -47,6 +48,19 @@ def test_train_loss_types(tmp_path: Path, loss: str) -> None:
 
 def test_train_multiple_iterations(tmp_path: Path) -> None:
     assert all(train_trl(tmp_path, num_iterations=2, max_steps=4).changed().values())
+
+
+def test_train_with_additional_generation_kwargs(tmp_path: Path) -> None:
+    sampling = {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1}
+    run = train_trl(tmp_path, **sampling)
+    assert all(run.changed().values())
+    assert run.metric("sampling/sampling_logp_difference/max") < 1e-4
+
+
+def test_train_vllm_structured_outputs(tmp_path: Path) -> None:
+    run = train_trl(tmp_path, vllm_structured_outputs_regex=r"\n?[a-z ]{1,5}")
+    assert run.metric("loss") is not None
+    assert run.metric("sampling/sampling_logp_difference/max") < 1e-4
 
 
 def test_train_peft_model(tmp_path: Path) -> None:
@@ -240,3 +254,18 @@ def test_train_with_adam_betas_and_a_warm_up_as_a_share(tmp_path: Path) -> None:
     rates = [row["learning_rate" if "learning_rate" in row else "lr"] for row in run.rows]
     assert rates[0] < max(rates)
     assert rates[-1] < max(rates)
+
+
+def test_trust_remote_code(tmp_path: Path) -> None:
+    """The model's class is code in its folder; the run's own folder is loaded again as it was."""
+    small: dict[str, Any] = {"steps": 1, "rollout": {"tasks_per_step": 2, "group_size": 2, "max_tokens": 8}}
+    small["eval"] = {"every": 0, "final_tasks": 2}
+    run = train(
+        "math-tools",
+        write_own_model(tmp_path / "own"),
+        trust_remote_code=True,
+        output_dir=str(tmp_path / "run"),
+        **small,
+    )
+    assert run.config["load"]["trust_remote_code"] is True
+    assert type(Run(run.folder).model).__name__ == "OwnModel"

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from agentrl import train
 from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.models.miniature import randomize_weights
-from agentrl.models.policy import locate_model
+from agentrl.models.source import locate_model
 from agentrl.types import Completion, SamplingParams
 from tests.helpers.causal_lms import cut, small_settings
 

@@ -71,6 +71,13 @@ def test_a_panel_is_a_table_or_curves_and_one_that_raises_says_so(plugin: str, s
     assert nothing is None
 
 
+def test_a_panel_that_exits_says_so_and_nothing_else_ends(store: Store) -> None:
+    def exits(_: Store) -> None:
+        raise SystemExit(3)
+
+    assert "SystemExit: 3" in str(compute_panel("exits", exits, store))
+
+
 def test_what_a_panel_says_is_escaped_and_cut(store: Store) -> None:
     html = render_panel(Table("<i>", ["<b>"], [["<script>" + "x" * 9000], [None], [0.123456]]))
     assert "<script>" not in html

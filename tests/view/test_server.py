@@ -111,8 +111,9 @@ def test_what_cannot_be_answered_is_a_sentence(site: Site, path: str, sentence: 
 def test_other_hosts_names_and_methods_are_refused(site: Site) -> None:
     assert site.get("/api/runs", Host="evil.example:80")[0] == 400  # a name that was made to point here
     assert site.get("/api/runs", Host=f"localhost:{site.url.rpartition(':')[2]}")[0] == 200
+    headers = {"Authorization": f"Bearer {site.token}"}
     with pytest.raises(HTTPError, match="405"):
-        urlopen(Request(f"{site.url}/api/runs", data=b"x", method="POST"), timeout=20)
+        urlopen(Request(f"{site.url}/api/runs", data=b"x", method="POST", headers=headers), timeout=20)
     assert site.get("/static/../server.py")[0] == 404
     assert site.get("/static/%2e%2e/server.py")[0] == 404
 
@@ -125,6 +126,19 @@ def test_every_answer_forbids_what_the_page_does_not_do(site: Site, path: str) -
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert "access-control-allow-origin" not in headers
+
+
+def test_only_who_has_the_url_sees_the_runs(site: Site) -> None:
+    for path in ("/", "/static/app.js", "/api/runs", "/nothing"):
+        status, headers, body = site.get(path, Authorization="Bearer wrong")
+        assert (status, body.count(b"\n")) == (403, 1)
+        assert b"open the whole URL that agentrl view printed" in body
+        assert "set-cookie" not in headers
+    _, headers, _ = site.get(f"/?token={site.token}", Authorization="none")
+    cookie, *flags = headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Strict"} <= set(flags)
+    assert site.get("/api/runs", Authorization="none", Cookie=cookie)[0] == 200
+    assert site.get("/api/runs", Origin="http://evil.example")[0] == 403
 
 
 def test_it_listens_on_this_machine_alone(site: Site) -> None:

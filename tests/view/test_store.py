@@ -169,15 +169,21 @@ def test_an_index_that_was_kept_is_read_where_the_files_are_as_they_were(tmp_pat
 
 
 @pytest.mark.parametrize("damage", [b"", b"ARROW1 no", None])
-def test_an_index_that_cannot_be_read_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
+def test_an_index_that_cannot_be_read_is_made_anew(
+    tmp_path: Path, damage: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = runs.of(tmp_path / "run", [runs.solved(7)])
+    index = index_cache.locate_index(folder)
+    assert index is not None
+    index.parent.mkdir(parents=True, exist_ok=True)
     if damage is not None:
-        (folder / index_cache.FILE).write_bytes(damage)
+        index.write_bytes(damage)
     else:
-        (folder / index_cache.FILE).mkdir()
+        index.mkdir()
         first = opened(folder)
         index_cache.write_cached_index(folder, first._files)  # cannot, and says nothing
-        assert not list(folder.glob(".view*"))
+        assert not list(index.parent.glob(".*"))
     assert opened(folder).now.table.num_rows == 1
 
 

@@ -2,6 +2,7 @@
 
 const DEFAULTS = { view: "", run: "0", q: "", sort: "", id: "", mode: "messages", color: "author", token: "", panels: "", smooth: "0", hidden: "", only: "" };
 const listeners = [];
+if (location.search) history.replaceState(null, "", location.pathname + location.hash); // a cookie has the token now
 export let state = read();
 
 function read() {
