@@ -17,6 +17,7 @@ numbers of tokens.
 
 
 def _run(arguments: Arguments[NoOptions]) -> int:
+    from agentrl.runs.reader import parse_episode_id
     from agentrl.view import explain
     from agentrl.view.store import open_runs
     from agentrl.view.tokens import TokenTexts
@@ -26,7 +27,8 @@ def _run(arguments: Arguments[NoOptions]) -> int:
     if len(stores) > 1:
         raise UserError(f"{run!r} holds {len(stores)} runs; name one of them, such as {stores[0].folder}")
     store = stores[0]
-    store.refresh()
+    where = parse_episode_id(episode)
+    store.read_step(where.split, where.step)
     if token:
         lines = explain.explain_token(store, TokenTexts(store), episode, _parse_number(token[0]))
     else:

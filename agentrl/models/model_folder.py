@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.errors import UserError
 from agentrl.models.tensor_file import check_room, read_header
-from agentrl.models.tokenizer_file import check_tokenizer
+from agentrl.models.tokenizer_file import check_added_tokens, check_tokenizer
 from agentrl.settings.documents import parse_json, read_bounded
 
 _JSON_BYTES = 16 << 20
@@ -87,6 +87,7 @@ def _check_file(path: Path) -> None:
         if not isinstance(content, dict):
             raise ValueError("it is no object")
         _check_fields(content, _FIELDS.get(path.name, {}))
+        check_added_tokens(content if path.name == "added_tokens.json" else content.get("added_tokens_decoder"))
 
 
 def _check_fields(content: dict[str, Any], fields: dict[str, tuple[type, ...]]) -> None:

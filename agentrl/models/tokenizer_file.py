@@ -11,11 +11,13 @@ from typing import Any
 
 MAX_GROWTH = 64  # times as long as it was is a text at most after all rules
 MAX_TOKEN_CHARS = 10_000
+MAX_ADDED_TOKENS = 50_000  # read one by one, of each model; codecs of speech add some 30,000
 _MAX_TEMPLATE_PARTS = 64
 
 
 def check_tokenizer(tokenizer: Mapping[str, Any]) -> None:
-    """Raise ValueError if the rules of a tokenizer may make a text endless."""
+    """Raise ValueError if the rules of a tokenizer may make a text endless, or its added tokens are too many."""
+    check_added_tokens(tokenizer.get("added_tokens"))
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = 1
         for rule in _list_rules(tokenizer.get(part)):
@@ -29,6 +31,12 @@ def check_tokenizer(tokenizer: Mapping[str, Any]) -> None:
     longest = max(map(len, _list_tokens(tokenizer)), default=0)
     if longest > MAX_TOKEN_CHARS:
         raise ValueError(f"a token has {longest:,} characters, more than {MAX_TOKEN_CHARS:,}")
+
+
+def check_added_tokens(added: Any) -> None:
+    """Raise ValueError if a list or a table of tokens that are added to a vocabulary is too long."""
+    if isinstance(added, list | dict) and len(added) > MAX_ADDED_TOKENS:
+        raise ValueError(f"it adds {len(added):,} tokens to its vocabulary, more than {MAX_ADDED_TOKENS:,}")
 
 
 def _list_rules(rule: Any) -> Iterator[Mapping[str, Any]]:

@@ -156,6 +156,16 @@ class Store:
         finally:
             self._lock.release()
 
+    def read_step(self, split: str, step: int) -> None:
+        """Read one step's episodes, and the metrics, however many files the run has; ``now`` has that step alone."""
+        self.metrics.refresh()
+        self.messages.refresh()
+        name = self.episode_file(split, step).name
+        stamps = {known: stamp for known, stamp in self._stamp_files() if known == name}
+        for _, batch in _read_files(self.folder, list(stamps), self.problems, self.left_out):
+            self._files = {known: (stamps[known], table) for known, table in batch.items()}
+        self._publish(1.0)
+
     def _refresh_index(self) -> None:
         stamps = dict(self._stamp_files())
         if not self._files and stamps:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.models.source import locate_model
-from agentrl.models.tokenizer_file import MAX_TOKEN_CHARS, check_tokenizer
+from agentrl.models.tokenizer_file import MAX_ADDED_TOKENS, MAX_TOKEN_CHARS, check_tokenizer
 
 REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 10}
 LLAMA = {  # Llama 2, and its kin
@@ -52,6 +52,7 @@ def test_ours_passes() -> None:
         ({"post_processor": {"processors": [{"single": [{}] * 100}]}}, "its post_processor repeats a text"),
         ({"model": {"vocab": {"a" * (MAX_TOKEN_CHARS + 1): 0}}}, "a token has 10,001 characters"),
         ({"model": {"vocab": [["a" * (MAX_TOKEN_CHARS + 1), 0]]}}, "a token has 10,001 characters"),
+        ({"added_tokens": [{}] * (MAX_ADDED_TOKENS + 1)}, "it adds 50,001 tokens to its vocabulary, more than 50,000"),
         ({"added_tokens": [7, {"content": "a" * (MAX_TOKEN_CHARS + 1)}]}, "a token has 10,001 characters"),
     ],
 )

@@ -46,6 +46,17 @@ def test_groups_are_told_apart_where_a_task_comes_twice(tmp_path: Path) -> None:
     assert [[m["reward"] for m in g["members"]] for g in found] == [[1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
+def test_one_step_is_read_alone(tmp_path: Path) -> None:
+    run = runs.start(tmp_path / "run")
+    for step in (1, 2, 3):
+        runs.write(run, step, [Group(step, (runs.solved(step), runs.wrong(step)))])
+    (tmp_path / "run/trajectories/train-000003.parquet").write_bytes(b"no Parquet")
+    found = Store(tmp_path / "run")
+    found.read_step("train", 2)
+    assert (found.now.table["step"].to_pylist(), len(found.metrics.lines)) == ([2, 2], 3)
+    assert found.problems == {}  # the others were not looked at
+
+
 def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
     run = runs.start(tmp_path / "run")
     found = opened(tmp_path / "run")
