@@ -263,6 +263,7 @@ class CallRecord:
     name: str
     status: str
     seconds: float
+    span: Span | None = field(default=None, compare=False)  # in tokens of the turn; None where a format does not say
 
     @property
     def failed(self) -> bool:

@@ -262,7 +262,8 @@ class ToolEnv(Env[Shared]):
             if track is not None:
                 track.returned(call.name)
             self.running_calls.pop(call.id, None)
-            self.call_records.append(CallRecord(self._turn, call.name, status, anyio.current_time() - started))
+            seconds = anyio.current_time() - started
+            self.call_records.append(CallRecord(self._turn, call.name, status, seconds, call.span))
 
     async def _run(self, call: ToolCall) -> str:
         if call.error is not None:

@@ -121,7 +121,7 @@ def build_outline(row: Row) -> Trajectory:
         stop=Stop(row["stop"]),
         rewards={r["name"]: r["value"] for r in row["rewards"]},
         weights={w["name"]: w["value"] for w in row.get("weights") or ()},
-        calls=tuple(CallRecord(**c) for c in row["calls"]),
+        calls=tuple(map(_build_call, row["calls"])),
         fault=_build_fault(row),
         temperature=row.get("temperature"),
         shared_turns=row.get("shared_turns") or 0,
@@ -132,6 +132,12 @@ def strip_tokens(t: Trajectory) -> Trajectory:
     """Return a trajectory without tokens and messages, as `build_outline` makes it of a row."""
     segments = tuple(_empty(s.author) for s in t.segments)
     return replace(t, segments=segments, messages=(), step_rewards=(), timings={}, info={})
+
+
+def _build_call(call: Row) -> CallRecord:
+    start, end = call.get("start"), call.get("end")
+    span = None if start is None or end is None else (start, end)
+    return CallRecord(call["turn"], call["name"], call["status"], call["seconds"], span)
 
 
 def _build_fault(row: Row) -> Fault | None:
@@ -211,7 +217,7 @@ def build_trajectory(row: Row) -> Trajectory:
         weights={w["name"]: w["value"] for w in row.get("weights") or ()},
         step_rewards=tuple(row.get("step_rewards") or ()),
         timings={t["name"]: t["value"] for t in row.get("timings") or ()},
-        calls=tuple(CallRecord(**c) for c in row["calls"]),
+        calls=tuple(map(_build_call, row["calls"])),
         fault=_build_fault(row),
         info=info,
         temperature=row.get("temperature"),

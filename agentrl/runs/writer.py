@@ -19,7 +19,7 @@ from agentrl.runs.episode_info import (
     shorten_to_line,
 )
 from agentrl.settings.secret import scrub
-from agentrl.types import Trajectory, to_utf8
+from agentrl.types import CallRecord, Trajectory, to_utf8
 
 SCHEMA_VERSION = "6"  # 5 had the author "world" and the status "refused"
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
@@ -34,7 +34,16 @@ _SEGMENT = pa.struct(
         ("corrections", pa.list_(pa.float32())),  # the weights of the importance-sampling rule, likewise
     ]
 )
-_CALL = pa.struct([("turn", pa.int32()), ("name", pa.string()), ("status", pa.string()), ("seconds", pa.float64())])
+_CALL = pa.struct(
+    [
+        ("turn", pa.int32()),
+        ("name", pa.string()),
+        ("status", pa.string()),
+        ("seconds", pa.float64()),
+        ("start", pa.int32()),  # its tokens in the turn, from where to where; null where the call format does not say
+        ("end", pa.int32()),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
@@ -113,7 +122,7 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: Lear
         "fault_message": to_utf8(scrub(t.fault.message)) if t.fault else None,
         "segments": _segments(t, learned),
         "messages": to_utf8(scrub(json.dumps(t.messages, ensure_ascii=False))),
-        "calls": [{"turn": c.turn, "name": to_utf8(c.name), "status": c.status, "seconds": c.seconds} for c in t.calls],
+        "calls": [_call(c) for c in t.calls],
         "timings": _named(t.timings.items()),
         "info": scrub(json.dumps(jsonable_info(t.info), ensure_ascii=False)),
         "question": shorten_to_line(find_question(t.messages, t.turns)),
@@ -142,6 +151,12 @@ def _segments(trajectory: Trajectory, learned: LearnedTokens | None) -> list[dic
             }
         )
     return rows
+
+
+def _call(call: CallRecord) -> dict[str, Any]:
+    start, end = call.span or (None, None)
+    named = {"turn": call.turn, "name": to_utf8(call.name), "status": call.status, "seconds": call.seconds}
+    return {**named, "start": start, "end": end}
 
 
 def _named(items: Iterable[tuple[str, float | None]]) -> list[dict[str, Any]]:

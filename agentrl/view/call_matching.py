@@ -1,20 +1,13 @@
-"""The calls of a model's message: matched with their records, and as the model wrote them where they were unreadable.
-
-Records stand in the order in which the calls ended, which need not be that of the message.
-"""
+"""The calls of a model's message, matched with their records, which stand in the order in which the calls ended."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentrl.types import TOOL_ERRORS
 
 Record = Mapping[str, Any]
-LONGEST = 4_000  # characters of a call as it was written
-_OPEN = "<tool_call>"
-_CALL = re.compile(rf"{_OPEN}(?:(?!{_OPEN}).)*?(?:</tool_call>|(?={_OPEN})|\Z)", re.S)
 
 
 class MessageCall(NamedTuple):
@@ -45,7 +38,7 @@ def match_records(
     Args:
         failed: ids of the calls that failed.
     """
-    left = list(records)
+    left = sorted(records, key=lambda r: r.get("start") or 0)  # as the model wrote them, where that is known
     matches: list[Record | None] = [None] * len(calls)
     for exact in (True, False):  # first those that agree in everything
         for i, call in enumerate(calls):
@@ -55,14 +48,3 @@ def match_records(
                 matches[i] = fits[0]
                 left.remove(fits[0])
     return matches
-
-
-def split_calls(turn: str, count: int) -> list[str]:
-    """Return the text of each of a turn's ``count`` calls; the whole turn for each if they cannot be told apart.
-
-    Args:
-        turn: the text of all tokens of the turn, special ones too.
-    """
-    thought = turn.rfind("</think>")
-    calls = _CALL.findall(turn, max(thought, 0))
-    return [text.strip() for text in (calls if len(calls) == count else [turn] * count)]

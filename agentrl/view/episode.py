@@ -13,7 +13,7 @@ from agentrl.runs.episode_info import EXPECTED, find_expected_answer
 from agentrl.runs.reader import EpisodeId, Row
 from agentrl.settings.documents import parse_json
 from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, find_failed_answers
-from agentrl.view.call_matching import LONGEST, list_calls, match_records, split_calls
+from agentrl.view.call_matching import Record, list_calls, match_records
 from agentrl.view.escaping import truncate
 from agentrl.view.importance_ratio import segment_gradients, segment_log_ratios
 from agentrl.view.store import Store
@@ -21,6 +21,7 @@ from agentrl.view.tokens import CONTEXT, TokenTexts
 
 LIMIT = 20_000  # characters of a text sent at once
 TOKENS = 4_000  # sent at once
+_RAW = 4_000  # characters of a call as it was written
 
 
 def read_episode(store: Store, where: EpisodeId) -> Row:
@@ -106,27 +107,28 @@ def _describe_calls(
     """Describe the calls of a message, each with its record, which goes into ``by_id`` too."""
     calls = list_calls(message)
     records = match_records(calls, errors, [c for c in row["calls"] if c["turn"] == turn])
-    raw = _find_raw_calls(row, turn, len(calls), texts) if any(c.may_be_unread for c in calls) else []
     described = []
-    for number, (call, record) in enumerate(zip(calls, records, strict=True)):
+    for call, record in zip(calls, records, strict=True):
         entry: dict[str, Any] = {"name": call.name, "arguments": cut_piece(_as_text(call.arguments))}
         if record is not None:
             entry |= {"status": record["status"], "seconds": record["seconds"]}
             by_id[call.id] = record
         if call.may_be_unread and call.id in errors:
-            entry["why"] = truncate(errors[call.id].removeprefix(ERROR_PREFIX), LONGEST)
-            entry |= {"raw": truncate(raw[number], LONGEST)} if raw else {}
+            entry["why"] = truncate(errors[call.id].removeprefix(ERROR_PREFIX), _RAW)
+            raw = _read_raw_call(row, turn, record, texts)
+            entry |= {"raw": truncate(raw, _RAW)} if raw else {}
         described.append(entry)
     return described
 
 
-def _find_raw_calls(row: Row, turn: int, count: int, texts: TokenTexts | None) -> list[str]:
-    """Return the text that the model wrote for each call of a turn; empty if it is not known."""
+def _read_raw_call(row: Row, turn: int, record: Record | None, texts: TokenTexts | None) -> str:
+    """Return a call as it was written, or the whole turn where its place is not known; empty without a tokenizer."""
     own = [s["token_ids"] for s in row["segments"] if s["author"] == "model"]
     if texts is None or not 0 <= turn < len(own):
-        return []
-    written = "".join(texts.decode(own[turn]))
-    return [] if texts.why else split_calls(written, count)
+        return ""
+    place = slice(record.get("start"), record.get("end")) if record else slice(None)
+    written = "".join(texts.decode(own[turn][place]))
+    return "" if texts.why else written.strip()
 
 
 def _as_text(content: object) -> str:

@@ -21,7 +21,9 @@ from agentrl.runtime.parquet_file import MemoryBudget
 from agentrl.types import TOOL_ERRORS
 
 Column = NDArray[Any]  # of numbers
-_CALLS = STORED.field("calls").type
+_CALLS = pa.list_(
+    pa.struct([STORED.field("calls").type.value_type.field(n) for n in ("turn", "name", "status", "seconds")])
+)
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
@@ -71,7 +73,10 @@ def read_index_columns(path: Path) -> FileColumns:
         UserError: it cannot be read.
     """
     names = [*_READ, *TEXTS, "calls", "timings"]
-    sound = read_columns(path, names, MemoryBudget(path, least=_LEAST, ratio=_RATIO))
+    calls = [f"calls.list.element.{field.name}" for field in _CALLS.value_type]
+    sound = read_columns(
+        path, [*(n for n in names if n != "calls"), *calls], MemoryBudget(path, least=_LEAST, ratio=_RATIO)
+    )
     have, count = sound.table.schema.names, len(sound.numbers)
     columns = [sound.table[n] if n in have else pa.nulls(count, STORED.field(n).type) for n in names]
     return FileColumns(pa.table(columns, names=names), sound.numbers.astype(np.int32), sound.left_out)

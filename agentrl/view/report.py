@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from agentrl.view.timelines import Timelines
 GENERATOR = '<meta name="generator" content="agentrl report">'
 STYLE = Path(__file__).with_name("report.css")
 LONGEST = 4_000  # characters of a message
+_THOUGHT = re.compile(r"(<think>.*?(?:</think>|\Z))", re.S)
 MESSAGES = 40
 PLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward", "eval/reward", "eval/greedy_reward")),
@@ -216,7 +218,8 @@ def _message(message: dict[str, Any]) -> str:
         for c in message.get("calls", [])
     )
     name = f" {escape_html(message['name'])}" if message["name"] else ""
-    text = f"<div class=text>{_text(message)}</div>" if message["length"] else ""
+    show = _show_said if by == "model" else escape_html
+    text = f"<div class=text>{_text(message, show)}</div>" if message["length"] else ""
     return f"<div class='message {by}'><b>{escape_html(message['role'])}</b>{name}{_status(message)}{text}{calls}</div>"
 
 
@@ -234,7 +237,13 @@ def _status(record: dict[str, Any]) -> str:
     return f"<span class='status{bad}'>{escape_html(record['status'])} {record['seconds']:.3f} s</span>"
 
 
-def _text(piece: dict[str, Any]) -> str:
+def _text(piece: dict[str, Any], show: Callable[[str], str] = escape_html) -> str:
     left = piece["length"] - min(len(piece["text"]), LONGEST)
     more = f"<i> ... {left:,} more characters</i>" if left else ""
-    return f"<bdi>{escape_html(piece['text'][:LONGEST])}</bdi>{more}"
+    return f"<bdi>{show(piece['text'][:LONGEST])}</bdi>{more}"
+
+
+def _show_said(text: str) -> str:
+    """Render what a model said, its thoughts paler."""
+    parts = _THOUGHT.split(text)  # every second one is a thought
+    return "".join(f"<i class=dim>{escape_html(p)}</i>" if i % 2 else escape_html(p) for i, p in enumerate(parts))

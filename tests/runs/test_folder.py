@@ -32,7 +32,7 @@ GOOD = Trajectory(
     weights={"style": 0.5},
     step_rewards=(0.0, 0.5),
     timings={"reset": 0.25, "total": 1.5},
-    calls=(CallRecord(0, "search", "ok", 0.125),),
+    calls=(CallRecord(0, "search", "ok", 0.125, (0, 2)),),
 )
 LOST = Trajectory(
     task=3,
@@ -68,7 +68,7 @@ def test_trajectories_are_rows_that_pyarrow_reads() -> None:
         ("env", [5], None, None, None),
     ]
     assert json.loads(good["messages"])[0] == {"role": "user", "content": "Köln?"}
-    assert good["calls"] == [{"turn": 0, "name": "search", "status": "ok", "seconds": 0.125}]
+    assert good["calls"] == [{"turn": 0, "name": "search", "status": "ok", "seconds": 0.125, "start": 0, "end": 2}]
     assert (lost["sample"], lost["reward"], lost["stop"], lost["fault"]) == (1, None, "fault", "env_step")
     assert (lost["fault_message"], lost["calls"][0]["name"]) == ("it said ?", "?")
     assert json.loads(lost["messages"]) == [{"role": "user", "content": "half ?"}]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl import UserError
 from agentrl.credit import assign_credit, record_held_out
 from agentrl.learner.advantages.group import grpo
-from agentrl.runs.reader import parse_episode_id
+from agentrl.runs.reader import build_trajectory, parse_episode_id
 from agentrl.types import CallRecord, Group, Message, Stop, Trajectory
 from agentrl.view import call_matching, episode
 from agentrl.view.explain import explain_episode, explain_exclusion, explain_token
@@ -187,6 +189,28 @@ def test_messages_say_what_became_of_their_calls(tmp_path: Path) -> None:
         "seconds": 0.5,
     }
     assert (told[3]["status"], told[3]["seconds"]) == ("tool", 0.5)
+
+
+def test_a_call_that_could_not_be_read_is_shown_as_the_model_wrote_it(tmp_path: Path) -> None:
+    """In any form: its place in the turn's tokens is kept with it. Where it is not, the whole turn is shown."""
+    said: list[Any] = [
+        {"role": "user", "content": "What do hats cost?"},
+        {"role": "assistant", "content": "", "tool_calls": [runs.call("", 1), runs.call("", 2), runs.call("", 3)]},
+        *({"role": "tool", "content": f"error: no call {n}", "tool_call_id": f"c{n}", "name": ""} for n in (1, 2, 3)),
+    ]
+    parts = ["I look. ", "[TOOL_CALLS] {a", " and ", "[TOOL_CALLS] {b"]
+    ids = [runs.segment("model", part) for part in parts]
+    ends = list(accumulate(len(s.token_ids) for s in ids))
+    places = [(ends[2], ends[3]), (ends[0], ends[1]), None]  # they end in another order than they were written in
+    records = [CallRecord(0, "", "parse", 0.0, place) for place in places]
+    made = runs.played(7, said, 0.0, calls=records)
+    turn = runs.segment("model", "".join(parts))
+    assert turn.token_ids == tuple(i for s in ids for i in s.token_ids)
+    store = run_of(tmp_path, replace(made, segments=(made.segments[0], turn, *made.segments[2:])))
+    row = episode.read_episode(store, parse_episode_id("1:0"))
+    assert [c.span for c in build_trajectory(row).calls] == places
+    calls = episode.describe_messages(row, TokenTexts(store))[1]["calls"]
+    assert [c["raw"] for c in calls] == ["".join(parts), "[TOOL_CALLS] {a", "[TOOL_CALLS] {b"]
 
 
 def test_turns_of_the_same_words_have_each_their_own_answers(tmp_path: Path) -> None:

@@ -87,6 +87,18 @@ def test_a_report_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:
     assert "\x1b" not in page.text
 
 
+def test_thoughts_stand_apart(tmp_path: Path) -> None:
+    said: list[Message] = [
+        {"role": "user", "content": "<think>mine</think>"},
+        {"role": "assistant", "content": "<think>\nsix <b>\n</think>\n\nIt is 6."},
+    ]
+    store = Store(runs.of(tmp_path / "run", [runs.played(7, said, 0.5), runs.solved(7)]))
+    store.refresh()
+    page = render_report(store)
+    assert "<i class=dim>&lt;think&gt;\nsix &lt;b&gt;\n&lt;/think&gt;</i>\n\nIt is 6." in page
+    assert "<i class=dim>&lt;think&gt;mine" not in page
+
+
 def test_long_texts_are_cut(tmp_path: Path) -> None:
     said: list[Message] = [{"role": "user", "content": "x" * 10_000_000}, *[{"role": "user", "content": "y"}] * 60]  # type: ignore[list-item]
     long = replace(runs.wrong(7), messages=tuple(said))

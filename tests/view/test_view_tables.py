@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from agentrl.credit import record_held_out
 from agentrl.evaluation.comparison import compare
 from agentrl.tools.offered_tools import LONGEST, MOST, OfferedTools
 from agentrl.types import Group
-from agentrl.view.call_matching import split_calls
 from agentrl.view.held_out import pair_held_out
 from agentrl.view.run_cache import RunCache
 from agentrl.view.settings_table import compare_settings
@@ -180,14 +178,6 @@ def test_each_list_of_tools_is_kept_once_and_not_without_end(tmp_path: Path) -> 
 def test_tools_that_cannot_be_read_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "tools.json").write_text(text)
     assert all(isinstance(tool, dict) for tools in Store(tmp_path).tools() for tool in tools)
-
-
-def test_a_turns_calls_are_told_apart() -> None:
-    good = json.dumps({"name": "a", "arguments": {}})
-    turn = f"<think><tool_call>no</tool_call></think>text<tool_call>{good}</tool_call>\n<tool_call>{{bad<|im_end|>"
-    assert split_calls(turn, 2) == [f"<tool_call>{good}</tool_call>", "<tool_call>{bad<|im_end|>"]
-    assert split_calls("<tool_call>{a <tool_call>{b}</tool_call>", 2) == ["<tool_call>{a", "<tool_call>{b}</tool_call>"]
-    assert split_calls("[TOOL_CALLS] what", 1) == ["[TOOL_CALLS] what"]
 
 
 async def test_an_evaluation_is_called_one_and_tells_its_means(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ import { Tokens, COLORS } from "./tokens.js";
 
 const ALL_MS = 8; // between pieces of a very long text, so that the page stays alive
 
+// What a model said, its thoughts paler; in messages they stand between these marks, whatever the model's own are.
+const said = (text) => text.split(/(<think>[^]*?(?:<\/think>|$))/).map((part) => (part.startsWith("<think>") ? el("span", { class: "thought" }, visible(part)) : visible(part)));
+
 export class Conversation {
   constructor(pane, { close, next }) {
     Object.assign(this, { pane, close, next });
@@ -82,7 +85,7 @@ export class Conversation {
     return el("article", { class: `message by-${by}`, "data-role": m.role },
       el("header", {}, el("b", {}, visible(m.role)), m.name ? el("bdi", {}, " ", visible(m.name)) : null,
         m.turn !== null && m.turn !== undefined ? el("span", { class: "dim" }, ` turn ${m.turn + 1}`) : null, this.status(m)),
-      m.length ? this.text(m, { message: m.number }) : null,
+      m.length ? this.text(m, { message: m.number }, m.role === "assistant" ? said : visible) : null,
       (m.calls || []).map((c, i) => el("div", { class: `call${c.status && c.status !== "ok" ? " failed" : ""}` },
         el("div", {}, "→ ", el("b", {}, c.name ? el("bdi", {}, visible(c.name)) : "(a call that could not be read)"), this.status(c)),
         c.why === undefined ? this.text(c.arguments, { message: m.number, call: i }) : this.unread(c))));
@@ -100,15 +103,15 @@ export class Conversation {
   }
 
   // A text; of a long one the beginning, and a way to the rest.
-  text(piece, where) {
-    const box = el("div", { class: "text" }, el("div", { class: "piece" }, visible(piece.text)));
+  text(piece, where, show = visible) {
+    const box = el("div", { class: "text" }, el("div", { class: "piece" }, show(piece.text)));
     let shown = piece.text.length;
     if (shown >= piece.length) return box;
     const id = state.id, run = state.run;
     const more = async () => {
       const got = await ask("text", { run, id, ...where, from: shown });
       shown += got.text.length;
-      box.insertBefore(el("div", { class: "piece" }, visible(got.text)), bar);
+      box.insertBefore(el("div", { class: "piece" }, show(got.text)), bar);
       told.textContent = `${count(shown)} of ${count(piece.length)} characters`;
       if (shown >= piece.length || !got.text) bar.remove();
     };
