@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from agentrl.engines.embedded.model_view import InferenceModel
     from agentrl.rollout.engine_protocol import Meter
 
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
 
 @dataclass(eq=False)
 class Request:
@@ -39,6 +41,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.params.seed)
+        # what differs from plain sampling, by the names of `sample_tokens`: nothing, as a rule
+        self.changed = {n: v for n, v in ((n, getattr(self.params, n)) for n in NEUTRAL) if v != NEUTRAL[n]}
         self.kept: list[bytes] | None = [] if self.params.truncates else None  # the set of each sampled token
         self.grammar = self.params.grammar.start() if self.params.grammar is not None else None
 

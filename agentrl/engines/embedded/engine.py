@@ -23,7 +23,7 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from agentrl.engines.embedded.batch import Request, RowBatch, mark_allowed, mark_seen
+from agentrl.engines.embedded.batch import NEUTRAL, Request, RowBatch, mark_allowed, mark_seen
 from agentrl.engines.embedded.model_view import InferenceModel
 from agentrl.engines.embedded.plain_view import PlainModel
 from agentrl.engines.embedded.sampling import sample_tokens
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SLICE_S = 0.02  # passes are made for that long before the event loop is asked again
-_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
 
 
@@ -203,16 +202,10 @@ class TransformersEngine:
 
     def _tabulate_sampling(self, rows: list[Request], logits: Tensor) -> dict[str, Tensor]:
         """Make the arguments of `sample_tokens` from the rows' parameters: (rows,) each, and masks as the logits."""
-        params, device = [r.params for r in rows], logits.device
-        columns: dict[str, list[float]] = {"uniform": [r.random.random() for r in rows]}
-        for name, neutral in _NEUTRAL.items():
-            column = [getattr(p, name) for p in params]
-            if any(value != neutral for value in column):
-                columns[name] = column
-        table = torch.tensor(list(columns.values()), dtype=torch.float64).to(device)
-        arguments = {
-            name: values if name == "uniform" else values.float() for name, values in zip(columns, table, strict=True)
-        }
+        device = logits.device
+        arguments = {"uniform": torch.tensor([r.random.random() for r in rows], dtype=torch.float64).to(device)}
+        for name in set().union(*(r.changed for r in rows)):
+            arguments[name] = torch.tensor([float(r.changed.get(name, NEUTRAL[name])) for r in rows]).to(device)
         if "top_k" in arguments:
             arguments["top_k"] = arguments["top_k"].long()
         if "repetition_penalty" in arguments:
