@@ -72,6 +72,11 @@ def block() -> str:
     return "slow"
 
 
+async def tell_the_truth() -> None:
+    """It is the world that fails, and no request."""
+    raise ConnectionError("a storm")
+
+
 FAULTS = (crash, lose, hang, ignore_cancellation)
 ANSWERS = (flood, garble, refuse)
 
@@ -83,26 +88,30 @@ class Storm(ToolEnv):
     max_turns = 3
 
     def __init__(self, calm: bool = False) -> None:
-        self.calm = calm
+        self.calm, self.is_reset = calm, False
 
     def weather(self, where: str) -> None:
         if not self.calm and dice.random() < STORM / 8:
             raise dice.choice([RuntimeError, KeyError, OSError, UnicodeDecodeError.__base__])(where)  # type: ignore[misc]
 
+    async def health_check(self) -> None:
+        await tell_the_truth()
+
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         type(self).open += 1
+        self.is_reset = True
         self.task = seed
         self.weather("reset")
         return self.ask(f"task {seed}"), {}
 
-    @tool(timeout_s=0.6, max_consecutive_failures=None)
+    @tool(timeout_s=0.6, max_consecutive_failures=None, health_check=tell_the_truth)
     async def look(self, place: str) -> str:
         """Look."""
         if self.calm or dice.random() >= STORM:
             return place
         return await dice.choice([*FAULTS, *ANSWERS])()
 
-    @tool(timeout_s=0.6, max_consecutive_failures=None)
+    @tool(timeout_s=0.6, max_consecutive_failures=None, health_check=tell_the_truth)
     def stare(self, place: str) -> str:
         """Look, without awaiting."""
         return place if self.calm or dice.random() >= STORM / 10 else block()
@@ -116,7 +125,7 @@ class Storm(ToolEnv):
         return {"r": float(hash((self.task, trajectory.segments[1].token_ids)) % 2)}
 
     async def close(self) -> None:
-        type(self).open -= 1
+        type(self).open -= self.is_reset
         self.weather("close")
 
 

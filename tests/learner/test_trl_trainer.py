@@ -330,7 +330,7 @@ def test_a_whole_batch_is_trls(case: Case, tmp_path: Path, monkeypatch: pytest.M
     assert max(float(g.abs().max()) for g in gradient.values()) > 1e-3
     assert loss == pytest.approx(wanted, abs=1e-5)
     for name, g in gradient.items():
-        torch.testing.assert_close(found.get(name, torch.zeros_like(g)), g, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.get(name, torch.zeros_like(g)), g, atol=1e-5, rtol=1e-4)
     if case.advantage not in ("batch", "gdpo"):  # there TRL says it of the whole batch
         zero = metrics.group_metrics(groups)["frac_reward_zero_std"]
         assert zero == pytest.approx(logged["frac_reward_zero_std"])
