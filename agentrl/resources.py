@@ -70,7 +70,8 @@ async def open_resources(
     own_engine = _build_engine(config, loaded.model)
     if grammar is not None and not (isinstance(own_engine, GrammarTaker) and own_engine.takes_grammars):
         raise ConfigError(
-            f"rollout.structured_outputs: engine {config.engine.name} samples by no grammar; take --engine transformers"
+            f"rollout.structured_outputs: engine {config.engine.name} samples by no grammar; take --engine "
+            "transformers, server or launched"
         )
     async with spec.open(), own_engine as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)

@@ -28,6 +28,7 @@ class OutputGrammar:
         from llguidance import LLMatcher
         from llguidance.hf import from_tokenizer
 
+        self.rules = rules
         ((kind, rule),) = rules.items()
         try:
             source = LLMatcher.grammar_from_regex(rule) if kind == "regex" else LLMatcher.grammar_from_json_schema(rule)

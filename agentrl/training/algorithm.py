@@ -24,7 +24,8 @@ from agentrl.settings.registry import is_own
 from agentrl.settings.schema import LearnerConfig, TrainConfig
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
-_TRUNCATING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # settings that leave tokens out, and their value for none
+# settings that leave tokens out, and their value for none
+_TRUNCATING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "structured_outputs": {}}
 _BY_ENTRIES = ("loss", "loss_args", "importance_sampling_mode", "importance_sampling_args")
 OBJECTIVE = tuple(  # settings of the learner that say what is minimised, beside the entries and their parameters
     f.name for f in fields(Objective) if f.name not in _BY_ENTRIES and not find_entries("learner", f.name)

@@ -48,10 +48,11 @@ def build_sampling_params(params: SamplingParams) -> dict[str, object]:
 
 
 def build_text_params(params: SamplingParams) -> dict[str, object]:
-    """Build the parameters of a server, which has a tokenizer: the strings that end a turn, special tokens' too."""
+    """Build the parameters of a server, which has a tokenizer: what a turn must match, and the strings that end it."""
+    grammar = {"structured_outputs": dict(params.grammar.rules)} if params.grammar is not None else {}
     if params.stop is None:
-        return {"detokenize": False}
-    return {"stop": list(params.stop.strings), "skip_special_tokens": False}
+        return {"detokenize": False, **grammar}
+    return {"stop": list(params.stop.strings), "skip_special_tokens": False, **grammar}
 
 
 def build_completion(

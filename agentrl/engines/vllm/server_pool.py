@@ -43,6 +43,8 @@ class ServerEngine:
         patience_s: how long to wait for one to come back when all are lost.
     """
 
+    takes_grammars = True
+
     def __init__(
         self,
         urls: Sequence[str],

@@ -57,7 +57,7 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
         "vllm_structured_outputs_regex",
         None,
         "rollout.structured_outputs",
-        "is its regex; --engine transformers",
+        "is its regex",
         convert_regex,
     ),
     joint("vllm_server_base_url", None, "engine.urls"),

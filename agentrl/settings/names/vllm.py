@@ -58,7 +58,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     nothing("tokenizer_revision", None, "the tokenizer is of the model's revision"),
     here("stop", None, "rollout.stop", "a text is one string; strings in a list", convert_stop),
     here("stop_strings", None, "rollout.stop", "transformers' name for stop", convert_stop),
-    here("structured_outputs", None, "rollout.structured_outputs", "regex or json; --engine transformers"),
+    here("structured_outputs", None, "rollout.structured_outputs", "regex or json"),
     absent("guided_decoding", None, "its name is structured_outputs, and rollout.structured_outputs here"),
     absent("stop_token_ids", None, "a turn ends at the model's own end tokens", []),
     absent("ignore_eos", False, "a turn ends at the model's own end token"),

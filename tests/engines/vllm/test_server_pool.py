@@ -4,6 +4,7 @@ These really run vLLM: `make vllm`.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import anyio
 import httpx2
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 pytest.importorskip("vllm")
 
@@ -24,6 +26,8 @@ from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer, find_free_port
 from agentrl.errors import UserError
 from agentrl.models.source import locate_model
+from agentrl.renderer.stop_strings import StopStrings
+from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.types import SamplingParams
 from tests.engines.vllm.test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
 from tests.helpers.processes import heed_interrupts
@@ -62,6 +66,37 @@ async def test_turns_are_the_models_own_on_every_server(fleet: ServerEngine) -> 
     params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=30, seed=4)
     done = await fleet.generate([5, 6, 7], params, session="a")
     assert error(nano(), [5, 6, 7], done, params) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("rules", "wanted"), [({"regex": "[0-9]{3}[ab]{2}!"}, r"[0-9]{3}[ab]{2}!"), ({"json": '{"enum": [7, 8]}'}, "[78]")]
+)
+async def test_a_turn_matches_what_it_must(fleet: ServerEngine, rules: dict[str, str], wanted: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(locate_model("nano"))
+    (end,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    grammar = OutputGrammar(tokenizer, [end], rules)
+    for seed in range(4):
+        params = SamplingParams(max_tokens=40, stop_token_ids=(end,), seed=seed, grammar=grammar)
+        done = await fleet.generate([5, 6, 7], params, session="a")
+        text = tokenizer.decode(done.token_ids)
+        assert re.fullmatch(wanted + r"(<\|im_end\|>)?", text)
+        assert text.endswith("<|im_end|>") or done.stop_reason == "length"
+        assert max(done.logprobs) <= 0.0
+
+
+async def test_strings_end_a_turn_on_a_server(fleet: ServerEngine) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(locate_model("nano"))
+    plain = await fleet.generate([5, 6, 7], greedy(60), session="a")
+    text = tokenizer.decode(plain.token_ids)
+    word = text[10:13]
+    stop = StopStrings((word,), tokenizer.decode)
+    params = SamplingParams(temperature=0.0, max_tokens=60, stop=stop)
+    done = await fleet.generate([5, 6, 7], params, session="a")
+    assert done.stop_reason == "stop"
+    assert list(done.token_ids) == list(plain.token_ids)[: len(done.token_ids)]
+    said = tokenizer.decode(done.token_ids)
+    assert word in said
+    assert word not in tokenizer.decode(done.token_ids[:-1])
 
 
 async def test_an_episode_stays_where_its_cache_is(fleet: ServerEngine) -> None:
