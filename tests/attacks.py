@@ -561,7 +561,7 @@ for fd in range(256):
     "the loop, called again": "import sys; sys.modules['session'].serve(63)",
     "the session's own functions, replaced": "import sys\nfor m in ('session', 'walls', 'zygote', 'confinement'):\n    for n in list(vars(sys.modules.get(m, sys))): \n        if not n.startswith('__') and m in sys.modules: setattr(sys.modules[m], n, None)",
     "the zygote, called": "import sys\nz = sys.modules['zygote']\nprint(z.Zygote)\nz._try(None); print(WON)",
-    "the dispatcher, called": "import sys\nm = sys.modules['__main__']\nm._Dispatcher\nm._line()",
+    "the dispatcher, called": "import sys\nm = sys.modules['dispatcher']\nm.Dispatcher.run(m.Dispatcher)",
 }
 
 

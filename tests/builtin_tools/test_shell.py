@@ -220,7 +220,7 @@ def test_what_is_left_running_is_paused_between_calls(user: int | None) -> None:
         await machine.exec("i=0; while true; do echo >> n; done & sleep 0.2", 30)
         first = int((await machine.exec("wc -l < n", 30)).stdout)
         await anyio.sleep(1.0)
-        second = int((await machine.exec("wc -l < n", 30)).stdout)
+        second = int((await machine.exec("sleep 0.2; wc -l < n", 30)).stdout)
         return first, second
 
     first, second = within(work, user)

@@ -97,7 +97,7 @@ def _bubblewrap(
     space += ["--perms", "0111", "--tmpfs", "/session", "--perms", "0755", "--dir", "/session/home"]
     space += ["--remount-ro", "/session", "--chdir", "/session", *([] if root else ["--proc", "/proc"])]
     capabilities = _OF_ROOT if root else _OF_A_USER
-    command = bubblewrap.wrap(interpreter, "dispatcher.py", readable, space, user, capabilities)
+    command = bubblewrap.wrap(interpreter, "server.py", readable, space, user, capabilities)
     places = {"root": "/session", "folders": "/folders", "needs_landlock": False}
     places |= {"detach_proc": not root, "detach_folders": True, "listed": []}
     settings = _server_settings(limits, preload, readable, lease, files_as_root=False, **places, **kernel)
@@ -122,7 +122,7 @@ def _landlock(
     places |= {"detach_proc": False, "detach_folders": False, "listed": listed}
     files_as_root = lease is not None and not is_readable_by_nobody(interpreter)
     settings = _server_settings(limits, preload, readable, lease, files_as_root=files_as_root, **places, **kernel)
-    command = [interpreter, "-I", "-B", f"{folder}/inside/dispatcher.py"]
+    command = [interpreter, "-I", "-B", f"{folder}/inside/server.py"]
     return Launch(command, settings, user, folder, "landlock", lease)
 
 

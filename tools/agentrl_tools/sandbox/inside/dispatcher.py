@@ -1,6 +1,6 @@
 """The dispatcher: it holds requests, pipes, deadlines and replies. No model's code runs in it or in a fork of it.
 
-In and out go lines of JSON, by its standard input and output; the first in are the settings, the first out the walls:
+In and out go lines of JSON, by its standard input and output:
 
     {"id", "session", "code", "timeout_s", "keep", "old", "output_bytes"}   ->  {"id", "status", "output", "cut"}
     {"end": SESSION}
@@ -11,7 +11,6 @@ this request could not be begun here. What concerns a session ends that session.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -23,19 +22,15 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl_tools.sandbox.inside import confinement, descriptors, folders, namespaces
+    from agentrl_tools.sandbox.inside import descriptors, folders
     from agentrl_tools.sandbox.inside import session as sessions
     from agentrl_tools.sandbox.inside import zygote as zygotes
 else:  # by its file: this runs where the package is not
-    sys.path.insert(0, str(Path(__file__).parent))
-    import confinement
     import descriptors
     import folders
-    import namespaces
     import session as sessions
     import zygote as zygotes
 
@@ -66,7 +61,7 @@ class _Session:
     stage: str = "live"  # then "leaving": it has closed its socket; then "over": it is dead or about to be
 
 
-class _Dispatcher:
+class Dispatcher:
     """Requests in, sessions in between, replies out. All of it in one loop that never waits for one of them."""
 
     def __init__(self, settings: dict[str, Any], zygote: socket.socket, tmpfs: bool) -> None:
@@ -380,80 +375,3 @@ class _Dispatcher:
         line = json.dumps({"id": request["id"], "status": status, "output": text, "cut": cut}).encode() + b"\n"
         while line:
             line = line[os.write(1, line) :]
-
-
-def _main() -> None:
-    settings = json.loads(_line())
-    if descriptors.allow_all() <= descriptors.CONTROL + 16:
-        _tell({"error": f"{descriptors.allow_all()} open files are too few for a sandbox: raise 'ulimit -Hn'"})
-        return
-    os.environ.clear()
-    os.environ.update(PATH="/usr/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
-        ours.close()
-        _be_the_zygote(settings, theirs)
-        os._exit(0)
-    theirs.close()
-    _confine(settings)
-    answer = json.loads(ours.recv(1 << 16) or b'{"error": "the zygote ended"}')
-    _tell(answer)
-    if "error" not in answer:
-        _Dispatcher(settings, ours, answer["tmpfs"]).run()
-
-
-def _be_the_zygote(settings: dict[str, Any], requests: socket.socket) -> None:
-    """Import, find the walls that stand here, tell them, and fork sessions until nobody asks for them."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # the client hears the dispatcher alone
-    sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout, sys.stderr = (os.fdopen(fd, "w", encoding="utf-8", errors="replace", closefd=False) for fd in (1, 2))
-    confinement.die_with_parent()
-    zygotes.import_packages(settings["preload"])
-    proc = namespaces.find_proc()
-    if settings["detach_proc"]:
-        namespaces.detach("/proc")
-    limits = {"FSIZE": 16 * MEGABYTE, "STACK": 16 * MEGABYTE, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0, "SIGPENDING": 64}
-    confinement.set_limits(confinement.build_limits(**limits))
-    confinement.drop_bounding_set()
-    confinement.gain_no_privileges()
-    confinement.load_seccomp_filter(base64.b64decode(settings["unknown_bpf"]))
-    confinement.load_seccomp_filter(base64.b64decode(settings["zygote_bpf"]))
-    walls, trouble = zygotes.build_walls(settings, proc)
-    if walls.tmpfs and settings["detach_folders"]:
-        namespaces.detach(settings["folders"])  # nobody needs a place that all could write to
-    found = {"error": trouble} if trouble else {"tmpfs": walls.tmpfs, "landlock": walls.landlock}
-    requests.send(json.dumps(found).encode())
-    zygotes.Zygote(requests, walls).run()
-
-
-def _confine(settings: dict[str, Any]) -> None:
-    """Give up what the dispatcher does not need: it stops sessions, and removes folders that are no mounts."""
-    if settings["users"]:
-        held = confinement.get_capabilities()
-        kept = 1 << confinement.CAP_KILL | 1 << confinement.CAP_SYS_NICE | 1 << confinement.CAP_DAC_OVERRIDE
-        confinement.drop_bounding_set()
-        confinement.keep_capabilities(held & kept)
-    else:
-        confinement.keep_capabilities(0)
-    confinement.gain_no_privileges()
-    confinement.load_seccomp_filter(base64.b64decode(settings["dispatcher_bpf"]))
-
-
-def _tell(answer: dict[str, Any]) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
-
-
-def _line() -> bytes:
-    """Read one line unbuffered: the bytes after it are the dispatcher's."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (byte := os.read(0, 1)):
-            sys.exit("nobody is there")
-        line += byte
-    return line
-
-
-if __name__ == "__main__":
-    _main()
