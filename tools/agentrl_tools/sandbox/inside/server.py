@@ -28,7 +28,7 @@ else:  # by its file: this runs where the package is not
 MEGABYTE = 1 << 20
 
 
-def serve() -> None:
+def start_processes() -> None:
     """Split into dispatcher and zygote; serve until the client ends."""
     settings = json.loads(_line())
     if descriptors.allow_all() <= descriptors.CONTROL + 16:
@@ -103,4 +103,4 @@ def _line() -> bytes:
 
 
 if __name__ == "__main__":
-    serve()
+    start_processes()
