@@ -33,11 +33,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from statistics import fmean
+from typing import TypeVar
 
 from agentrl.types import AdvantageValue, Group, Sample, Stop, Trajectory
 
+T = TypeVar("T")
 TRAINED = "trained"
 ZERO = "zero advantage"
 PROVOKED = "provoked fault"
@@ -87,17 +89,18 @@ class EpisodeCredit:
         return list(self.advantage) if isinstance(self.advantage, tuple) else [self.advantage] * self.trajectory.turns
 
     def sample(self) -> Sample:
-        """Make the learner's row. It ends with the last trained token; without a token to train it is empty."""
+        """Make the learner's row. A context ends with its last trained token; without one it is left out."""
         t = self.trajectory
         if not self.trained_tokens or self.advantage is None:
             return Sample([], [], [], [])
-        mask = t.loss_mask
-        end = len(mask) - mask[::-1].index(1)
+        mask, spans = t.loss_mask, _find_trained_contexts(t)
         advantages = iter(self.turn_advantages())
-        spans = [(next(advantages) if s.author == "model" else None, len(s.token_ids)) for s in t.segments]
-        by_token = [advantage or 0.0 for advantage, length in spans for _ in range(length)]
-        kept = t.kept[:end] if any(s.kept for s in t.segments) else ()
-        return Sample(t.token_ids[:end], mask[:end], t.logprobs[:end], by_token[:end], kept)
+        turns = [(next(advantages) if s.author == "model" else None, len(s.token_ids)) for s in t.segments]
+        by_token = [advantage or 0.0 for advantage, length in turns for _ in range(length)]
+        kept = _cut(t.kept, spans) if any(s.kept for s in t.segments) else ()
+        starts = (0, *accumulate(b - a for a, b in spans[:-1]))
+        ids, logprobs = _cut(t.token_ids, spans), _cut(t.logprobs, spans)
+        return Sample(ids, _cut(mask, spans), logprobs, _cut(by_token, spans), kept, starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,21 @@ def _assign_outcome(
         return EpisodeCredit(t, EMPTY, advantage)
     teaches = any(advantage) if isinstance(advantage, tuple) else bool(advantage)
     return EpisodeCredit(t, ZERO if not teaches else PROVOKED if t.fault else TRAINED, advantage)
+
+
+def _find_trained_contexts(t: Trajectory) -> list[tuple[int, int]]:
+    """Find the contexts of an episode that hold trained tokens: from where to behind the last of these."""
+    at, spans = 0, []
+    for context in t.contexts:
+        ends = list(accumulate((len(s.token_ids) for s in context), initial=at))[1:]
+        trained = [end for s, end in zip(context, ends, strict=True) if s.author == "model" and s.token_ids]
+        spans += [(at, trained[-1])] if trained else []
+        at = ends[-1]
+    return spans
+
+
+def _cut(values: Sequence[T], spans: Sequence[tuple[int, int]]) -> list[T]:
+    return [value for a, b in spans for value in values[a:b]]
 
 
 def record_held_out(groups: Iterable[Group]) -> Credit:

@@ -64,7 +64,8 @@ async def open_resources(
     loaded = load_trainable_policy(config, loaded)
     config = _choose_engine(config, loaded.model)
     template, calls = policy.read_template(config.chat_template), build_call_format(config.call_format)
-    renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls, config.template)
+    words = config.template_words
+    renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls, words, config.history)
     rules = config.rollout.structured_outputs
     grammar = OutputGrammar(loaded.tokenizer, renderer.get_stop_token_ids(), rules) if rules else None
     own_engine = _build_engine(config, loaded.model)
@@ -85,8 +86,9 @@ def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None) -> 
     if config.learner.cast_lm_head_to_fp32:
         cast_head_to_fp32(unwrap_model(loaded.model))
     template = policy.read_template(config.chat_template) or loaded.tokenizer.chat_template
-    if template and (config.chat_template or config.template):  # who loads the model later renders as it was trained
-        loaded = replace(loaded, chat_template=set_defaults(template, config.template))
+    words = config.template_words
+    if template and (config.chat_template or words):  # who loads the model later renders as it was trained
+        loaded = replace(loaded, chat_template=set_defaults(template, words))
     if config.lora.rank is not None:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)

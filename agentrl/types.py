@@ -275,6 +275,9 @@ class CallRecord:
 class Trajectory:
     """One episode: a row of segments, and what it was worth.
 
+    A ``prompt`` segment begins a context: what the engine was given for a turn is all from the last one before it. An
+    episode has one, or several where its history was written anew (``template.history``).
+
     ``rewards`` holds named parts (``None``: does not apply), ``reward`` their weighted sum. ``metrics`` holds numbers
     that are logged beside them and are worth nothing.
     ``timings`` holds seconds by stage: ``reset``, ``render``, ``generate``, ``tools``, ``score``, ``total``.
@@ -300,7 +303,14 @@ class Trajectory:
         return replace(self, rewards={**self.rewards, **rewards})
 
     @property
+    def contexts(self) -> list[tuple[Segment, ...]]:
+        """Split the segments into contexts."""
+        starts = [i for i, s in enumerate(self.segments) if s.author == "prompt" or not i]
+        return [self.segments[a:b] for a, b in pairwise([*starts, len(self.segments)])]
+
+    @property
     def token_ids(self) -> list[int]:
+        """Return the tokens of all contexts, one behind the other."""
         return [t for s in self.segments for t in s.token_ids]
 
     @property
@@ -329,13 +339,21 @@ class Trajectory:
 
     @property
     def observed(self) -> list[tuple[int, ...]]:
-        """Return one entry a turn: the tokens before it, since the last turn; the prompt before the first."""
+        """Return one entry a turn: the tokens before it, since the last turn; the prompt before the first.
+
+        Of a later context it is what was new there, without the history, where the two stand apart.
+        """
         observed: list[tuple[int, ...]] = []
-        since: tuple[int, ...] = ()
+        since: tuple[int, ...]
+        since, before = (), ""
         for segment in self.segments:
             if segment.author == "model":
                 observed.append(since)
-            since = () if segment.author == "model" else since + segment.token_ids
+                since = ()
+            else:
+                has_history = before == "prompt" and observed
+                since = segment.token_ids if has_history else since + segment.token_ids
+            before = segment.author
         return observed
 
     @property
@@ -456,9 +474,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row ready for the learner; the lists have one entry a token.
+    """One row ready for the learner: an episode. The lists have one entry a token.
 
     ``kept`` holds the set that a token was drawn among, as `KeptTokens` has it, or None; it is empty for all None.
+    ``starts`` holds the places at which its contexts begin: no token of one sees another one's.
     """
 
     token_ids: list[int]
@@ -466,3 +485,9 @@ class Sample:
     logprobs: list[float]
     advantages: list[float]
     kept: Sequence[array[int] | None] = ()
+    starts: Sequence[int] = (0,)
+
+    @property
+    def contexts(self) -> list[list[int]]:
+        """Split the tokens into contexts."""
+        return [self.token_ids[a:b] for a, b in pairwise([*self.starts, len(self.token_ids)])]

@@ -77,6 +77,21 @@ def test_a_sample_ends_with_its_last_trained_token() -> None:
     assert first == Sample([1, 2, 3, 4], [0, 0, 1, 1], [0, 0, -0.5, -0.25], [0, 0, 0.5, 0.5])
 
 
+def test_a_row_has_the_contexts_in_which_something_was_sampled() -> None:
+    """Each sampled token once, behind what it was sampled behind; the last prompt was too long for another turn."""
+    anew, more = Segment("prompt", (1, 2, 9)), Segment("env", (5,))
+    t = played(
+        1.0, Stop.MAX_TOKENS, None, PROMPT, FIRST, more, SECOND, anew, more, SECOND, TAIL, Segment("prompt", (7,))
+    )
+    assert [len(context) for context in t.contexts] == [4, 4, 1]
+    assert (t.turns, t.observed) == (3, [(1, 2), (5,), (5,)])
+    first, _ = credit_of(group(t, played(0.0))).samples()
+    assert first.contexts == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 5, 6]]
+    assert first.loss_mask == [0, 0, 1, 1, 0, 1, 0, 0, 0, 0, 1]
+    assert first.logprobs == [0, 0, -0.5, -0.25, 0, -0.125, 0, 0, 0, 0, -0.125]
+    assert first.advantages == [0.5 * m for m in first.loss_mask]
+
+
 def test_each_turn_has_its_own_advantage_and_none_is_anything_else_s() -> None:
     credit = credit_of(group(played(1.0), played(0.0)), rule=lambda groups: [[(0.5, -0.25), (0.0, 0.0)]])
     assert credit.samples()[0].advantages == [0.0, 0.0, 0.5, 0.5, 0.0, -0.25]

@@ -89,7 +89,7 @@ async def _play(own: _PlayOptions, config: TrainConfig, spec: EnvSpec, transcrip
         if count is not None and own.task >= count:
             have = f"split {own.split!r} of env {spec.name!r} has {count} tasks"
             raise UserError(f"{have}, 0 to {count - 1}; not {own.task}")
-        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(config.template), own.split)
+        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(config.template_words), own.split)
         if own.endpoint is None:  # a person takes their time
             rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
         task = own.task if count is not None else task_integer(own.split, own.task)

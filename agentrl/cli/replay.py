@@ -91,12 +91,14 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
                 rollout.sampling = rollout.sampling.greedy()
             return await replay_episode(rollout, before, turns=turns, live=own.live, then=session.engine)
         await held.enter_async_context(spec.open())
-        renderer: Renderer = ChatRenderer(config.template)
+        renderer: Renderer = ChatRenderer(config.template_words)
         if not by_server:
             template = policy.read_template(config.chat_template)
             calls = build_call_format(config.call_format)
             ends = policy.load_end_tokens(model, load)
-            renderer = TemplateRenderer(policy.load_tokenizer(model, load), template, ends, calls, config.template)
+            renderer = TemplateRenderer(
+                policy.load_tokenizer(model, load), template, ends, calls, config.template_words, config.history
+            )
         nobody = RecordedEngine(before, 0, None)
         rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, split)
         return await replay_episode(rollout, before, live=own.live)

@@ -144,7 +144,7 @@ async def _open_endpoint(
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.max_num_seqs)
     async with spec.open(), engine:
         engine.notes[:0] = spec.tool_binding.notes
-        rollout_of = partial(Rollout.from_config, config.rollout, spec, engine, ChatRenderer(config.template))
+        rollout_of = partial(Rollout.from_config, config.rollout, spec, engine, ChatRenderer(config.template_words))
         yield EvaluatedPolicy(rollout_of, str(engine.model), engine.notes)
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -31,7 +33,6 @@ from agentrl.models.lm_head import (
     unwrap_model,
 )
 from agentrl.models.own_logits import compute_next_logits, compute_own_logits
-from agentrl.types import Sample
 
 ComputeStates = Callable[[PreTrainedModel, MicroBatch], Tensor]  # (model, batch) to (trained, width)
 
@@ -39,7 +40,7 @@ ComputeStates = Callable[[PreTrainedModel, MicroBatch], Tensor]  # (model, batch
 def _compute_padded_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run rows side by side. Padding stands behind everything a real token attends to, so no mask is needed."""
     device = next(model.parameters()).device
-    ids = pad_sequence([torch.tensor(row.token_ids) for row in batch.rows], batch_first=True).to(device)
+    ids = pad_sequence([torch.tensor(context) for context in batch.contexts], batch_first=True).to(device)
     hidden = find_backbone(unwrap_model(model))(input_ids=ids, use_cache=False).last_hidden_state
     rows, positions = torch.tensor(batch.trained, dtype=torch.int64, device=device).view(-1, 2).T
     states: Tensor = hidden[rows, positions - 1]  # the state before a token predicts it
@@ -49,7 +50,7 @@ def _compute_padded_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def _compute_forest_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run the prefix forest of the rows. Raises NotProven if the model's attention cannot be replaced."""
     hidden, token_index = _run_forest(unwrap_model(model), batch.forest), batch.forest.token_index
-    before = [token_index[row][position - 1] for row, position in batch.trained]
+    before = [token_index[context][position - 1] for context, position in batch.trained]
     return hidden.index_select(0, torch.tensor(before, dtype=torch.int64, device=hidden.device))
 
 
@@ -64,20 +65,19 @@ def _run_forest(model: PreTrainedModel, forest: PrefixForest) -> Tensor:
 
 
 def _compute_alone(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Run each row by itself; the model's own logits, (trained, vocabulary)."""
-    model, rows = unwrap_model(model), [row for row in batch.rows if any(row.loss_mask)]
-    return torch.cat([compute_own_logits(model, row.token_ids)[_find_trained(row) - 1] for row in rows])
+    """Run each context by itself; the model's own logits, (trained, vocabulary)."""
+    model, logits = unwrap_model(model), []
+    for context, places in groupby(batch.trained, key=itemgetter(0)):
+        before = torch.tensor([position - 1 for _, position in places])
+        logits.append(compute_own_logits(model, batch.contexts[context])[before])
+    return torch.cat(logits)
 
 
 def _compute_each_token(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run what stands before each trained token by itself; the model's own logits, (trained, vocabulary)."""
     model = unwrap_model(model)
-    prefixes = (batch.rows[row].token_ids[:position] for row, position in batch.trained)
+    prefixes = (batch.contexts[context][:position] for context, position in batch.trained)
     return torch.stack([compute_next_logits(model, prefix) for prefix in prefixes])
-
-
-def _find_trained(row: Sample) -> Tensor:
-    return torch.tensor(row.loss_mask).nonzero()[:, 0]
 
 
 def _use_logits(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:

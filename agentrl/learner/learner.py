@@ -367,7 +367,7 @@ class Learner:
 
     def _choose_packing(self, rows: Sequence[Sample]) -> Packing:
         """Choose shared prefixes if it is proven that this model gives the same numbers then."""
-        if self._packing is None and len(rows) > 1:
+        if self._packing is None and sum(len(row.starts) for row in rows) > 1:
             try:
                 prove_prefix_sharing(self.policy)
                 self._packing = PREFIX
@@ -415,7 +415,7 @@ class Learner:
         targets, has_bonus = batch.targets.to(states.device), bool(self.settings.entropy_coef)
         rules, penalty = None, self.settings.repetition_penalty
         if penalty != 1.0 or not batch.keeps_all:
-            rules = SamplingRules(batch.rows, batch.trained, penalty)
+            rules = SamplingRules(batch, penalty)
         temperature = self.settings.temperature
         return token_logprobs(self._lm_head, states, targets, temperature, rules=rules, entropy_gradient=has_bonus)
 

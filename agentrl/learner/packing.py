@@ -1,5 +1,6 @@
 """Packing: from samples to micro-batches.
 
+A row is an episode, and has one context or several: those go through the model each by itself, as rows do.
 A micro-batch has one entry for each trained token, in row order:
 
 targets     (trained,) int64     the token itself
@@ -11,8 +12,10 @@ row_index   (trained,) int64     in which of the micro-batch's rows
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -31,29 +34,45 @@ class MicroBatch:
     row_weights: Sequence[float]
 
     @cached_property
+    def contexts(self) -> list[list[int]]:
+        """List the tokens of all contexts, in row order."""
+        return [context for row in self.rows for context in row.contexts]
+
+    @cached_property
     def trained(self) -> list[tuple[int, int]]:
-        """List row and position of each trained token."""
+        """List context and position in it of each trained token."""
+        starts = [(row, a, b) for row in self.rows for a, b in pairwise([*row.starts, len(row.token_ids)])]
+        return [(c, p) for c, (row, a, b) in enumerate(starts) for p, mask in enumerate(row.loss_mask[a:b]) if mask]
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """List row and position in it of each trained token."""
         return [(r, p) for r, row in enumerate(self.rows) for p, mask in enumerate(row.loss_mask) if mask]
 
     @cached_property
     def targets(self) -> Tensor:
-        return torch.tensor([self.rows[r].token_ids[p] for r, p in self.trained], dtype=torch.int64)
+        return torch.tensor([self.rows[r].token_ids[p] for r, p in self._places], dtype=torch.int64)
 
     @cached_property
     def logprobs(self) -> Tensor:
-        return torch.tensor([self.rows[r].logprobs[p] for r, p in self.trained])
+        return torch.tensor([self.rows[r].logprobs[p] for r, p in self._places])
 
     @cached_property
     def advantages(self) -> Tensor:
-        return torch.tensor([self.rows[r].advantages[p] for r, p in self.trained])
+        return torch.tensor([self.rows[r].advantages[p] for r, p in self._places])
 
     @cached_property
     def weights(self) -> Tensor:
-        return torch.tensor([self.row_weights[r] for r, _ in self.trained])
+        return torch.tensor([self.row_weights[r] for r, _ in self._places])
 
     @cached_property
     def row_index(self) -> Tensor:
-        return torch.tensor([r for r, _ in self.trained], dtype=torch.int64)
+        return torch.tensor([r for r, _ in self._places], dtype=torch.int64)
+
+    @cached_property
+    def kept(self) -> list[array[int] | None]:
+        """List the set that each trained token was drawn among; None where that was all."""
+        return [self.rows[r].kept[p] if self.rows[r].kept else None for r, p in self._places]
 
     @property
     def keeps_all(self) -> bool:
@@ -66,7 +85,11 @@ class MicroBatch:
 
     @cached_property
     def forest(self) -> PrefixForest:
-        return build_forest([r.token_ids for r in self.rows])
+        """Return the forest of all contexts."""
+        order = sorted(range(len(self.contexts)), key=self.contexts.__getitem__)
+        forest = build_forest([self.contexts[i] for i in order])
+        by_context = dict(zip(order, forest.token_index, strict=True))
+        return replace(forest, token_index=[by_context[i] for i in range(len(order))])
 
 
 PackFunction = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]
@@ -76,13 +99,16 @@ def pack_by_length(
     rows: Sequence[Sample], weights: Sequence[float], max_tokens_per_microbatch: int
 ) -> list[MicroBatch]:
     """Pack at most so many tokens into a micro-batch, padding included. A longer row goes alone."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
+    longest = [max(map(len, row.contexts)) for row in rows]
     batches: list[list[int]] = []
-    for i in order:
-        if batches and (len(batches[-1]) + 1) * len(rows[i].token_ids) <= max_tokens_per_microbatch:
+    count = 0  # contexts of the last one
+    for i in sorted(range(len(rows)), key=longest.__getitem__):
+        count += len(rows[i].starts)
+        if batches and count * longest[i] <= max_tokens_per_microbatch:
             batches[-1].append(i)
         else:
             batches.append([i])
+            count = len(rows[i].starts)
     return [_build_batch(rows, weights, batch) for batch in batches]
 
 
@@ -98,7 +124,7 @@ def pack_by_prefix(
     parts = [
         part for tree in _split_into_trees(rows, order) for part in _cut_tree(rows, tree, max_tokens_per_microbatch)
     ]
-    sizes = {id(part): len(build_forest([rows[i].token_ids for i in part]).token_ids) for part in parts}
+    sizes = {id(part): _count_tokens(rows, part) for part in parts}
     bins: list[list[int]] = []
     room: list[int] = []
     for part in sorted(parts, key=lambda part: -sizes[id(part)]):
@@ -126,15 +152,19 @@ def _cut_tree(rows: Sequence[Sample], tree: list[int], max_tokens_per_microbatch
     """Cut a tree into parts that fit the budget."""
     parts = []
     while tree:
-        count = _count_fitting([rows[i].token_ids for i in tree], max_tokens_per_microbatch)
-        while (
-            count > 1
-            and len(build_forest([rows[i].token_ids for i in tree[:count]]).token_ids) > max_tokens_per_microbatch
-        ):
-            count -= 1  # not all that could be shared is worth it
+        count = _count_fitting([rows[i].contexts[0] for i in tree], max_tokens_per_microbatch)
+        if count > 1 and _count_tokens(rows, tree[:count]) > max_tokens_per_microbatch:
+            # not all that could be shared is worth it, and some have further contexts
+            sizes = range(2, count + 1)
+            count = 1 + bisect_right(sizes, max_tokens_per_microbatch, key=lambda n: _count_tokens(rows, tree[:n]))
         parts.append(tree[:count])
         tree = tree[count:]
     return parts
+
+
+def _count_tokens(rows: Sequence[Sample], members: Sequence[int]) -> int:
+    """Count the tokens of some rows, shared ones once."""
+    return len(build_forest(sorted(context for i in members for context in rows[i].contexts)).token_ids)
 
 
 def _count_fitting(ordered: Sequence[list[int]], max_tokens_per_microbatch: int) -> int:

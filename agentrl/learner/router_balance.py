@@ -94,7 +94,7 @@ def count_rows(batch: MicroBatch, *, shares_prefixes: bool) -> Tensor:
     if shares_prefixes:
         positions = torch.tensor([i for index in batch.forest.token_index for i in index], dtype=torch.int64)
         return torch.bincount(positions, minlength=len(batch.forest.token_ids)).float()
-    lengths = torch.tensor([len(row.token_ids) for row in batch.rows])
+    lengths = torch.tensor([len(context) for context in batch.contexts])
     return (torch.arange(int(lengths.max()))[None] < lengths[:, None]).float().reshape(-1)
 
 

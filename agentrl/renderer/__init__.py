@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from agentrl.renderer.history import NewContext
 from agentrl.types import JsonSchema, Message, Reply
 
 
@@ -27,6 +28,23 @@ class Renderer(Protocol):
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
         """Render the next prompt: ``prompt_ids + completion_ids`` to the token, then ``messages``."""
+        ...
+
+    def rewrite_history(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[JsonSchema] = (),
+    ) -> NewContext | None:
+        """Render the conversation anew, where its history is to be otherwise than in the context; else return None.
+
+        Args:
+            history: the messages up to the completion's.
+            messages: those behind it.
+        """
         ...
 
     def parse_response(

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.errors import TemplateError
 from agentrl.renderer.control_tokens import Piece
-from agentrl.renderer.thoughts import split_thought
+from agentrl.renderer.thoughts import find_space, split_thought
 
 Rendering = dict[str, Any]  # a message, or a tool's schema, as a template gets it
 
@@ -88,19 +88,20 @@ def collect_texts(messages: Sequence[Any]) -> list[Piece]:
 class TemplatedMessages:
     """Messages and schemas with placeholders instead of texts; ``texts`` holds what they stand for.
 
-    A message's thought is a text of its own, in the field ``thought``.
+    A message's thought is a text of its own, in the field ``thought``; the white space behind it is in ``space``.
     """
 
     def __init__(self, messages: Sequence[Any]) -> None:
         split = [split_thought(m) if m["role"] == "assistant" else ("", m["content"] or "") for m in messages]
+        spaces = [find_space(m["content"] or "") for m in messages]
         messages = [{**m, "content": text} for m, (_, text) in zip(messages, split, strict=True)]
         self.texts = collect_texts(messages)
         self._known: dict[Piece, str] = {}
         self._ids: dict[str, str] = {}
         self.messages = [self._message(m, i) for i, m in enumerate(messages)]
-        for hidden, (thought, _) in zip(self.messages, split, strict=True):
+        for hidden, (thought, _), space in zip(self.messages, split, spaces, strict=True):
             if thought:
-                hidden["thought"] = self.text(thought, "assistant")
+                hidden |= {"thought": self.text(thought, "assistant"), "space": space}
 
     def text(self, text: str, source: str) -> str:
         """Return a text's placeholder; equal texts get equal ones, so that a template can still compare names."""

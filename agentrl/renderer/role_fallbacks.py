@@ -14,8 +14,7 @@ def fold_tools(turns: Sequence[Rendering], call_format: CallFormat = hermes) -> 
     after_result = False
     for turn in turns:
         message = {"role": "user" if turn["role"] == "tool" else turn["role"], "content": _text(turn, call_format)}
-        if "thought" in turn:
-            message["thought"] = turn["thought"]
+        message |= {key: turn[key] for key in ("thought", "space") if key in turn}
         if after_result and message["role"] == "user":
             plain[-1]["content"] += "\n" + message["content"]
         else:

@@ -24,6 +24,7 @@ from agentrl.renderer.call_formats.choice import Learnt, learn_call_format
 from agentrl.renderer.chat_template import check_words, list_words, render_chat
 from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
 from agentrl.renderer.description import Description
+from agentrl.renderer.history import NewContext, say_alike
 from agentrl.renderer.placeholders import Part, Rendering, TemplatedMessages, format_placeholder
 from agentrl.renderer.plain_fences import Conversation, PlainFences, find_fences
 from agentrl.renderer.role_fallbacks import append_system, fold_system, fold_tools
@@ -36,6 +37,7 @@ from agentrl.renderer.thoughts import (
     read_turn,
     write_thought,
 )
+from agentrl.settings.template import History
 from agentrl.types import JsonSchema, Message, Reply, Span
 
 _REPLY_TEXT, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
@@ -69,6 +71,7 @@ class TemplateRenderer:
             those that are no special tokens are left out, since text spells them.
         call_format: how the model writes tool calls; learnt from the template by default.
         words: values of words that the template reads, such as ``enable_thinking``.
+        history: what `rewrite_history` does with earlier turns.
 
     Raises:
         TemplateError: the tokenizer has no chat template, or one that cannot be followed.
@@ -82,6 +85,7 @@ class TemplateRenderer:
         end_tokens: Sequence[int] = (),
         call_format: CallFormat | None = None,
         words: Mapping[str, Any] = {},
+        history: History = "as_sampled",
     ) -> None:
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if not getattr(tokenizer, "is_fast", False):
@@ -93,6 +97,7 @@ class TemplateRenderer:
             )
         self.tokenizer, self._given_calls, self._name = tokenizer, call_format, name
         self.injection_attempts: Counter[str] = Counter()
+        self.history = history
         self._template, self.words, self._end_tokens = chat_template, dict(words), tuple(end_tokens)
         check_words(words, self.list_words() if words else {})
         self._worded: dict[str, TemplateRenderer] = {}
@@ -126,6 +131,41 @@ class TemplateRenderer:
         *,
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
+        ids, attempts = self._render_appended(completion_ids, messages, tools)
+        self.injection_attempts.update(attempts)
+        return [*prompt_ids, *completion_ids, *ids]
+
+    def rewrite_history(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[JsonSchema] = (),
+    ) -> NewContext | None:
+        if self.history == "as_sampled":
+            return None
+        try:
+            anew, found = self._render_conversation([*history, *messages], tools)
+        except TemplateError as error:
+            raise TemplateError(
+                f"template.history as_template: {error}; what was sampled stays with --template.history as_sampled"
+            ) from error
+        try:
+            appended, attempts = self._render_appended(completion_ids, messages, tools)
+        except TemplateError:  # it only ever writes all anew
+            self.injection_attempts.update(found)
+            return NewContext(anew, [])
+        if say_alike(self.decode(anew), self.decode([*prompt_ids, *completion_ids, *appended])):
+            return None
+        self.injection_attempts.update(attempts)
+        return NewContext.split(anew, appended)
+
+    def _render_appended(
+        self, completion_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[JsonSchema]
+    ) -> tuple[list[int], Counter[str]]:
+        """Render what stands behind a turn: its end where it has none yet, messages, the next turn's beginning."""
         shape = tuple((m["role"], bool(m["content"]), bool(m.get("name"))) for m in messages)
         frame = self._frame(shape, bool(tools))
         turn_suffix = frame.turn_suffix
@@ -134,9 +174,7 @@ class TemplateRenderer:
             _, end, rest = turn_suffix.partition(ending)
             turn_suffix = rest if end else turn_suffix
         texts = placeholders.fill_placeholders(frame.parts, placeholders.collect_texts(messages))
-        ids, attempts = self._encode([Piece(turn_suffix), *texts], beginning=False)
-        self.injection_attempts.update(attempts)
-        return [*prompt_ids, *completion_ids, *ids]
+        return self._encode([Piece(turn_suffix), *texts], beginning=False)
 
     def parse_response(
         self,
@@ -214,7 +252,12 @@ class TemplateRenderer:
             if len(self._worded) >= _MOST_WORDINGS:
                 self._worded.clear()
             other = TemplateRenderer(
-                self.tokenizer, self._template, self._end_tokens, self._given_calls, {**self.words, **words}
+                self.tokenizer,
+                self._template,
+                self._end_tokens,
+                self._given_calls,
+                {**self.words, **words},
+                self.history,
             )
             other.injection_attempts = self.injection_attempts
             self._worded[key] = other
@@ -424,19 +467,25 @@ class TemplateRenderer:
     def _render_prompt(
         self, messages_json: str, tools_json: str, *, open_turn: bool = True
     ) -> tuple[tuple[int, ...], Counter[str]]:
-        messages, tools = json.loads(messages_json), json.loads(tools_json)
+        try:
+            ids, attempts = self._render_conversation(json.loads(messages_json), json.loads(tools_json), open_turn)
+        except TemplateError as error:
+            raise TemplateError(
+                f"{error}; change what the environment says first, or give another template with --chat_template FILE"
+            ) from error
+        return tuple(ids), attempts
+
+    def _render_conversation(
+        self, messages: Sequence[Any], tools: Sequence[Any], open_turn: bool = True
+    ) -> tuple[list[int], Counter[str]]:
         try:
             parts, templated = self._split_prompt(messages, tools, open_turn=open_turn)
             texts = [text for text, _ in templated.texts[: 2 * len(messages) : 2]]
             _check_kept(parts, [{**m, "content": text} for m, text in zip(messages, texts, strict=True)])
         except TemplateError as error:
             roles = ", ".join(m["role"] for m in messages)
-            raise TemplateError(
-                f"the chat template cannot render the turns ({roles}): {error}; "
-                "change what the environment says first, or give another template with --chat_template FILE"
-            ) from error
-        ids, attempts = self._encode(placeholders.fill_placeholders(parts, templated.texts), beginning=True)
-        return tuple(ids), attempts
+            raise TemplateError(f"the chat template cannot render the turns ({roles}): {error}") from error
+        return self._encode(placeholders.fill_placeholders(parts, templated.texts), beginning=True)
 
     def _split_prompt(
         self, messages: Sequence[Any], tools: Sequence[Any], *, open_turn: bool = True
@@ -452,7 +501,8 @@ class TemplateRenderer:
             turns = append_system(turns, before + templated.text(lines, "schema") + after)
         if not self._system:
             turns = fold_system(turns)
-        turns = [self._thoughts.put(t, t.pop("thought"), t["content"]) if "thought" in t else t for t in turns]
+        put = self._thoughts.put
+        turns = [put(t, t.pop("thought"), t["content"], t.pop("space")) if "thought" in t else t for t in turns]
         parts = placeholders.split_rendering(self._apply(turns, shown, prompt=open_turn))
         return parts, templated
 

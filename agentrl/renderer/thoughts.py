@@ -24,6 +24,7 @@ _FIELDS = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"<[^<>\s][^<>]*>|\[/?[A-Z][A-Z_ ]+\]")
 _WORD = re.compile("think|thought|reason|analysis", re.IGNORECASE)
 _OPENING, _ENDING = THOUGHT_MARKS
+_SPACE = "\n\n"  # between a thought and a text
 
 
 class ThoughtMarks(NamedTuple):
@@ -47,14 +48,18 @@ class Thoughts:
     marks: ThoughtMarks = PLAIN
     field: str = ""
 
-    def put(self, message: Mapping[str, Any], thought: str, text: str) -> dict[str, Any]:
-        """Put a thought and a text into an assistant's message, where the template reads them."""
+    def put(self, message: Mapping[str, Any], thought: str, text: str, space: str = _SPACE) -> dict[str, Any]:
+        """Put a thought and a text into an assistant's message, where the template reads them.
+
+        Args:
+            space: between the two, where both stand in the content.
+        """
         if self.field == "content":
             return {**message, "content": _write_blocks(thought, text)}
         if self.field:
             return {**message, "content": text, self.field: thought}
         opening, ending, _ = self.marks
-        return {**message, "content": f"{opening}\n{thought}\n{ending}\n\n{text}"}
+        return {**message, "content": f"{opening}\n{thought}\n{ending}{space}{text}"}
 
 
 def learn_thoughts(render: Render) -> Thoughts:
@@ -84,6 +89,12 @@ def split_thought(message: Mapping[str, Any]) -> tuple[str, str]:
     if before.strip() or not (opening and ending):
         return "", content
     return thought.strip(), text.lstrip("\n")
+
+
+def find_space(content: str) -> str:
+    """Return the line ends between a thought that a content begins with and the text."""
+    _, ending, rest = content.partition(_ENDING)
+    return rest[: len(rest) - len(rest.lstrip("\n"))] if ending else _SPACE
 
 
 def find_opened(prompt: str, marks: Sequence[ThoughtMarks]) -> tuple[ThoughtMarks, str] | None:

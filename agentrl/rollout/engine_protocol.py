@@ -26,7 +26,7 @@ class Engine(Protocol):
         ...
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
-        """Continue ``token_ids``. Calls of one ``session`` extend each other, so their cache may be kept."""
+        """Continue ``token_ids``. Calls of one ``session`` mostly extend each other, so their cache may be kept."""
         ...
 
     def end_session(self, session: str) -> None:

@@ -1,7 +1,7 @@
 """An episode while it runs: generate -> environment -> generate ...
 
-The context handed to the engine is exactly the concatenation of the segments so far; what the model sampled is never
-encoded again.
+The context handed to the engine is exactly the concatenation of the segments so far, from the last prompt on; what the
+model sampled is never encoded again to be trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,18 @@ from agentrl.rollout.provenance import EndedEpisodes
 from agentrl.runtime.lanes import Lanes, Track
 from agentrl.tools.offered_tools import OfferedTools
 from agentrl.tools.provenance import HealthProbe
-from agentrl.types import Fault, JsonSchema, Message, Observation, Reply, SamplingParams, Segment, Stop, Trajectory
+from agentrl.types import (
+    Fault,
+    JsonSchema,
+    Message,
+    Observation,
+    Reply,
+    SamplingParams,
+    Segment,
+    Stop,
+    Trajectory,
+    join_thought,
+)
 
 T = TypeVar("T")
 
@@ -100,6 +111,8 @@ class Episode:
         self.env: Env | None = None
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        self.history: list[Message] = []  # the same, as a template is given it
+        self.context_at = 0  # the segment that the context begins with
         self.renderer = context.renderer
         self.tools: Sequence[JsonSchema] = ()  # as the model was last told
         self.step_rewards: list[float] = []
@@ -227,6 +240,7 @@ class Episode:
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
             fork.env.fork_tools(env)
         fork.segments, fork.messages, fork.tools = list(self.segments), list(self.messages), self.tools
+        fork.history, fork.context_at = list(self.history), self.context_at
         fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
         fork.timings.update(self.timings)
         fork.started, fork.shared_turns = self.started, self.turn
@@ -257,7 +271,8 @@ class Episode:
             token_ids = self.token_ids
             room = min(context.limits.max_tokens, context.engine.max_context - len(token_ids))
             if context.limits.max_episode_tokens is not None:
-                room = min(room, context.limits.max_episode_tokens + len(self.segments[0].token_ids) - len(token_ids))
+                behind = sum(len(s.token_ids) for s in self.segments if s.author != "prompt")
+                room = min(room, context.limits.max_episode_tokens - behind)
             if room <= 0:
                 return None
             params = replace(
@@ -278,12 +293,14 @@ class Episode:
                 completion.token_ids, prompt_ids=token_ids, tools=self.tools, stop=stop
             )
             self.messages.append(reply.message())
+            self.history.append(self._write_turn(reply, completion.token_ids))
         return None if completion.stop_reason == "length" else reply
 
     def _observe(self, observation: Observation, tools: Sequence[JsonSchema]) -> None:
-        """Append an observation: the prompt at first, later a segment that extends the context."""
-        messages = as_messages(observation)
+        """Append an observation: the prompt at first, later a segment that extends the context, or another prompt."""
+        messages, history = as_messages(observation), list(self.history)
         self.messages.extend(messages)
+        self.history.extend(messages)
         self.tools, renderer = tools, self.renderer
         with self._stage("render"):
             if not self.segments:
@@ -291,6 +308,12 @@ class Episode:
                 return
             token_ids, completion = self.token_ids, self.segments[-1].token_ids
             prompt = token_ids[: len(token_ids) - len(completion)]
+            anew = renderer.rewrite_history(prompt, completion, history, messages, tools=tools)
+            if anew is not None:
+                self.context_at = len(self.segments)
+                self.segments.append(Segment("prompt", tuple(anew.history)))
+                self.segments += [Segment("env", tuple(anew.observation))] if anew.observation else []
+                return
             extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
             if extended[: len(token_ids)] != token_ids:
                 raise ContractError("the renderer changed tokens that were already in the context")
@@ -318,9 +341,20 @@ class Episode:
         left = "; its thread is left behind" if self.env is not None and self.env.is_left_behind else ""
         raise InfraError("turn_timeout", f"{self._describe_method()} took over {limit:g} s{left}")
 
+    def _write_turn(self, reply: Reply, token_ids: Sequence[int]) -> Message:
+        """Write a turn's message for a template: a call that could not be read stays text, as it cannot write one."""
+        if not any(call.kind for call in reply.tool_calls):
+            return reply.message()
+        start = reply.text_spans[0][0] if reply.text_spans else 0
+        stops = set(self.renderer.get_stop_token_ids())
+        said = self.renderer.decode([i for i in token_ids[start:] if i not in stops]).strip()
+        thought = reply.thought if start else ""
+        return {"role": "assistant", "content": join_thought(thought, said) if thought else said}
+
     @property
     def token_ids(self) -> list[int]:
-        return [t for s in self.segments for t in s.token_ids]
+        """Return the tokens of the context."""
+        return [t for s in self.segments[self.context_at :] for t in s.token_ids]
 
     def _stage(self, name: str) -> _Stage:
         return _Stage(self, name)

@@ -13,6 +13,7 @@ from agentrl.settings.catalogue import bind_choices, shared
 from agentrl.settings.load import DType, LoadConfig
 from agentrl.settings.section import Section
 from agentrl.settings.signature import is_plain
+from agentrl.settings.template import HISTORY, History, TemplateSettings
 from agentrl.settings.values import (
     LISTED,
     AdvantageName,
@@ -421,8 +422,10 @@ class TrainConfig(Section):
         "or file.py:Class",
     )
     chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
-    template: dict[str, Any] = Field(
-        {}, description="words that the chat template reads: --template.enable_thinking false"
+    template: TemplateSettings = Field(
+        {},
+        description="words that the chat template reads: --template.enable_thinking false; and history: as_sampled, or "
+        "as_template, which drops earlier thoughts where the template does",
     )
     seed: int = Field(0, ge=0, lt=2**31)
     steps: int = Field(100, ge=1)
@@ -439,6 +442,17 @@ class TrainConfig(Section):
     lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
+
+    @property
+    def template_words(self) -> dict[str, Any]:
+        """Return the words of ``template``, which the chat template is given."""
+        return {word: value for word, value in self.template.items() if word != HISTORY}
+
+    @property
+    def history(self) -> History:
+        """Return ``template.history``."""
+        history: History = self.template.get(HISTORY, "as_sampled")
+        return history
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -20,14 +20,15 @@ def rows(draw: st.DrawFn) -> list[Sample]:
         n = draw(st.integers(2, 20))
         mask = [0, *draw(st.lists(st.integers(0, 1), min_size=n - 1, max_size=n - 1))]
         ids = draw(st.lists(st.integers(1, 99), min_size=n, max_size=n))
-        found.append(
-            Sample(ids, mask, [float(-i) * m for i, m in zip(ids, mask, strict=True)], [float(len(found))] * n)
-        )
+        starts = (0, *sorted(draw(st.sets(st.integers(1, n - 1), max_size=3))))
+        mask = [m * (i not in starts) for i, m in enumerate(mask)]
+        logprobs = [float(-i) * m for i, m in zip(ids, mask, strict=True)]
+        found.append(Sample(ids, mask, logprobs, [float(len(found))] * n, starts=starts))
     return found
 
 
 def cost_padded(batch: MicroBatch) -> int:
-    return len(batch.rows) * max(len(r.token_ids) for r in batch.rows)
+    return len(batch.contexts) * max(map(len, batch.contexts))
 
 
 def cost_shared(batch: MicroBatch) -> int:
@@ -44,12 +45,16 @@ def test_every_token_is_packed_once_with_what_belongs_to_it(
     for batch in pack(given_rows, weights, budget):
         assert len(batch.rows) == 1 or cost(batch) <= budget
         assert batch.logprobs.tolist() == (-batch.targets).tolist()
-        columns = batch.trained, batch.targets, batch.advantages, batch.weights
-        for (row, position), target, advantage, weight in zip(*columns, strict=True):
-            assert target == batch.rows[row].token_ids[position]
-            seen.append((int(advantage), position, int(target), float(weight)))
+        columns = batch.trained, batch.targets, batch.advantages, batch.weights, batch.row_index
+        for (context, position), target, advantage, weight, row in zip(*columns, strict=True):
+            before, index = batch.contexts[context][:position], batch.forest.token_index[context]
+            assert target == batch.contexts[context][position]
+            assert [batch.forest.token_ids[i] for i in index] == batch.contexts[context]
+            assert [batch.forest.positions[i] for i in index] == list(range(len(index)))
+            assert batch.rows[row] is given_rows[int(advantage)]
+            seen.append((int(advantage), before, int(target), float(weight)))
     wanted = [
-        (number, position, token, weights[number])
+        (number, row.token_ids[max(s for s in row.starts if s <= position) : position], token, weights[number])
         for number, row in enumerate(given_rows)
         for position, (token, mask) in enumerate(zip(row.token_ids, row.loss_mask, strict=True))
         if mask

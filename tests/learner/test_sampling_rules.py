@@ -14,6 +14,7 @@ from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.learner import logprobs
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.logprobs import token_logprobs
+from agentrl.learner.packing import MicroBatch
 from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.models.kept_tokens import decode_kept, encode_kept
 from agentrl.models.policy import load_policy
@@ -121,7 +122,7 @@ def test_gradients_are_those_of_the_restricted_distribution() -> None:
     kept[torch.arange(9), targets] = True
     sets = KeptTokens.collect(encode_kept(kept)).sets()
     row = Sample([3, *targets.tolist()], [0] + [1] * 9, [0.0] * 10, [1.0] * 10, [None, *sets])
-    rules = SamplingRules([row], [(0, p) for p in range(1, 10)], 1.4)
+    rules = SamplingRules(MicroBatch([row], [1.0]), 1.4)
 
     def compute(states: torch.Tensor) -> torch.Tensor:
         found, entropy = token_logprobs(lambda s: head(s), states, targets, 0.8, rules=rules, entropy_gradient=True)
