@@ -110,10 +110,10 @@ def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
         calls = build_call_format(given.get("call_format", "auto"))
         ends = policy.load_end_tokens(name, config.load)
         try:
-            renderer = TemplateRenderer(tokenizer, template, ends, calls)
+            renderer = TemplateRenderer(tokenizer, template, ends, calls, history=config.history)
             words = renderer.list_words()
-            check_words(config.template, words)
-            renderer = renderer.with_words(config.template)
+            check_words(config.template_words, words)
+            renderer = renderer.with_words(config.template_words)
             found, shown = renderer.describe(), demonstrate(renderer)
         except TemplateError as error:
             print_refusal(console, name, str(error))

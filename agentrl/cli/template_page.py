@@ -59,6 +59,8 @@ def _list_facts(found: Description, words: Mapping[str, str], shown: Demonstrati
     """Yield a title, a sentence, and an example or none."""
     yield "calls", found.describe_calls(), escape_controls(shown.call.strip())
     yield "thoughts", found.describe_thoughts(), ""
+    for turns in found.forgotten:
+        yield "", found.describe_forgotten(turns), ""
     if found.opens_thought:
         yield "", "It opens a thought: a turn that never ends it has no answer.", ""
     if words:
@@ -79,7 +81,9 @@ def _print_conversation(console: Console, shown: Demonstration) -> None:
         return
     separator = "·" if console.encoding.startswith("utf") else "|"
     title = Text(f"One conversation, {count} tokens: ")
-    for author, what in (("prompt", "the first prompt"), ("model", "sampled and trained"), ("env", "what comes after")):
+    contexts = sum(author == "prompt" for author, _ in shown.segments)
+    prompts = "the first prompt" if contexts == 1 else f"what each of {contexts} contexts begins with"
+    for author, what in (("prompt", prompts), ("model", "sampled and trained"), ("env", "what comes after")):
         title.append(f"[{author}]", STYLES[author]).append(f" {what}{', ' if author != 'env' else ''}")
     console.print(title)
     for author, tokens in shown.segments:

@@ -35,6 +35,7 @@ from agentrl.settings.loader import build_config, flatten
 from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.signature import convert_value
+from agentrl.settings.template import HISTORY
 from agentrl.types import Group, Trajectory
 
 KEY_ENV = "OPENAI_API_KEY"
@@ -141,6 +142,11 @@ async def _open_endpoint(
     """Open a server's model by OpenAI's chat completions; ``None``: the only one it has. It needs no torch."""
     from agentrl.engines.openai_endpoint import EndpointEngine
 
+    if config.template.get(HISTORY) == "as_sampled":
+        raise ConfigError(
+            "template.history as_sampled: a server renders each conversation anew, as its template has it; leave the "
+            "setting out, or evaluate the model here with --model"
+        )
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.max_num_seqs)
     async with spec.open(), engine:
         engine.notes[:0] = spec.tool_binding.notes

@@ -67,11 +67,10 @@ def demonstrate(renderer: TemplateRenderer) -> Demonstration:
         context = renderer.render_ids(_PROMPT, tools=[_TOOL])
         parts.append(("prompt", context))
         shown.call = _write_turn(renderer, _PROMPT, calling)
-        reply = _take_turn(renderer, parts, context, shown.call, _RESULT)
+        reply = _take_turn(renderer, parts, shown.call, [*_PROMPT, calling], _RESULT)
         shown.problem = _compare(renderer.parse_response(reply, prompt_ids=context, tools=[_TOOL]))
-        context = [i for _, ids in parts for i in ids]
         answer = _write_turn(renderer, [*_PROMPT, calling, _RESULT], _ANSWER)
-        _take_turn(renderer, parts, context, answer, _QUESTION)
+        _take_turn(renderer, parts, answer, [*_PROMPT, calling, _RESULT, _ANSWER], _QUESTION)
     except TemplateError as error:
         shown.problem = shown.problem or str(error)
     shown.segments = _decode(renderer, parts)
@@ -91,15 +90,22 @@ def _write_turn(renderer: TemplateRenderer, messages: list[Any], reply: Any) -> 
 
 
 def _take_turn(
-    renderer: TemplateRenderer, parts: list[tuple[str, list[int]]], context: list[int], text: str, message: Any
+    renderer: TemplateRenderer, parts: list[tuple[str, list[int]]], text: str, history: list[Any], message: Any
 ) -> list[int]:
     """Add a turn of the model's, up to the token that stops it, and what comes behind it. Return the turn's tokens."""
+    begin = max(at for at, (author, _) in enumerate(parts) if author == "prompt")
+    context = [i for _, ids in parts[begin:] for i in ids]
     stops = set(renderer.get_stop_token_ids())
     reply = renderer.encode_turn(text)
     last = max((at for at, i in enumerate(reply) if i in stops), default=None)
     if last is not None:
         reply = reply[: last + 1]
     parts.append(("model", reply))
+    anew = renderer.rewrite_history(context, reply, history, [message], tools=[_TOOL])
+    if anew is not None:
+        parts.append(("prompt", anew.history))
+        parts += [("env", anew.observation)] if anew.observation else []
+        return reply
     length = len(context) + len(reply)
     after = renderer.bridge_to_next_turn(context, reply, [message], tools=[_TOOL])[length:]
     if last is None and after and after[0] in stops:  # the next turn's beginning ends this one

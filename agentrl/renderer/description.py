@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.renderer.plain_fences import OTHER
 from agentrl.renderer.thoughts import Thoughts
+from agentrl.settings.template import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Description:
         forgotten: the kinds of turns behind which it drops earlier thoughts.
         fences: in plain text.
         ends: the tokens that end a turn.
+        history: what becomes of earlier turns, as `template.history` says.
+        rewritten: why a conversation that goes on with turns of a kind cannot be rendered anew; empty where it can.
     """
 
     native: bool
@@ -40,6 +43,8 @@ class Description:
     opens_thought: bool
     fences: Sequence[str]
     ends: Sequence[str]
+    history: History = "as_sampled"
+    rewritten: Mapping[str, str] = field(default_factory=dict)
 
     def list_sentences(self) -> list[str]:
         """List the sentences of a verdict."""
@@ -47,7 +52,9 @@ class Description:
             self.describe_calls(),
             *([] if self.system else ["The system prompt goes in front of the first user turn."]),
             *(
-                f"Appending {turns} fails: {why}." if why else f"Appending {turns} is verified."
+                f"Appending {turns} fails: {why}.{self._describe_rewriting(turns)}"
+                if why
+                else f"Appending {turns} is verified."
                 for turns, why in self.appended.items()
             ),
             *(self.describe_forgotten(turns) for turns in self.forgotten),
@@ -62,11 +69,15 @@ class Description:
         system = (
             [] if self.system else ["It has no system role: the system prompt goes in front of the first user turn."]
         )
-        return [*calls, *system, *(self.describe_forgotten(turns) for turns in self.forgotten)]
+        kept = [] if self.history == "as_template" else self.forgotten
+        return [*calls, *system, *(self.describe_forgotten(turns) for turns in kept)]
 
     def find_obstacle(self) -> str:
         """Return why an episode cannot go on behind its first turn; empty where it can."""
-        return next((why for why in self.appended.values() if why), "")
+        for turns, why in self.appended.items():
+            if why and not (self.history == "as_template" and not self.rewritten.get(turns, why)):
+                return f"{why}.{self._describe_rewriting(turns)}".removesuffix(".")
+        return ""
 
     def describe_calls(self) -> str:
         named = f" ({self.form})" if self.form else ""
@@ -89,7 +100,23 @@ class Description:
         return f"{written}, which the template writes from {where}."
 
     def describe_forgotten(self, turns: str) -> str:
-        return f"The template would drop earlier thinking before {turns}; what was sampled stays in the context."
+        if self.history == "as_template":
+            return (
+                f"The template drops earlier thinking before {turns}: there the episode goes on in another context, "
+                "without it (template.history as_template)."
+            )
+        return (
+            f"The template would drop earlier thinking before {turns}; what was sampled stays in the context "
+            "(--template.history as_template goes on in another one, without it)."
+        )
+
+    def _describe_rewriting(self, turns: str) -> str:
+        """Describe the way out of turns that cannot be appended, if there is one."""
+        if self.rewritten.get(turns, "not tried"):
+            return ""
+        if self.history == "as_template":
+            return f" Each of the {turns} begins another context, rendered anew."
+        return " With --template.history as_template another context begins there, rendered anew."
 
     def describe_fences(self) -> str:
         fences = ", ".join(repr(fence) if "\n" in fence else fence for fence in self.fences)

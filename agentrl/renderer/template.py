@@ -229,6 +229,8 @@ class TemplateRenderer:
             unheld=self._learnt.limits,
             system=self._system,
             appended={"tool results": self._verify((_RESULT,)), "user turns": self._verify((_USER,))},
+            history=self.history,
+            rewritten={"tool results": self._verify_rewriting("tool"), "user turns": self._verify_rewriting("user")},
             forgotten=[
                 turns
                 for turns, message in (("user turns", _USER_TURN), ("tool results", _result(0)))
@@ -458,6 +460,18 @@ class TemplateRenderer:
         """Return why turns of a shape cannot be appended; empty if they can."""
         try:
             self._frame(shape, tools=True)
+        except TemplateError as error:
+            return str(error)
+        return ""
+
+    def _verify_rewriting(self, role: str) -> str:
+        """Return why a conversation that goes on with a turn of a role cannot be rendered; empty if it can."""
+        asked: Any = {"role": "user", "content": "q"}
+        said: Any = {"role": "assistant", "content": _REPLY_TEXT}
+        if role == "tool":
+            said |= {"content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}
+        try:
+            self._render_conversation([asked, said, _result(0) if role == "tool" else asked], [_PROBE_TOOL])
         except TemplateError as error:
             return str(error)
         return ""

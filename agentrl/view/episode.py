@@ -155,15 +155,21 @@ def find_text(row: Row, number: int, call: int | None) -> str:
 
 
 def describe_segments(row: Row) -> list[dict[str, Any]]:
-    """Describe each segment by its start and length in tokens; the model's by the turn and its advantage too."""
+    """Describe each segment by its start and length in tokens; the model's by the turn and its advantage too.
+
+    A prompt behind the first one has the number of its context, from 1.
+    """
     lengths = [len(s["token_ids"]) for s in row["segments"]]
-    turn, described = 0, []
+    turn, context, described = 0, 0, []
     for s, end, length in zip(row["segments"], accumulate(lengths), lengths, strict=True):
         entry = {"author": s["author"], "start": end - length, "length": length}
         if s["author"] == "model":
             own = row["advantages"]
             entry |= {"turn": turn, "advantage": own[turn] if turn < len(own) else row["advantage"]}
             turn += 1
+        elif s["author"] == "prompt":
+            context += 1
+            entry |= {"context": context} if context > 1 else {}
         described.append(entry)
     return described
 

@@ -120,11 +120,16 @@ def explain_episode(store: Store, name: str) -> list[str]:
         *_explain_floor(row),
         explain_advantage(store, row, group),
         explain_exclusion(store, row, group)
-        or f"trained: {counts['model']} tokens of the model, in {len(row['advantages'])} turns",
+        or f"trained: {counts['model']} tokens of the model, in {len(row['advantages'])} turns{_count_contexts(row)}",
         f"masked: {counts['prompt']} tokens of the prompt and {counts['env']} of the environment",
         *importance_ratio.explain_episode_ratios(row),
     ]
     return sentences + _describe_calls(row)
+
+
+def _count_contexts(row: Row) -> str:
+    count = sum(s["author"] == "prompt" for s in row["segments"])
+    return f" and {count} contexts: each begins with the history as the template writes it" if count > 1 else ""
 
 
 def _explain_floor(row: Row) -> list[str]:
@@ -172,7 +177,9 @@ def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: 
     text = escape_controls(episode.describe_tokens(row, texts, number, 1)["texts"][0], newlines=False)
     sentences = [
         f"token {number} of {total}: {text!r}, id {segment['token_ids'][at]}",
-        f"written by {AUTHORS[segment['author']]}",
+        f"written by {AUTHORS[segment['author']]}"
+        if "context" not in part
+        else f"the history, as the template writes it: context {part['context']} begins with it",
     ]
     if segment["author"] != "model":
         return [*sentences, "masked: it is read and never learned from"]

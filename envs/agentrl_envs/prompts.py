@@ -175,7 +175,9 @@ class Prompts(ToolEnv[PromptRows]):
         columns: dict[str, list[Any]] = {name: [value] * size for name, value in self.row.items()}
         columns["prompts"] = [self.prompt] * size
         columns["completions"] = [self._completion(t) for t in trajectories]
-        columns["completion_ids"] = [[i for s in t.segments[1:] for i in s.token_ids] for t in trajectories]
+        columns["completion_ids"] = [
+            [i for s in t.segments if s.author != "prompt" for i in s.token_ids] for t in trajectories
+        ]
         bound = {name: self._with_settings(function) for name, function in functions.items()}
         rewards = await call_rewards(bound, columns, log)
         return [

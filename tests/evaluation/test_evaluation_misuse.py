@@ -73,6 +73,11 @@ async def test_compare_takes_paths(tmp_path: Path) -> None:
         ("--pass_at inf", "eval.pass_at: input should be a finite number"),
         ("--rollout.temperature inf", "rollout.temperature: input should be a finite number"),
         ("--key_env KEY", "--key_env does nothing without an endpoint"),
+        ("--template.history kept", "history is 'kept'; it is one of as_sampled, as_template"),
+        (
+            "--template.history as_sampled --endpoint http://127.0.0.1:9/v1",
+            "a server renders each conversation anew, as its template has it; leave the setting out",
+        ),
     ],
 )
 def test_a_wrong_word_of_eval_is_refused_in_a_sentence(
