@@ -33,7 +33,8 @@ def test_dropped_thoughts_are_no_limit_where_the_template_is_followed() -> None:
 
 def test_a_template_that_nothing_can_be_appended_to_is_no_obstacle_where_it_is_followed() -> None:
     source = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + ('!' if loop.last else '') + '\\n' + m.content + '<|im_end|>\\n' }}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + ('!' if loop.last else '') + '\\n' + m.content }}"
+        "{{ '<|im_end|>\\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
     obstacle = TemplateRenderer(family("qwen3").tokenizer, source).describe().find_obstacle()
