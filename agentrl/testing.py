@@ -10,7 +10,6 @@ from typing import Any, Self
 import anyio
 
 from agentrl.renderer.call_formats import hermes
-from agentrl.renderer.history import NewContext
 from agentrl.renderer.stop_strings import cut_at_stop
 from agentrl.types import Completion, JsonSchema, Message, Reply, SamplingParams
 
@@ -40,17 +39,6 @@ class ByteRenderer:
     ) -> list[int]:
         closing = [] if completion_ids and completion_ids[-1] == STOP else [STOP]
         return [*prompt_ids, *completion_ids, *closing, *self.render_ids(messages)]
-
-    def rewrite_history(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        history: Sequence[Message],
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[JsonSchema] = (),
-    ) -> NewContext | None:
-        return None  # what was said stays
 
     def parse_response(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentrl.renderer.history import NewContext
 from agentrl.types import JsonSchema, Message, Reply
@@ -28,23 +28,6 @@ class Renderer(Protocol):
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
         """Render the next prompt: ``prompt_ids + completion_ids`` to the token, then ``messages``."""
-        ...
-
-    def rewrite_history(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        history: Sequence[Message],
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[JsonSchema] = (),
-    ) -> NewContext | None:
-        """Render the conversation anew, where its history is to be otherwise than in the context; else return None.
-
-        Args:
-            history: the messages up to the completion's.
-            messages: those behind it.
-        """
         ...
 
     def parse_response(
@@ -75,3 +58,25 @@ class Renderer(Protocol):
         ...
 
     def get_stop_token_ids(self) -> list[int]: ...
+
+
+@runtime_checkable
+class HistoryRewriter(Protocol):
+    """A renderer that may render a conversation anew, where its template writes earlier turns otherwise."""
+
+    def rewrite_history(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[JsonSchema] = (),
+    ) -> NewContext | None:
+        """Render the conversation anew, where its history is to be otherwise than in the context; else return None.
+
+        Args:
+            history: the messages up to the completion's.
+            messages: those behind it.
+        """
+        ...

@@ -20,7 +20,6 @@ from typing import Any
 from agentrl.renderer import role_fallbacks
 from agentrl.renderer.call_formats import hermes
 from agentrl.renderer.control_tokens import Piece
-from agentrl.renderer.history import NewContext
 from agentrl.renderer.plain_fences import PlainFences
 from agentrl.renderer.stop_strings import cut_at_stop
 from agentrl.types import JsonSchema, Message, Reply, ToolCall, to_utf8
@@ -50,17 +49,6 @@ class ChatRenderer:
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
         return [*prompt_ids, *completion_ids, *encode_lines(map(_wire, messages))]
-
-    def rewrite_history(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        history: Sequence[Message],
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[JsonSchema] = (),
-    ) -> NewContext | None:
-        return None  # the server renders it anew each time
 
     def parse_response(
         self,

@@ -29,7 +29,7 @@ from agentrl.environments.validation import (
     validate_step,
 )
 from agentrl.errors import ContractError, InfraError, UserError, is_failure
-from agentrl.renderer import Renderer
+from agentrl.renderer import HistoryRewriter, Renderer
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
 from agentrl.rollout.provenance import EndedEpisodes
@@ -308,12 +308,13 @@ class Episode:
                 return
             token_ids, completion = self.token_ids, self.segments[-1].token_ids
             prompt = token_ids[: len(token_ids) - len(completion)]
-            anew = renderer.rewrite_history(prompt, completion, history, messages, tools=tools)
-            if anew is not None:
-                self.context_at = len(self.segments)
-                self.segments.append(Segment("prompt", tuple(anew.history)))
-                self.segments += [Segment("env", tuple(anew.observation))] if anew.observation else []
-                return
+            if isinstance(renderer, HistoryRewriter):
+                anew = renderer.rewrite_history(prompt, completion, history, messages, tools=tools)
+                if anew is not None:
+                    self.context_at = len(self.segments)
+                    self.segments.append(Segment("prompt", tuple(anew.history)))
+                    self.segments += [Segment("env", tuple(anew.observation))] if anew.observation else []
+                    return
             extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
             if extended[: len(token_ids)] != token_ids:
                 raise ContractError("the renderer changed tokens that were already in the context")
