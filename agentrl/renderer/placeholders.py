@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TemplateError
+from agentrl.renderer.call_formats.hermes import CALL_ID
 from agentrl.renderer.control_tokens import Piece
 from agentrl.renderer.thoughts import find_space, split_thought
 
@@ -21,7 +22,8 @@ Rendering = dict[str, Any]  # a message, or a tool's schema, as a template gets 
 _OPEN, _CLOSE = "qzslot{}q", "qzendq"
 _EDGE = "\v"  # white space that no template writes: gone where the template trims
 _PROBE = '"\\\té<'  # differs in every usual escaping
-_PROBE_JSON = json.dumps(_PROBE, ensure_ascii=False)[1:-1]
+_FORMS = {"text": _PROBE, "json": json.dumps(_PROBE, ensure_ascii=False)[1:-1], "ascii": json.dumps(_PROBE)[1:-1]}
+_ID = re.compile(r"call([0-9]{5})")
 _SLOT = re.compile(rf"(\v|\\u000b)?{_OPEN.format('([0-9]+)')}(.*?){_CLOSE}(\v|\\u000b)?", re.S)
 
 # The words that templates read to decide on structure. Everything else in a schema is somebody's text.
@@ -37,14 +39,14 @@ class Placeholder:
     """The position of a text in a rendering, and the changes that the template makes to it."""
 
     index: int
-    as_json: bool
-    lstrip: bool
-    rstrip: bool
+    form: str = "text"  # how it is written: as it is, as JSON, as JSON with ASCII escapes
+    lstrip: bool = False
+    rstrip: bool = False
 
     def fill(self, text: str) -> str:
         text = text.lstrip() if self.lstrip else text
         text = text.rstrip() if self.rstrip else text
-        return json.dumps(text, ensure_ascii=False)[1:-1] if self.as_json else text
+        return text if self.form == "text" else json.dumps(text, ensure_ascii=self.form == "ascii")[1:-1]
 
 
 Part = str | Placeholder
@@ -52,7 +54,7 @@ Part = str | Placeholder
 
 def format_placeholder(index: int) -> str:
     """Format the placeholder of text ``index``, as the template gets it."""
-    return f"{_EDGE}{_OPEN.format(index)}{_PROBE}{_CLOSE}{_EDGE}"
+    return f"{_EDGE}{_OPEN.format(f'{index:05d}')}{_PROBE}{_CLOSE}{_EDGE}"  # a template may sort them
 
 
 def split_rendering(rendered: str) -> list[Part]:
@@ -61,11 +63,37 @@ def split_rendering(rendered: str) -> list[Part]:
     last = 0
     for match in _SLOT.finditer(rendered):
         left, index, probe, right = match.groups()
-        if probe not in (_PROBE, _PROBE_JSON):
+        form = next((form for form, written in _FORMS.items() if probe == written), None)
+        if form is None:
             raise TemplateError("it alters a message's text in a way that cannot be followed")
-        parts += rendered[last : match.start()], Placeholder(int(index), probe != _PROBE, left is None, right is None)
+        parts += rendered[last : match.start()], Placeholder(int(index), form, left is None, right is None)
         last = match.end()
     return [*parts, rendered[last:]]
+
+
+def split_ids(parts: Sequence[Part], messages: Sequence[Any]) -> list[Part]:
+    """Split what stands round the texts of messages at the ids of the calls that they answer; see `collect_ids`."""
+    answers = [i for i, m in enumerate(messages) if m["role"] == "tool"]
+    split: list[Part] = []
+    for part in parts:
+        words = [part] if isinstance(part, Placeholder) else _ID.split(part)
+        for number, word in enumerate(words):
+            if not number % 2 or isinstance(word, Placeholder):
+                split.append(word)
+            elif int(word) >= len(answers):
+                raise TemplateError("it writes the id of a call that nobody made")
+            else:
+                split.append(Placeholder(2 * len(messages) + answers[int(word)]))
+    return split
+
+
+def collect_ids(messages: Sequence[Any], added: Collection[str]) -> list[Piece]:
+    """Collect the ids of the calls that messages answer, which may be the model's own. One that could spell anything
+    else becomes a number. ``added``: the tokenizer's added tokens.
+    """
+    ids = [str(m.get("tool_call_id", "")) for m in messages]
+    sound = [CALL_ID.fullmatch(i) is not None and not any(token in i for token in added) for i in ids]
+    return [Piece(i if kept else f"call{n:05d}") for n, (i, kept) in enumerate(zip(ids, sound, strict=True))]
 
 
 def fill_placeholders(parts: Sequence[Part], texts: Sequence[Piece]) -> list[Piece]:
@@ -111,6 +139,12 @@ class TemplatedMessages:
             self._known[piece] = format_placeholder(len(self.texts) - 1)
         return self._known.get(piece, "")
 
+    def schemas(self, tools: Sequence[Any]) -> list[Any]:
+        """Replace the texts of tools' schemas. Keys are numbered in their order, for templates that sort them."""
+        for key in sorted({k for tool in tools for k in _list_keys(tool)}, key=lambda k: (k.lower(), k)):
+            self.text(key, "schema")
+        return [self.value(tool) for tool in tools]
+
     def value(self, value: Any, source: str = "schema", key: str = "") -> Any:
         """Replace the texts of a JSON value by placeholders, and the keys that are no words of JSON schema too."""
         if isinstance(value, dict):
@@ -145,3 +179,16 @@ class TemplatedMessages:
     def _id(self, call_id: str) -> str:
         """Number an id: nine letters and digits, as Mistral wants them, and the same in every run."""
         return self._ids.setdefault(call_id, f"call{len(self._ids):05d}")
+
+
+def _list_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Yield the keys that somebody chose in a schema."""
+    if isinstance(value, dict):
+        named = key in ("properties", "$defs")
+        for k, inner in value.items():
+            if named or k not in _KEYWORDS:
+                yield k
+            yield from _list_keys(inner, "" if named else k)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _list_keys(inner, key)

@@ -173,7 +173,8 @@ class TemplateRenderer:
             ending = stop if turn_suffix.startswith(stop) else self._closer or stop
             _, end, rest = turn_suffix.partition(ending)
             turn_suffix = rest if end else turn_suffix
-        texts = placeholders.fill_placeholders(frame.parts, placeholders.collect_texts(messages))
+        own = [*placeholders.collect_texts(messages), *placeholders.collect_ids(messages, self._added)]
+        texts = placeholders.fill_placeholders(frame.parts, own)
         return self._encode([Piece(turn_suffix), *texts], beginning=False)
 
     def parse_response(
@@ -507,7 +508,7 @@ class TemplateRenderer:
         """Render a conversation with placeholders; return the parts, and the texts."""
         templated = TemplatedMessages(messages)
         native = self._native and bool(tools)
-        shown = [templated.value(t) for t in tools] if native and self._learnt.shows_tools else []
+        shown = templated.schemas(tools) if native and self._learnt.shows_tools else []
         turns = templated.messages if native else fold_tools(templated.messages, self.call_format)
         if tools and not shown:
             before, after = self.call_format.format_instructions()
@@ -557,11 +558,14 @@ class TemplateRenderer:
         errors: list[TemplateError] = []
         asking = _REPLY | {"tool_calls": calls}
         stop = next(iter(getattr(self.call_format, "stops", ())), self._closing)
-        # some insist on calls before results, some on calls and no text, behind which a turn may have an end of its own
-        for reply, closing in ((_REPLY, self._closing), (asking, self._closing), (asking | {"content": ""}, stop)):
+        # results stand behind calls, in some templates behind calls without a text, where a turn may have another end
+        replies = [(_REPLY, self._closing)]
+        behind = [(asking, self._closing), (asking | {"content": ""}, stop)]
+        for reply, closing in behind + replies if native and "tool" in {r for r, _, _ in shape} else replies + behind:
             try:
                 parts = placeholders.split_rendering(closing + self._appended(reply, new, tools))
                 _check_kept(parts, messages)
+                parts = placeholders.split_ids(parts, messages)
                 return _Frame(str(parts[0]), tuple(parts[1:]))
             except TemplateError as error:
                 errors.append(error)

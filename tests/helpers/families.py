@@ -50,7 +50,7 @@ class Family:
 # Tokenizers
 
 
-def _byte_level(added: list[AddedToken], normalizer: Any = None, pattern: str = QWEN_REGEX) -> Tokenizer:
+def build_byte_level(added: list[AddedToken], normalizer: Any = None, pattern: str = QWEN_REGEX) -> Tokenizer:
     bpe = Tokenizer(models.BPE())
     if normalizer is not None:
         bpe.normalizer = normalizer
@@ -265,7 +265,7 @@ _QWEN_MARKS = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>"
 
 def _qwen(template: str, *more: str) -> Any:
     added = [*_special(*_QWEN_SPECIAL), *_plain(*_QWEN_MARKS, *more)]
-    return _wrap(_byte_level(added, normalizers.NFC()), template, "<|im_end|>", pad_token="<|endoftext|>")
+    return _wrap(build_byte_level(added, normalizers.NFC()), template, "<|im_end|>", pad_token="<|endoftext|>")
 
 
 # Llama 3.1
@@ -357,7 +357,7 @@ def _llama(template: str, *more: str) -> Any:
     specials = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     added = [*_special(*specials, "<|eom_id|>", "<|python_tag|>", "<|reserved_special_token_0|>"), *_plain(*more)]
     pattern = QWEN_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
-    return _wrap(_byte_level(added, None, pattern), template, "<|eot_id|>", bos_token="<|begin_of_text|>")
+    return _wrap(build_byte_level(added, None, pattern), template, "<|eot_id|>", bos_token="<|begin_of_text|>")
 
 
 # Mistral 7B v0.3
@@ -574,7 +574,7 @@ def _glm() -> Any:
     marks = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
     args = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink")
     added = [*_special("<|endoftext|>", "[gMASK]", "[sMASK]", "<sop>", "<eop>", *roles), *_plain(*marks, *args)]
-    return _wrap(_byte_level(added), GLM, "<|endoftext|>", pad_token="<|endoftext|>")
+    return _wrap(build_byte_level(added), GLM, "<|endoftext|>", pad_token="<|endoftext|>")
 
 
 # Nano, and odd ones
@@ -585,7 +585,7 @@ NANO = Path(nano.__file__).with_name("chat_template.jinja").read_text(encoding="
 def _nano() -> Any:
     marks = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
     added = [*_special("<|endoftext|>", "<|im_start|>", "<|im_end|>"), *_plain(*marks)]
-    return _wrap(_byte_level(added), NANO, "<|im_end|>", pad_token="<|endoftext|>")
+    return _wrap(build_byte_level(added), NANO, "<|im_end|>", pad_token="<|endoftext|>")
 
 
 def _odd() -> Any:
@@ -605,7 +605,7 @@ def _odd() -> Any:
         AddedToken("[WORD]", special=False, normalized=False, single_word=True),
     ]
     normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    return _wrap(_byte_level([*roles, *added], normalizer), template, "<|end|>")
+    return _wrap(build_byte_level([*roles, *added], normalizer), template, "<|end|>")
 
 
 def _metaspace() -> Any:
@@ -694,5 +694,5 @@ PLAIN = {
 @cache
 def plain_family(name: str) -> Family:
     """One of the templates above, with a tokenizer that has no tokens but an end and a beginning."""
-    bpe = _byte_level(_special("<s>", "</s>"))
+    bpe = build_byte_level(_special("<s>", "</s>"))
     return Family(_wrap(bpe, PLAIN[name], "</s>", bos_token="<s>"), closer="</s>")

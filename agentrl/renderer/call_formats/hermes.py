@@ -15,6 +15,7 @@ from agentrl.types import JsonSchema, Reply, ToolCall
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHT_OR_CALL = re.compile(rf"(?P<thought><think>)|{OPEN}\s*")
 _CLOSED = re.compile(rf"\s*{CLOSE}")
+CALL_ID = re.compile(r"[\w.:\-]{4,64}", re.ASCII)  # an id that a model may choose itself
 _ALPHABET = string.ascii_letters + string.digits
 
 

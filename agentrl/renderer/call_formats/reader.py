@@ -18,7 +18,7 @@ from agentrl.renderer.call_formats.grammar import (
     is_mark,
     write_calls,
 )
-from agentrl.renderer.call_formats.hermes import make_call_id
+from agentrl.renderer.call_formats.hermes import CALL_ID, make_call_id
 from agentrl.renderer.call_formats.values import get_parameters, read_typed, scan_json, scan_literal
 from agentrl.types import THOUGHT_MARKS, JsonSchema, Reply, ToolCall
 
@@ -94,6 +94,7 @@ class _Read(NamedTuple):
     name: str
     arguments: dict[str, Any]
     end: int
+    own_id: str = ""  # that the model wrote
 
 
 class _Reading:
@@ -208,7 +209,9 @@ class _Reading:
             end = self._resume(at, bound, refusal)
             self._add(start, end, refusal)
             return end
-        call_id = make_call_id(self._seed, len(self._calls))
+        call_id = read.own_id if CALL_ID.fullmatch(read.own_id) else ""
+        if not call_id or any(c.id == call_id for c in self._calls):
+            call_id = make_call_id(self._seed, len(self._calls))
         self._calls.append(ToolCall(call_id, read.name, read.arguments, span=(start, read.end)))
         return read.end
 
@@ -238,15 +241,13 @@ class _Reading:
 
     def _read_body(self, at: int, bound: int) -> _Read:
         body = self._grammar.body
-        name, arguments, at = (
-            self._read_json(body, at) if isinstance(body, JsonBody) else self._read_tagged(body, at, bound)
-        )
-        if self._call_close:
-            closed = self._marks.skip(self._call_close, at)
-            if closed < 0:
-                raise _Refusal(self._explain_rest(at, bound), "invalid", name)
-            at = closed
-        return _Read(name, arguments, at)
+        read = self._read_json(body, at) if isinstance(body, JsonBody) else self._read_tagged(body, at, bound)
+        if not self._call_close:
+            return read
+        closed = self._marks.skip(self._call_close, read.end)
+        if closed < 0:
+            raise _Refusal(self._explain_rest(read.end, bound), "invalid", read.name)
+        return read._replace(end=closed)
 
     def _explain_rest(self, at: int, bound: int) -> str:
         if self._marks.find(self._call_close, at) >= bound:
@@ -270,7 +271,9 @@ class _Reading:
             if not isinstance(name, str):
                 raise _Refusal(f'a tool call must be an object with a "{body.name_path[-1]}"')
             arguments = _follow(call, body.arguments_path, {})
-        return _Read(name, self._check_arguments(arguments, name, as_text=body.as_text), end)
+        own_ids = (call.get(key) for key, slot in body.skeleton.items() if slot == Slot("id"))
+        own_id = next((i for i in own_ids if isinstance(i, str)), "")
+        return _Read(name, self._check_arguments(arguments, name, as_text=body.as_text), end, own_id)
 
     def _check_arguments(self, arguments: Any, name: str, *, as_text: bool) -> dict[str, Any]:
         if as_text and isinstance(arguments, str):
@@ -285,11 +288,12 @@ class _Reading:
         return arguments
 
     def _read_tagged(self, body: TaggedBody, at: int, bound: int) -> _Read:
-        name = ""
+        name, slots = "", dict[str, str]()
         for number, part in enumerate(body.lead):
             if isinstance(part, Slot):
                 start, at = at, self._end_of_slot(body, number, at, bound)
-                name = self._text[start:at].strip() if part.what == "name" else name
+                slots[part.what] = self._text[start:at].strip()
+                name = slots.get("name", "")
             elif part.strip():
                 found = self._marks.skip(part.strip(), at)
                 if found < 0:
@@ -299,12 +303,13 @@ class _Reading:
             raise _Refusal("a tool call must have a name")
         if isinstance(body.arguments, PairArguments):
             arguments, at = self._read_pairs(body.arguments, name, at, bound)
-            return _Read(name, arguments, at)
+            return _Read(name, arguments, at, slots.get("id", ""))
         try:
             value, at = scan_json(self._text, _skip_space(self._text, at))
         except ValueError as error:
             raise _Refusal(f"invalid JSON in the arguments: {error}", name=name) from None
-        return _Read(name, self._check_arguments(value, name, as_text=body.arguments.as_text), at)
+        arguments = self._check_arguments(value, name, as_text=body.arguments.as_text)
+        return _Read(name, arguments, at, slots.get("id", ""))
 
     def _end_of_slot(self, body: TaggedBody, number: int, at: int, bound: int) -> int:
         """Return the end of the name, id or number that begins here."""
