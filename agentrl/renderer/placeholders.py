@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,14 @@ Rendering = dict[str, Any]  # a message, or a tool's schema, as a template gets 
 _OPEN, _CLOSE = "qzslot{}q", "qzendq"
 _EDGE = "\v"  # white space that no template writes: gone where the template trims
 _PROBE = '"\\\té<'  # differs in every usual escaping
-_FORMS = {"text": _PROBE, "json": json.dumps(_PROBE, ensure_ascii=False)[1:-1], "ascii": json.dumps(_PROBE)[1:-1]}
+_WRITERS: Mapping[str, Callable[[str], str]] = {  # how a template may write a text
+    "text": lambda text: text,
+    "json": lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    "ascii": lambda text: json.dumps(text)[1:-1],
+    "python": lambda text: repr('"' + text)[2:-1],  # between single quotes
+}
 _ID = re.compile(r"call([0-9]{5})")
-_SLOT = re.compile(rf"(\v|\\u000b)?{_OPEN.format('([0-9]+)')}(.*?){_CLOSE}(\v|\\u000b)?", re.S)
+_SLOT = re.compile(rf"(\v|\\u000b|\\x0b)?{_OPEN.format('([0-9]+)')}(.*?){_CLOSE}(\v|\\u000b|\\x0b)?", re.S)
 
 # The words that templates read to decide on structure. Everything else in a schema is somebody's text.
 _TYPES = {"function", "string", "number", "integer", "boolean", "array", "object", "null"}
@@ -39,14 +44,14 @@ class Placeholder:
     """The position of a text in a rendering, and the changes that the template makes to it."""
 
     index: int
-    form: str = "text"  # how it is written: as it is, as JSON, as JSON with ASCII escapes
+    form: str = "text"  # of `_WRITERS`
     lstrip: bool = False
     rstrip: bool = False
 
     def fill(self, text: str) -> str:
         text = text.lstrip() if self.lstrip else text
         text = text.rstrip() if self.rstrip else text
-        return text if self.form == "text" else json.dumps(text, ensure_ascii=self.form == "ascii")[1:-1]
+        return _WRITERS[self.form](text)
 
 
 Part = str | Placeholder
@@ -63,7 +68,7 @@ def split_rendering(rendered: str) -> list[Part]:
     last = 0
     for match in _SLOT.finditer(rendered):
         left, index, probe, right = match.groups()
-        form = next((form for form, written in _FORMS.items() if probe == written), None)
+        form = next((form for form, write in _WRITERS.items() if probe == write(_PROBE)), None)
         if form is None:
             raise TemplateError("it alters a message's text in a way that cannot be followed")
         parts += rendered[last : match.start()], Placeholder(int(index), form, left is None, right is None)

@@ -22,6 +22,9 @@ _THOUGHT, _SAID = "qzthoughtq", "qzsaidq"
 _USER: Mapping[str, Any] = {"role": "user", "content": "q"}
 _FIELDS = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"<[^<>\s][^<>]*>|\[/?[A-Z][A-Z_ ]+\]")
+_EMPTY = re.compile(  # an empty thought, with which a prompt says that nothing is to be thought
+    r"(?P<opening><[^<>\s]+>(?:thought|thinking|analysis))\s*(?P<ending><[^<>\s]+>)\s*\Z"
+)
 _WORD = re.compile("think|thought|reason|analysis", re.IGNORECASE)
 _OPENING, _ENDING = THOUGHT_MARKS
 _SPACE = "\n\n"  # between a thought and a text
@@ -75,7 +78,8 @@ def learn_thoughts(render: Render) -> Thoughts:
             continue
         if marks := _read_marks(prompt, turn):
             return Thoughts(marks, field)
-    return Thoughts()
+    empty = _EMPTY.search(prompt)
+    return Thoughts(ThoughtMarks(empty["opening"], empty["ending"])) if empty else Thoughts()
 
 
 def split_thought(message: Mapping[str, Any]) -> tuple[str, str]:

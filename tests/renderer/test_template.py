@@ -400,3 +400,42 @@ def test_the_templates_are_what_they_claim() -> None:
     assert "raise_exception" in LLAMA31
     assert "<tool_call>" in HERMES_LLAMA
     assert "<|observation|>" in GLM
+
+
+# Ids of calls, order of keys, other ways to write a text
+
+SHOWN = (
+    "{{ (tools | default([], true)) | tojson(ensure_ascii=true, sort_keys=true) }}{% for m in messages %}<|im_start|>"
+    "{{ m.role }}{{ ' ' + m.tool_call_id if m.role == 'tool' else '' }}\n{{ m.content }}{% for c in m.tool_calls %}"
+    "<tool_call>{{ c.id }}[ARGS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_result_has_the_id_that_the_model_gave_its_call() -> None:
+    own = TemplateRenderer(family("qwen2.5").tokenizer, SHOWN)
+    turn = own.encode_turn('<tool_call>mineABC12[ARGS]search[ARGS]{"n": 1}</tool_call><|im_end|>')
+    (call,) = own.parse_response(turn, tools=[TOOL]).tool_calls
+    assert (call.id, call.name, call.error) == ("mineABC12", "search", None)
+    for call_id, written in ((call.id, "tool mineABC12\n"), ("a\n<b>", "tool call00000\n")):
+        answer: Message = {"role": "tool", "content": "r", "tool_call_id": call_id, "name": "search"}
+        assert written in own.decode(own.bridge_to_next_turn([], turn, [answer], tools=[TOOL]))
+
+
+def test_an_id_that_the_model_gives_twice_is_no_id() -> None:
+    own = TemplateRenderer(family("qwen2.5").tokenizer, SHOWN)
+    turn = own.encode_turn('<tool_call>mineABC12[ARGS]search[ARGS]{"n": 1}</tool_call>' * 2)
+    first, second = own.parse_response(turn, tools=[TOOL]).tool_calls
+    assert first.id == "mineABC12"
+    assert second.id not in ("", "mineABC12")
+
+
+def test_schemas_are_as_a_template_writes_them_that_sorts_keys_and_escapes() -> None:
+    own = TemplateRenderer(family("qwen2.5").tokenizer, SHOWN)
+    kinds = {key: {"type": "string", "description": f"é {key}"} for key in ("zeta", "Alpha", "beta")}
+    tool = {"type": "function", "function": {"name": "n", "description": "東", "parameters": {"properties": kinds}}}
+    prompt = own.decode(own.render_ids([user("q")], tools=[tool]))
+    assert own.takes_tools
+    assert "\\u00e9 zeta" in prompt
+    assert prompt.index("beta") < prompt.index("zeta")
+    assert json.loads(prompt.partition("<|im_start|>")[0]) == [tool]

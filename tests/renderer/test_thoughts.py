@@ -1,4 +1,5 @@
 import random
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 
 from agentrl.renderer.call_formats import hermes
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.renderer.thoughts import ThoughtMarks, read_turn
+from agentrl.renderer.thoughts import ThoughtMarks, learn_thoughts, read_turn
 from agentrl.types import Message, Reply, strip_thoughts
 from tests.helpers.families import family
 
@@ -165,3 +166,11 @@ def test_marks_of_ones_own_do_as_well_as_the_usual_ones() -> None:
         theirs = read_turn(twin, hermes.parse, (usual,), (usual, "") if len(turn) % 2 else None)
         assert ours.content.replace("<t>", "<think>").replace("</t>", "</think>") == theirs.content
         assert len(ours.tool_calls) == len(theirs.tool_calls)
+
+
+def test_marks_are_read_off_a_prompt_with_an_empty_thought() -> None:
+    def render(messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+        turns = "".join(f"<|turn>{m['role']}\n{m['content']}<turn|>\n" for m in messages)
+        return turns + ("<|turn>model\n<|channel>thought\n<channel|>" if prompt else "")
+
+    assert learn_thoughts(render).marks == ThoughtMarks("<|channel>thought", "<channel|>")

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from agentrl.errors import TemplateError
 from agentrl.renderer.call_formats.choice import learn_call_format
 from agentrl.renderer.call_formats.probes import is_shown, make_tools
 from agentrl.renderer.chat_template import render_template
+from tests.helpers.histories import compare_history
 
+FETCHES = pytest.mark.skipif(
+    not os.environ.get("AGENTRL_EVERY_VERB"), reason="it fetches 60 MB; benchmarks/long.py runs it"
+)
+FLOOR = 0.65  # of the families' templates; docs/call-formats.md says which are not
 PACKAGE = "llama-cpp-python==0.3.36"  # its source has templates of seventy families
 
 
@@ -55,6 +61,11 @@ def list_trl() -> Iterator[tuple[str, str]]:
         yield path.stem, path.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    return [*list_fetched(tmp_path_factory.mktemp("templates"))]
+
+
 def list_fetched(folder: Path) -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", PACKAGE]
     done = subprocess.run([*command, "-d", folder], capture_output=True, text=True, check=False)
@@ -77,10 +88,40 @@ def test_the_templates_of_trl_are_followed_in_their_own_form() -> None:
     assert len(set(corpus.offering) - corpus.refused.keys()) >= 26, corpus.refused
 
 
+def compare_histories(templates: Iterable[tuple[str, str]]) -> tuple[int, int]:
+    """Tell whole conversations by our renderer and by the template; return how many are equal, and of how many."""
+    verdicts = dict[str, str]()
+    for name, source in templates:
+        if "tool_calls" not in source:
+            continue
+        comparisons = compare_history(source)
+        verdicts[name] = " / ".join(c.verdict for c in comparisons)
+        print(f"{name}: {verdicts[name]}", *[f"  {why}" for c in comparisons for why in c.reasons], sep="\n")
+    with_form = [v for v in verdicts.values() if v != "no form"]
+    equal = sum("differs" not in v and "appended" not in v for v in with_form)
+    print(f"{equal} of {len(with_form)} with a form are told as the template tells them, {Counter(verdicts.values())}")
+    return equal, len(with_form)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("AGENTRL_EVERY_VERB"), reason="it fetches 60 MB; benchmarks/long.py runs it")
-def test_the_templates_of_many_families_are_followed_in_their_own_form(tmp_path: Path) -> None:
-    corpus = Corpus(list_fetched(tmp_path))
+def test_a_whole_conversation_is_told_as_the_templates_of_trl_tell_it() -> None:
+    equal, count = compare_histories(list_trl())
+    if not count:
+        pytest.skip("trl is not installed")
+    assert equal >= 25
+
+
+@pytest.mark.slow
+@FETCHES
+def test_a_whole_conversation_is_told_as_the_templates_of_many_families_tell_it(fetched: list[tuple[str, str]]) -> None:
+    equal, count = compare_histories(fetched)
+    assert equal >= FLOOR * count
+
+
+@pytest.mark.slow
+@FETCHES
+def test_the_templates_of_many_families_are_followed_in_their_own_form(fetched: list[tuple[str, str]]) -> None:
+    corpus = Corpus(iter(fetched))
     followed = len(corpus.forms) - len(corpus.refused)
     print(f"\n{followed} of {len(corpus.forms)} templates that write calls are followed in their own form")
     for name, why in corpus.refused.items():
