@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.engines.vllm import lora_sender
+from agentrl.engines.vllm.parent_watch import OWNER
 from agentrl.engines.vllm.weight_sender import MEMORY, PolicyWeights
 from agentrl.errors import UserError
 
@@ -121,6 +122,7 @@ def build_environment(threads: int | None, backend: str = "ipc") -> dict[str, st
     """Build the environment variables that vLLM reads, for a backend of weight transfer."""
     pickles = backend == "ipc" and torch.cuda.is_available()  # its handles are pickles; nothing else is
     variables = {
+        OWNER: str(os.getpid()),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine's own process, not in one more
