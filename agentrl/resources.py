@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ from agentrl.models import lora, policy
 from agentrl.models.call_formats import build_call_format
 from agentrl.models.lm_head import cast_head_to_fp32, unwrap_model
 from agentrl.models.policy import Policy
-from agentrl.renderer.chat_template import set_defaults
+from agentrl.renderer.chat_template import list_templates, set_defaults
 from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout.engine_protocol import GrammarTaker, OpenEngine
@@ -63,7 +64,8 @@ async def open_resources(
     keep_freed_memory()
     loaded = load_trainable_policy(config, loaded)
     config = _choose_engine(config, loaded.model)
-    template, calls = policy.read_template(config.chat_template), build_call_format(config.call_format)
+    template = policy.find_template(loaded.tokenizer, config.chat_template)
+    calls = build_call_format(config.call_format)
     words = config.template_words
     renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls, words, config.history)
     rules = config.rollout.structured_outputs
@@ -85,7 +87,9 @@ def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None) -> 
     loaded = loaded or policy.load_policy(config.model, config.dtype, config.lora.quantize, config.load)
     if config.learner.cast_lm_head_to_fp32:
         cast_head_to_fp32(unwrap_model(loaded.model))
-    template = policy.read_template(config.chat_template) or loaded.tokenizer.chat_template
+    template: Any = policy.find_template(loaded.tokenizer, config.chat_template) or loaded.tokenizer.chat_template
+    if config.chat_template in list_templates(loaded.tokenizer):  # its name stays one
+        template = {"default": template, config.chat_template: template}
     words = config.template_words
     if template and (config.chat_template or words):  # who loads the model later renders as it was trained
         loaded = replace(loaded, chat_template=set_defaults(template, words))

@@ -91,8 +91,8 @@ def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
     _, given = arguments.settings
     for other in given.keys() - MODEL_SETTINGS | arguments.options.model_fields_set:
         raise ConfigError(
-            f"{other}: agentrl check model takes --chat_template FILE, --call_format NAME, --template.WORD VALUE and "
-            "--load.NAME VALUE alone"
+            f"{other}: agentrl check model takes --chat_template FILE or NAME, --call_format NAME, --template.WORD "
+            "VALUE and --load.NAME VALUE alone"
         )
     from agentrl.cli.template_page import print_page, print_refusal
     from agentrl.models import policy
@@ -102,11 +102,11 @@ def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
     from agentrl.renderer.template import TemplateRenderer
 
     console = Console(highlight=False)
-    template = policy.read_template(given.get("chat_template"))
     settings = {key: given[key] for key in ("load", "template") if key in given}
     config = build_config(("command line", {"env": "none", **settings}))
     with show_loading(console):
         tokenizer = policy.load_tokenizer(name, config.load)
+        template = policy.find_template(tokenizer, given.get("chat_template"))
         calls = build_call_format(given.get("call_format", "auto"))
         ends = policy.load_end_tokens(name, config.load)
         try:

@@ -93,12 +93,12 @@ async def _replay(config: TrainConfig, run: Path, where: EpisodeId, before: Traj
         await held.enter_async_context(spec.open())
         renderer: Renderer = ChatRenderer(config.template_words)
         if not by_server:
-            template = policy.read_template(config.chat_template)
+            tokenizer = policy.load_tokenizer(model, load)
+            template = policy.find_template(tokenizer, config.chat_template)
             calls = build_call_format(config.call_format)
             ends = policy.load_end_tokens(model, load)
-            renderer = TemplateRenderer(
-                policy.load_tokenizer(model, load), template, ends, calls, config.template_words, config.history
-            )
+            words = config.template_words
+            renderer = TemplateRenderer(tokenizer, template, ends, calls, words, config.history)
         nobody = RecordedEngine(before, 0, None)
         rollout = Rollout.from_config(config.rollout, spec, nobody, renderer, split)
         return await replay_episode(rollout, before, live=own.live)

@@ -57,6 +57,8 @@ def _choose_style(obstacle: str, limits: Sequence[str]) -> str:
 
 def _list_facts(found: Description, words: Mapping[str, str], shown: Demonstration) -> Iterator[tuple[str, str, str]]:
     """Yield a title, a sentence, and an example or none."""
+    if found.choice:
+        yield "template", found.choice, ""
     yield "calls", found.describe_calls(), escape_controls(shown.call.strip())
     yield "thoughts", found.describe_thoughts(), ""
     for turns in found.forgotten:

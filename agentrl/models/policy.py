@@ -19,6 +19,7 @@ from agentrl.models import gguf
 from agentrl.models.hub import explain_load_errors
 from agentrl.models.recommendation import FILE, read_recommendation
 from agentrl.models.source import ModelSource, find_source, locate_model, resolve_dtype
+from agentrl.renderer.chat_template import list_templates
 from agentrl.settings import registry
 from agentrl.settings.documents import read_bounded
 from agentrl.settings.load import LoadConfig
@@ -211,16 +212,27 @@ def _flatten_integers(values: Iterable[object]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in flat if isinstance(i, int)))
 
 
-def read_template(path: str | None) -> str | None:
-    """Read a Jinja file, if one is given."""
+def find_template(tokenizer: Any, given: str | None) -> str | None:
+    """Return the chat template that is given: one of the tokenizer's own by its name, or a Jinja file; None for none.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    named = list_templates(tokenizer)
+    if not given or given in named:
+        return named[given] if given else None
     try:
-        return read_bounded(Path(path)) if path else None
+        return read_bounded(Path(given))
     except OSError as error:
-        raise ConfigError(f"chat_template: cannot read {path!r}: {error.strerror}") from None
+        if not named or Path(given).suffix:
+            raise ConfigError(f"chat_template: cannot read {given!r}: {error.strerror}") from None
+        raise ConfigError(
+            f"chat_template: {given!r} is no file, and none of the model's own templates{suggest(given, named)}"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"chat_template: {path!r} is no text in UTF-8") from None
+        raise ConfigError(f"chat_template: {given!r} is no text in UTF-8") from None
     except ValueError as error:
-        raise ConfigError(f"chat_template: {path!r}: {error}") from None
+        raise ConfigError(f"chat_template: {given!r}: {error}") from None
 
 
 def _load_errors(name: str) -> AbstractContextManager[None]:

@@ -60,6 +60,33 @@ def render_template(source: str, values: Mapping[str, Any]) -> str:
     return _ask(source, {"values": values}).decode("utf-8", "surrogatepass")
 
 
+def list_templates(tokenizer: Any) -> dict[str, str]:
+    """Return the templates of a tokenizer that has several, by name; empty for one that has one, or none."""
+    given = tokenizer.chat_template
+    return dict(given) if isinstance(given, Mapping) else {}
+
+
+def describe_choice(tokenizer: Any, template: str | None) -> str:
+    """Say which of a tokenizer's templates are taken; empty where it has no several.
+
+    Args:
+        template: the source that is taken for all, if one is.
+    """
+    named = list_templates(tokenizer)
+    if not named:
+        return ""
+    all_names = f"Of the model's templates ({', '.join(sorted(named))})"
+    if template is not None:
+        name = next((name for name, source in named.items() if source == template), "none")
+        return f"{all_names} {name} is taken (--chat_template)."
+    if "tool_use" not in named:
+        return f"{all_names} default is taken; --chat_template NAME takes another one."
+    return (
+        f"{all_names} tool_use is taken where tools are offered, and default elsewhere; --chat_template NAME takes one "
+        "for all."
+    )
+
+
 def list_words(tokenizer: Any, template: str | None) -> dict[str, str]:
     """List the words that a chat template reads beside the conversation, each with its default, as text, or none.
 

@@ -26,6 +26,7 @@ class Description:
         forgotten: the kinds of turns behind which it drops earlier thoughts.
         fences: in plain text.
         ends: the tokens that end a turn.
+        choice: which of the model's templates are taken; empty where it has one.
         history: what becomes of earlier turns, as `template.history` says.
         rewritten: why a conversation that goes on with turns of a kind cannot be rendered anew; empty where it can.
     """
@@ -43,12 +44,14 @@ class Description:
     opens_thought: bool
     fences: Sequence[str]
     ends: Sequence[str]
+    choice: str = ""
     history: History = "as_sampled"
     rewritten: Mapping[str, str] = field(default_factory=dict)
 
     def list_sentences(self) -> list[str]:
         """List the sentences of a verdict."""
         return [
+            *([self.choice] if self.choice else []),
             self.describe_calls(),
             *([] if self.system else ["The system prompt goes in front of the first user turn."]),
             *(

@@ -21,7 +21,7 @@ from agentrl.errors import TemplateError
 from agentrl.renderer import placeholders, thoughts
 from agentrl.renderer.call_formats import CallFormat, hermes
 from agentrl.renderer.call_formats.choice import Learnt, learn_call_format
-from agentrl.renderer.chat_template import check_words, list_words, render_chat
+from agentrl.renderer.chat_template import check_words, describe_choice, list_templates, list_words, render_chat
 from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
 from agentrl.renderer.description import Description
 from agentrl.renderer.history import NewContext, say_alike
@@ -94,6 +94,11 @@ class TemplateRenderer:
             raise TemplateError(
                 f"the tokenizer {name!r} has no chat template; "
                 "take an instruct model, or give a template with --chat_template FILE"
+            )
+        if not chat_template and (named := list_templates(tokenizer)) and "default" not in named:
+            raise TemplateError(
+                f"the tokenizer {name!r} has several chat templates, and none is the default; "
+                f"take one with --chat_template NAME: {', '.join(sorted(named))}"
             )
         self.tokenizer, self._given_calls, self._name = tokenizer, call_format, name
         self.injection_attempts: Counter[str] = Counter()
@@ -230,6 +235,7 @@ class TemplateRenderer:
             unheld=self._learnt.limits,
             system=self._system,
             appended={"tool results": self._verify((_RESULT,)), "user turns": self._verify((_USER,))},
+            choice=describe_choice(self.tokenizer, self._template),
             history=self.history,
             rewritten={"tool results": self._verify_rewriting("tool"), "user turns": self._verify_rewriting("user")},
             forgotten=[

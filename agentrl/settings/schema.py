@@ -421,7 +421,9 @@ class TrainConfig(Section):
         description="how the model writes tool calls: auto (as its chat template does), agentrl list call_formats, "
         "or file.py:Class",
     )
-    chat_template: str | None = Field(None, description="a Jinja file to use instead of the model's own")
+    chat_template: str | None = Field(
+        None, description="a Jinja file to use instead of the model's own, or the name of one, where it has several"
+    )
     template: TemplateSettings = Field(
         {},
         description="words that the chat template reads: --template.enable_thinking false; and history: as_sampled, or "
