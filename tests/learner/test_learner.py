@@ -6,6 +6,7 @@ import copy
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -446,3 +447,26 @@ def test_dropout_stays_off_where_layers_compute_again() -> None:
         Learner(own, [torch.optim.SGD(own.parameters(), lr=1.0)], settings).update(rows())
         gradients.append(torch.cat([p.detach().flatten() for p in own.parameters()]))
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("packing", ["padded", "prefix"])
+def test_contexts_of_a_row_do_not_see_each_other(model: Any, packing: str) -> None:
+    """Token by token a row of two contexts teaches what two rows do."""
+    pairs = list(zip(alike(6)[::2], alike(6)[1::2], strict=True))
+    joined = [
+        Sample(
+            a.token_ids + b.token_ids,
+            a.loss_mask + b.loss_mask,
+            a.logprobs + b.logprobs,
+            [a.advantages[0]] * (len(a.token_ids) + len(b.token_ids)),
+            starts=(0, len(a.token_ids)),
+        )
+        for a, b in pairs
+    ]
+    apart = [replace(s, advantages=[a.advantages[0]] * len(s.token_ids)) for a, b in pairs for s in (a, b)]
+    wanted, told = gradients(model, apart, loss="dapo", packing=packing)
+    found, also = gradients(model, joined, loss="dapo", packing=packing)
+    assert also["loss"] == pytest.approx(told["loss"], abs=1e-6)
+    assert (told["scored_rows"], also["scored_rows"]) == (6, 3)
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)

@@ -261,3 +261,16 @@ def test_a_terminal_is_not_written_to_by_a_model(tmp_path: Path) -> None:
     said = "\n".join(explain_episode(run_of(tmp_path, bad), "1:0"))
     assert "[ESC][2J[U+202E] tool, 0.100 s" in said
     assert "\x1b" not in said
+
+
+def test_a_history_that_was_written_anew_is_called_so(tmp_path: Path) -> None:
+    first = runs.solved(7)
+    several = replace(first, segments=(*first.segments, *first.segments))  # the same again, in a second context
+    store = run_of(tmp_path, several, runs.wrong(7))
+    sentences = "\n".join(explain_episode(store, "1:0"))
+    assert f"in {several.turns} turns and 2 contexts: each begins with the history" in sentences
+    texts, at = TokenTexts(store), len(first.token_ids)
+    assert explain_token(store, texts, "1:0", 0)[1].startswith("written by the prompt")
+    assert explain_token(store, texts, "1:0", at)[1].endswith("context 2 begins with it")
+    described = episode.describe_segments(episode.read_episode(store, parse_episode_id("1:0")))
+    assert [s.get("context") for s in described if s["author"] == "prompt"] == [None, 2]
