@@ -20,8 +20,9 @@ from agentrl.rollout.rollout import Rollout
 from agentrl.runs import reader
 from agentrl.runs.reader import EpisodeId
 from agentrl.runs.replay import RecordedEngine, Replay, replay_episode
+from agentrl.settings.evaluation import EvalConfig
 from agentrl.settings.loader import build_config
-from agentrl.settings.schema import EvalConfig, TrainConfig
+from agentrl.settings.schema import TrainConfig
 from agentrl.settings.section import Section
 from agentrl.settings.trust import read_run_layer
 from agentrl.training.stages import build_stages, find_stage

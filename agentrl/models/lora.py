@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from agentrl.errors import UserError
 from agentrl.models.hub import silence_libraries
 from agentrl.settings.documents import read_json
-from agentrl.settings.schema import LoraConfig
+from agentrl.settings.learner import LoraConfig
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from agentrl.errors import UserError
 from agentrl.settings.documents import read_toml_table
+from agentrl.settings.learner import LRSchedulerName
 from agentrl.settings.loader import flatten
 from agentrl.settings.registry import EntryKind, list_own
-from agentrl.settings.schema import LRSchedulerName
 
 FILE = "agentrl.toml"
 NUMBERS = (

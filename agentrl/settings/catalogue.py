@@ -290,3 +290,11 @@ def _complete(section: str, name: str, field: FieldInfo) -> FieldInfo:
         default=None if default is PydanticUndefined else default,
         description=f"{field.description}{owners}",
     )
+
+
+def check_entries(section: str, settings: pydantic.BaseModel) -> None:
+    """Check the parameters of agentrl's own entries. Raises ValueError. Others are loaded when they are used."""
+    try:
+        bind_choices(section, settings, foreign=False)
+    except UserError as error:
+        raise ValueError(str(error)) from None

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pydantic
 from pydantic import Field
 
-from agentrl.errors import UserError
-from agentrl.settings.catalogue import bind_choices, shared
+from agentrl.settings.catalogue import check_entries, shared
+from agentrl.settings.evaluation import EvalConfig
+from agentrl.settings.learner import LearnerConfig, LoraConfig
 from agentrl.settings.load import DType, LoadConfig
 from agentrl.settings.section import Section
 from agentrl.settings.signature import is_plain
 from agentrl.settings.template import HISTORY, History, TemplateSettings
 from agentrl.settings.values import (
-    LISTED,
-    AdvantageName,
     CallFormatName,
     CommaSeparated,
     EngineName,
-    ImportanceSamplingName,
-    LossName,
     NamedObjects,
-    OptimizerName,
     Parameters,
     SamplerName,
     StructuredOutputs,
-    split_commas,
 )
-from agentrl.types import Stop
-
-
-def _check_entries(section: str, settings: pydantic.BaseModel) -> None:
-    """Check the parameters of agentrl's own entries. Raises ValueError. Others are loaded when they are used."""
-    try:
-        bind_choices(section, settings, foreign=False)
-    except UserError as error:
-        raise ValueError(str(error)) from None
 
 
 class EngineConfig(Section):
@@ -61,7 +46,7 @@ class EngineConfig(Section):
     @pydantic.model_validator(mode="after")
     def _check_engine(self) -> EngineConfig:
         """Reject settings that the chosen engine ignores."""
-        _check_entries("engine", self)
+        check_entries("engine", self)
         return self
 
 
@@ -131,7 +116,7 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"min_group_size {self.min_group_size} is over group_size {self.group_size}: every group is dropped"
             )
-        _check_entries("rollout", self)
+        check_entries("rollout", self)
         if self.curriculum is not None and self.sampler != "order":
             raise ValueError(f"curriculum and sampler {self.sampler} do not go together")
         if self.group_size % self.branches:
@@ -144,190 +129,6 @@ class RolloutConfig(Section):
             raise ValueError("stop: an empty string ends every turn at once")
         if self.top_k == 1:
             raise ValueError("top_k 1 leaves a single token: all samples of a group are alike, and nothing is learned")
-        return self
-
-
-LRSchedulerName = Literal[
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "polynomial",
-    "inverse_sqrt",
-    "warmup_stable_decay",
-]
-
-
-class LearnerConfig(Section):
-    """The update of the policy."""
-
-    optimizer: OptimizerName = Field(
-        "adamw",
-        description="adamw_8bit keeps its state in 8 bits (bitsandbytes); muon: docs/algorithms.md; or module:function",
-    )
-    optimizer_args: Parameters = Field(
-        {}, description="parameters of an optimizer: --learner.optimizer_args.NAME VALUE"
-    )
-    lr: float = Field(1e-6, gt=0, description="peak learning rate")
-    lr_scheduler: LRSchedulerName = Field("constant", description="of the rate, by the names of transformers")
-    lr_scheduler_args: Parameters = Field(
-        {}, description="its own settings: --learner.lr_scheduler_args.min_lr_rate 0.1 of cosine_with_min_lr"
-    )
-    warmup_steps: int = Field(0, ge=0, description="steps in which the rate rises to its peak; the first one has 0")
-    warmup_ratio: float = Field(0.0, ge=0, le=1, description="the same as a share of all steps")
-    weight_decay: float | None = shared("of the weights, a step")
-    betas: Annotated[tuple[float, float], LISTED] | None = shared("of AdamW's two running means")
-    adam_epsilon: float | None = shared("added to the denominator of AdamW's step")
-    loss: LossName = Field("dapo", description="agentrl list losses has them all; or module:function")
-    loss_args: Parameters = Field({}, description="parameters of a loss: --learner.loss_args.NAME VALUE")
-    advantage: AdvantageName = Field(
-        "grpo", description="of an episode in its group, or of its turns: agentrl list advantages; or module:function"
-    )
-    advantage_args: Parameters = Field({}, description="parameters of it: --learner.advantage_args.NAME VALUE")
-    gamma: float | None = shared("what a later turn's reward counts in a turn's return")
-    step_weight: float | None = shared("of the turn's part in the advantage")
-    importance_level: Literal["token", "sequence"] = Field("token", description="whose ratio; sequence: GSPO")
-    num_iterations: int = Field(1, ge=1, description="passes over one batch, each an optimizer step or several")
-    steps_per_generation: int = Field(
-        1, ge=1, description="optimizer steps that a batch is cut into, its episodes in random order"
-    )
-    epsilon: float | None = shared("lower clip of the ratio; from a batch's second update on")
-    epsilon_high: float | None = shared("upper clip of the ratio; cispo's cap, 5.0 by default there")
-    delta: float | None = shared("cap of the ratio where the advantage is negative")
-    beta: float = Field(0.0, ge=0, description="of the KL term to the reference, the policy as the run began")
-    use_bias_correction_kl: bool = Field(True, description="multiply the KL term by the ratio, as TRL does")
-    ref_sync_steps: int | None = Field(None, ge=1, description="updates after which the reference follows the policy")
-    ref_mixup_alpha: float = Field(
-        1.0, gt=0, le=1, description="the policy's share of the reference then; 1: the reference is the policy"
-    )
-    importance_sampling_mode: ImportanceSamplingName = Field(
-        "token_truncate",
-        description="of p_learner / p_engine outside its bounds: agentrl list importance_sampling; or module:function",
-    )
-    importance_sampling_args: Parameters = Field(
-        {}, description="parameters of it: --learner.importance_sampling_args.NAME VALUE"
-    )
-    importance_sampling_min: float | None = shared("its lower bound; none: no bound")
-    importance_sampling_max: float | None = shared("its upper bound; none: no bound")
-    off_policy_threshold: float | None = Field(
-        None, description="rows to be punished whose mean(sampled - learner's logprob) is above it are left out"
-    )
-    top_entropy_quantile: float = Field(1.0, gt=0, le=1, description="share of the tokens trained, the least sure ones")
-    entropy_coef: float = Field(0.0, description="of the entropy bonus")
-    max_grad_norm: float = Field(1.0, gt=0)
-    packing: Literal["prefix", "padded"] = Field(
-        "prefix", description="prefix: what rows begin with alike is computed once, where the model allows it"
-    )
-    max_tokens_per_microbatch: int = Field(
-        8192, ge=1, description="tokens in one forward and backward pass, padding included"
-    )
-    mask_stop_reasons: Annotated[tuple[Stop, ...], LISTED] = Field(
-        (), description="episodes that stopped so are not trained, such as max_tokens"
-    )
-    router_aux_loss_coef: float | None = Field(
-        None, ge=0, description="of the balancing loss of a mixture of experts; the model's own by default, 0: none"
-    )
-    cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, of weights in fewer bits too")
-    gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
-    threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
-
-    @pydantic.model_validator(mode="after")
-    def _check_loss(self) -> LearnerConfig:
-        """Reject settings that the chosen entries ignore."""
-        _check_entries("learner", self)
-        if not self.beta and (not self.use_bias_correction_kl or self.ref_sync_steps):
-            raise ValueError("use_bias_correction_kl and ref_sync_steps are of the KL term, which beta = 0 leaves out")
-        if self.ref_mixup_alpha != 1.0 and not self.ref_sync_steps:
-            raise ValueError(f"ref_mixup_alpha {self.ref_mixup_alpha:g} is of the updates that ref_sync_steps names")
-        if self.warmup_steps and self.warmup_ratio:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} and warmup_ratio {self.warmup_ratio} say the same twice"
-            )
-        return self
-
-
-class LoraConfig(Section):
-    """An adapter that is trained instead of the model."""
-
-    rank: int | None = Field(None, ge=1, description="of the adapter's matrices; without it the whole model is trained")
-    alpha: float | None = Field(None, gt=0, description="the adapter counts alpha / rank; 2 x rank by default")
-    quantize: Literal["4bit"] | None = Field(
-        None, description="of the weights beside the adapter (QLoRA, bitsandbytes)"
-    )
-    targets: CommaSeparated = Field(("all-linear",), description="names of the layers; all-linear: all but the head")
-
-    @pydantic.model_validator(mode="after")
-    def _ranked(self) -> LoraConfig:
-        if self.rank is None and (self.alpha is not None or self.targets != ("all-linear",)):
-            raise ValueError("alpha and targets are of an adapter, which there is with lora.rank")
-        return self
-
-
-class _EvalSetConfig(Section):
-    """A set of held-out tasks beside the run's own."""
-
-    env: dict[str, Any] = Field({}, description="settings that differ from the run's; with a name, another environment")
-    split: str | None = Field(None, description="of the environment; the set's name by default if it has it, else test")
-    tasks: int | None = Field(None, ge=1, description="eval.tasks by default")
-    final_tasks: int | None = Field(None, ge=1, description="eval.final_tasks by default")
-
-    @pydantic.field_validator("env", mode="before")
-    @classmethod
-    def _named(cls, env: Any) -> Any:
-        return {"name": env} if isinstance(env, str) else env
-
-    @pydantic.field_serializer("env", when_used="json")
-    def _plain_env(self, env: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in env.items() if is_plain(value)}
-
-
-def _name_sets(sets: Any) -> Any:
-    """Return a table of sets for their names alone, in a list or with commas between them."""
-    names = split_commas(sets)
-    return {name: {} for name in names} if isinstance(names, list | tuple) else sets
-
-
-class EvalConfig(Section):
-    """The evaluation of the policy on held-out tasks."""
-
-    every: int = Field(10, ge=0, description="steps between evaluations; 0: only before and after")
-    mode: Literal["pause", "overlap"] = Field(
-        "pause",
-        description="pause: no training episode starts meanwhile; overlap: the next batch is rolled out beside it, and "
-        "the update waits for both",
-    )
-    tasks: int = Field(
-        128, ge=1, description="held-out tasks every eval.every steps; before and after take eval.final_tasks"
-    )
-    final_tasks: int = Field(
-        256, ge=1, description="held-out tasks before the first step and after the last: the table at the end"
-    )
-    trials: int = Field(1, ge=1, description="times that each task is sampled, beside the greedy trial")
-    pass_at: float = Field(1.0, description="the reward from which on a trial passes, for pass@k and pass^k")
-    sets: Annotated[dict[str, _EvalSetConfig], pydantic.BeforeValidator(_name_sets)] = Field(
-        {}, description="more held-out tasks, by name: --eval.sets.hard.env.level 4 gives eval/hard/reward"
-    )
-    metric: str = Field("eval/reward", description="by which evaluations are compared, for patience and run.load_best")
-    greater_is_better: bool = Field(True, description="of eval.metric")
-    patience: int | None = Field(None, ge=1, description="evaluations that are no better, after which the run ends")
-    min_delta: float = Field(0.0, ge=0, description="what an evaluation must be better by to count as better")
-
-    @pydantic.model_validator(mode="after")
-    def _made(self) -> EvalConfig:
-        if self.mode == "overlap" and not self.every:
-            raise ValueError("mode overlap is of the evaluations in mid-run, and every 0 makes none")
-        if self.patience is not None and not self.every:
-            raise ValueError("patience counts evaluations in mid-run, and every 0 makes none")
-        for name in self.sets:
-            if name in ("train", "test") or not re.fullmatch(r"[A-Za-z]\w*", name):
-                raise ValueError(f"sets: a name is letters, digits and _, and not train or test; not {name!r}")
-        if self.tasks != type(self).model_fields["tasks"].default and not self.every:
-            raise ValueError(
-                f"tasks {self.tasks} is of the evaluations in mid-run, and every 0 makes none: final_tasks"
-            )
         return self
 
 

@@ -20,8 +20,9 @@ from agentrl.learner.optimizers import OptimizerSource, adopt_optimizer, build_o
 from agentrl.models.policy import Policy
 from agentrl.rollout.engine_protocol import KeptTokensReporter
 from agentrl.settings.catalogue import bind_choices, find_entries
+from agentrl.settings.learner import LearnerConfig
 from agentrl.settings.registry import is_own
-from agentrl.settings.schema import LearnerConfig, TrainConfig
+from agentrl.settings.schema import TrainConfig
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 # settings that leave tokens out, and their value for none

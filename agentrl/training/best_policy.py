@@ -11,7 +11,8 @@ from torch import Tensor
 
 from agentrl.errors import UserError, suggest
 from agentrl.learner.learner import Learner
-from agentrl.settings.schema import EvalConfig, TrainConfig
+from agentrl.settings.evaluation import EvalConfig
+from agentrl.settings.schema import TrainConfig
 
 
 class BestPolicy:

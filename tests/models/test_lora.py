@@ -21,8 +21,8 @@ from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.models import lora, policy
+from agentrl.settings.learner import LoraConfig
 from agentrl.settings.loader import build_config
-from agentrl.settings.schema import LoraConfig
 from agentrl.types import Sample, SamplingParams
 from tests.helpers.tiny import conversation, qwen3, together
 

@@ -15,7 +15,8 @@ from agentrl import Callback, Env, Reply, Step, UserError, train
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.resources import TrainingResources
 from agentrl.runs.folder import RunFolder
-from agentrl.settings.schema import EvalConfig, TrainConfig
+from agentrl.settings.evaluation import EvalConfig
+from agentrl.settings.schema import TrainConfig
 from agentrl.training.best_policy import BestPolicy
 
 SMALL: dict[str, Any] = {

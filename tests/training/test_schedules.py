@@ -19,8 +19,8 @@ from agentrl import Callback, ContractError, UserError, train
 from agentrl.errors import ConfigError
 from agentrl.learner.optimizers import adopt_optimizer, make_optimizers
 from agentrl.models.policy import load_policy
+from agentrl.settings.learner import LRSchedulerName
 from agentrl.settings.loader import build_config, read_overrides
-from agentrl.settings.schema import LRSchedulerName
 from agentrl.training import checkpoint
 from agentrl.training.schedules import check_optimizers, compute_lr_scale
 

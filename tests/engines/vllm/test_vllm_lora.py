@@ -21,7 +21,7 @@ from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
 from agentrl.errors import UserError
 from agentrl.models import lora
 from agentrl.models.source import locate_model
-from agentrl.settings.schema import LoraConfig
+from agentrl.settings.learner import LoraConfig
 from agentrl.types import SamplingParams
 from tests.engines.vllm.test_vllm_engine import PROMPTS, generated, nano
 from tests.helpers.tiny import disturbed, error, greedy, reference, together
