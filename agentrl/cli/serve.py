@@ -15,6 +15,7 @@ from pydantic import Field
 
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.errors import ConfigError
+from agentrl.models.recommendation import was_trained_with_fp32_head
 from agentrl.models.source import ModelSource, find_source, resolve_dtype
 from agentrl.settings.load import DType, LoadConfig
 from agentrl.settings.section import Section
@@ -78,7 +79,7 @@ def _run(arguments: Arguments[_ServeOptions]) -> int:
             tool_parser=options.tool_parser or find_tool_parser(tokenizer),
             backend=options.backend or ("nccl" if torch.cuda.is_available() else "memory"),
             load=load.model_copy(update={"revision": base.options.get("revision")}),
-            fp32_head=options.cast_lm_head_to_fp32,
+            fp32_head=options.cast_lm_head_to_fp32 or (bool(rank) and was_trained_with_fp32_head(Path(source.place))),
         )
         with VLLMServer(serving) as server:
             server.wait()

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.models import gguf
 from agentrl.models.hub import explain_load_errors
-from agentrl.models.recommendation import FILE, read_recommendation
+from agentrl.models.recommendation import read_recommendation, was_trained_with_fp32_head, write_recommendation
 from agentrl.models.source import ModelSource, find_source, locate_model, resolve_dtype
 from agentrl.renderer.chat_template import list_templates
 from agentrl.settings import registry
@@ -69,9 +67,10 @@ class Policy:
             raise
         for file in folder.glob("*.safetensors"):
             file.chmod(0o644)  # safetensors writes for the owner alone
-        with suppress(UserError):  # what cannot be heeded is not passed on
-            if recommended := read_recommendation(Path(self.source)):
-                (folder / FILE).write_text(tomli_w.dumps(recommended), "utf-8")
+        from agentrl.models import lm_head, lora
+
+        fp32_head = lora.has_adapter(self.model) and lm_head.has_fp32_head(lm_head.unwrap_model(self.model))
+        write_recommendation(folder, Path(self.source), fp32_head=fp32_head)
 
 
 def build_model_config(*layers: Layer) -> TrainConfig:
@@ -130,7 +129,7 @@ def load_policy(
             options["is_decoder"] = True
         model = AutoModelForCausalLM.from_pretrained(base.place, **options)
         model = gguf.unpack_model(model, base.name) if base.gguf_file else model
-        if has_fp32_head(model):
+        if has_fp32_head(model) or (adapter and was_trained_with_fp32_head(adapter)):
             cast_head_to_fp32(model)
         model = lora.keep_differentiable(lora.load_adapter(model, adapter) if adapter else model)
     return Policy(model if quantize else model.to(device), tokenizer, source.name)

@@ -1,14 +1,18 @@
 """The settings that a model's folder recommends, in ``agentrl.toml``: numbers that train or sample it well.
 
 A folder may be a stranger's, so it names nothing that is loaded, run, read or reached. Beside numbers it may name what
-agentrl itself lists: an optimizer, a schedule of the learning rate, a format of tool calls.
+agentrl itself lists: an optimizer, a schedule of the learning rate, a format of tool calls. An adapter's folder also
+says there that it was trained with logits in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
+
+import tomli_w
 
 from agentrl.errors import UserError
 from agentrl.settings.documents import read_toml_table
@@ -17,6 +21,7 @@ from agentrl.settings.loader import flatten
 from agentrl.settings.registry import EntryKind, list_own
 
 FILE = "agentrl.toml"
+FP32_HEAD = "learner.cast_lm_head_to_fp32"  # of an adapter, which has no config.json to say it
 NUMBERS = (
     *("steps", "engine.max_model_len", "engine.max_num_seqs", "engine.threads", "lora.alpha", "lora.rank"),
     *(f"rollout.{name}" for name in ("group_size", "max_tokens", "max_turns", "tasks_per_step", "temperature")),
@@ -47,9 +52,26 @@ def read_recommendation(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def write_recommendation(folder: Path, source: Path, *, fp32_head: bool) -> None:
+    """Write the settings that the model's ``source`` recommends into a folder, and that its logits are in float32."""
+    recommended: dict[str, Any] = {}
+    with suppress(UserError):  # what cannot be heeded is not passed on
+        recommended = read_recommendation(source)
+    if fp32_head:
+        section, _, name = FP32_HEAD.partition(".")
+        recommended[section] = {**recommended.get(section, {}), name: True}
+    if recommended:
+        (folder / FILE).write_text(tomli_w.dumps(recommended), "utf-8")
+
+
+def was_trained_with_fp32_head(folder: Path) -> bool:
+    """Return True if the folder says that its adapter was trained with logits in float32. Raises UserError."""
+    return bool(flatten(read_recommendation(folder)).get(FP32_HEAD))
+
+
 def _check(path: Path, name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (name in NUMBERS and is_number) or value in _list_names(name):
+    if (name in NUMBERS and is_number) or value in _list_names(name) or (name == FP32_HEAD and value is True):
         return
     if name in NUMBERS:
         why = f"{name} is a number, not {value!r:.80}"

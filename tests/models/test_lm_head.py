@@ -62,6 +62,20 @@ def test_what_is_saved_says_so_by_vllm_s_name(tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)(IDS).logits.dtype == torch.bfloat16
 
 
+def test_an_adapter_s_folder_says_so_too(tmp_path: Path) -> None:
+    """It has no config.json, and its base's says nothing: its logits would be rounded wherever it is evaluated."""
+    settings = {"env": "math-tools", "dtype": "bfloat16", "lora": {"rank": 2}}
+    trained = load_trainable_policy(build_config(("test", {**settings, "learner": {"cast_lm_head_to_fp32": True}})))
+    trained.save(tmp_path / "first")
+    again = policy.load_policy(str(tmp_path / "first"), "bfloat16")
+    assert again.model(IDS).logits.dtype == torch.float32
+    assert torch.equal(again.model(IDS).logits, trained.model(IDS).logits)
+    again.save(tmp_path / "second")
+    assert policy.load_policy(str(tmp_path / "second"), "bfloat16").model(IDS).logits.dtype == torch.float32
+    load_trainable_policy(build_config(("test", settings))).save(tmp_path / "plain")
+    assert policy.load_policy(str(tmp_path / "plain"), "bfloat16").model(IDS).logits.dtype == torch.bfloat16
+
+
 def test_an_adapter_on_the_head_is_refused() -> None:
     model = peft.get_peft_model(qwen3(tie_word_embeddings=False), peft.LoraConfig(r=2, target_modules=["lm_head"]))
     with pytest.raises(UserError, match="only that of a plain linear layer is cast"):
