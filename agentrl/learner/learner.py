@@ -11,12 +11,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import UserError
 from agentrl.learner.distributed import ProcessGroup
@@ -108,7 +111,7 @@ class Learner:
         shares = self._plain is PADDED and settings.packing != "padded"
         self._packing = None if shares else self._plain  # None: not yet known
         self._reference = self._copy_trained() if settings.beta else None
-        self._layers = _enable_checkpointing(policy) if settings.gradient_checkpointing else []
+        self._layers = _find_checkpointed_layers(policy) if settings.gradient_checkpointing else []
         self._base_lrs = self.lrs
 
     @property
@@ -325,20 +328,16 @@ class Learner:
     def _checkpoint_layers(self) -> Iterator[None]:
         """Let layers keep only their inputs for the backward pass, where gradient checkpointing is on.
 
-        transformers asks for training mode. The layers alone are put into it, and leave it while they compute: dropout
-        is off in them, and in what they hold.
+        transformers would do so in training mode alone, in which dropout is on.
         """
-        hooks = [layer.register_forward_pre_hook(_leave_training) for layer in self._layers]
-        hooks += [layer.register_forward_hook(_enter_training) for layer in self._layers]
-        for layer in self._layers:
-            layer.training = True
+        own = [layer.forward for layer in self._layers]
+        for layer, forward in zip(self._layers, own, strict=True):
+            layer.forward = partial(checkpoint, forward, use_reentrant=False)
         try:
             yield
         finally:
-            for layer in self._layers:
-                layer.training = False
-            for hook in hooks:
-                hook.remove()
+            for layer, forward in zip(self._layers, own, strict=True):
+                layer.forward = forward
 
     def _step_optimizers(self) -> float:
         """Sum the gradients over all processes, clip them, and step; return their norm before clipping.
@@ -443,26 +442,17 @@ class Learner:
         return float(sum((e >= threshold).sum() for e in gathered))
 
 
-def _leave_training(layer: nn.Module, *_call: object) -> None:
-    layer.training = False
-
-
-def _enter_training(layer: nn.Module, *_call: object) -> None:
-    layer.training = True
-
-
-def _enable_checkpointing(policy: PreTrainedModel | PeftModel) -> list[nn.Module]:
-    """Let the layers keep only their inputs while they are in training mode; return the layers.
+def _find_checkpointed_layers(policy: PreTrainedModel | PeftModel) -> list[nn.Module]:
+    """Find the layers that can keep only their inputs, and compute the rest again.
 
     Raises:
         UserError: the model has no such layers.
     """
     model = unwrap_model(policy)
-    try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    except ValueError as error:
-        raise UserError(f"learner.gradient_checkpointing: {str(error).splitlines()[0]}") from None
-    return [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and m is not model.base_model]
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not (model.supports_gradient_checkpointing and layers):
+        raise UserError(f"learner.gradient_checkpointing: {type(model).__name__} does not support it; leave it out")
+    return layers
 
 
 @contextmanager

@@ -6,6 +6,9 @@ peft is imported only here, and only when there is an adapter.
 from __future__ import annotations
 
 import importlib.util
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +48,20 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, base: str, revisio
         revision=revision,
     )
     try:
-        wrapped = peft.get_peft_model(model, config).eval()
+        with _quiet_peft():
+            wrapped = peft.get_peft_model(model, config).eval()
     except ValueError as error:
         raise UserError(f"lora.targets {', '.join(settings.targets)}: {str(error).splitlines()[0]}") from None
     wrapped.peft_config["default"].base_model_name_or_path = base
     return wrapped
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    """Let peft ask a model by names that newer versions of transformers deprecate, unheard, until the block ends."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -92,7 +104,9 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Wrap the model with the adapter of a folder, which can be trained further. Raises UserError."""
     _read_settings(folder)
-    return _import_peft().PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+    peft = _import_peft()
+    with _quiet_peft():
+        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
 
 
 def build_quantization(dtype: torch.dtype) -> BitsAndBytesConfig:

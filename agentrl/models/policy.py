@@ -17,6 +17,7 @@ from agentrl.models import gguf
 from agentrl.models.hub import explain_load_errors
 from agentrl.models.recommendation import read_recommendation, was_trained_with_fp32_head, write_recommendation
 from agentrl.models.source import ModelSource, find_source, locate_model, resolve_dtype
+from agentrl.models.versions import warn_of_other_versions
 from agentrl.renderer.chat_template import list_templates
 from agentrl.settings import registry
 from agentrl.settings.documents import read_bounded
@@ -104,6 +105,7 @@ def load_policy(
     Raises:
         UserError: there is no such model, or it cannot be loaded; the sentence says why.
     """
+    warn_of_other_versions()
     load = load or LoadConfig()
     source = find_source(name, load)
     import torch

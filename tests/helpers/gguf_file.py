@@ -77,6 +77,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any) -> None:
     kinds = [gguf.TokenType.CONTROL if word in control else gguf.TokenType.NORMAL for word in words]
     writer.add_token_types(kinds)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in own["model"]["merges"]])
+    writer.add_bos_token_id(tokenizer.eos_token_id)  # none of its own; files have one all the same
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(tokenizer.chat_template)

@@ -20,6 +20,7 @@ import anyio
 from anyio import to_thread
 
 from agentrl.engines.vllm import launch, lora_sender, requests
+from agentrl.engines.vllm.drain import Drain
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
@@ -82,7 +83,7 @@ class VLLMEngine:
         self._count = 0
         self._last_action = "was started"
         self._last_action_at = perf_counter()
-        self._update_lock = anyio.Lock()
+        self._update_lock, self._drain = anyio.Lock(), Drain()
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the configuration, until vLLM has answered
 
     async def __aenter__(self) -> Self:
@@ -125,7 +126,9 @@ class VLLMEngine:
         """
         requests.check_request(token_ids, params, self._vocabulary, self.max_context)
         self._count += 1
-        output = await self._while_alive(self._run_request(list(token_ids), params, f"{session}-{self._count}"))
+        request = f"{session}-{self._count}"
+        async with self._drain.request():
+            output = await self._while_alive(self._run_request(list(token_ids), params, request))
         sampled = output.outputs[0]
         reused = output.num_cached_tokens or 0
         self.meter.sampled += len(sampled.token_ids)
@@ -140,7 +143,7 @@ class VLLMEngine:
 
     async def update_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
         """Sample from ``policy`` from now on; it may change again as soon as this returns."""
-        async with self._update_lock:
+        async with self._update_lock, self._drain.finish_requests(self._update == "drain"):
             await self._while_alive(self._replace_or_fail(policy, version))
             self.version = version
 
@@ -205,7 +208,7 @@ class VLLMEngine:
             raise
 
     async def _replace_weights(self, policy: PreTrainedModel | PeftModel, version: int) -> None:
-        await self._llm.pause_generation(mode="keep" if self._update == "in-flight" else "wait", clear_cache=True)
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
         await self._wake("weights")
         self._weights.replace(policy)
         await to_thread.run_sync(self._sender.send_weights)

@@ -21,7 +21,7 @@ from agentrl.engines.vllm.parent_watch import OWNER
 from agentrl.engines.vllm.weight_sender import MEMORY, PolicyWeights
 from agentrl.errors import UserError
 
-VERSION = "0.32"
+VERSIONS = ("0.32", "0.33")
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
 BLOCK = 32  # tokens in a block of the prefix cache: what is shared in part is computed again
 INSTALL = (
@@ -49,16 +49,20 @@ def import_vllm() -> Any:
         except ImportError as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == "vllm"
             problem = "is not installed" if missing else f"does not import here ({error})"
-            raise UserError(f"engine vllm: vLLM {problem}. Install {VERSION}.*: {INSTALL}") from None
+            raise UserError(f"engine vllm: vLLM {problem}. Install {_name_versions()}: {INSTALL}") from None
         except Exception as error:  # an extension built for another torch fails in its own ways
             raise UserError(f"engine vllm: vLLM does not import here ({error}). Install: {INSTALL}") from None
         version = str(vllm.__version__)
-    if not version.startswith(f"{VERSION}."):
+    if not version.startswith(tuple(f"{known}." for known in VERSIONS)):
         raise UserError(
             f"engine vllm: vLLM {version} is installed, beside torch {torch.__version__}; agentrl drives its internals "
-            f"and knows {VERSION}.* only. Install that: {INSTALL}"
+            f"and knows {_name_versions()} only. Install one of them: {INSTALL}"
         )
     return vllm
+
+
+def _name_versions() -> str:
+    return " or ".join(f"{known}.*" for known in VERSIONS)
 
 
 def build_engine_arguments(

@@ -16,6 +16,7 @@ from anyio import to_thread
 
 from agentrl.engines.server_keys import ServerAuth
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
+from agentrl.engines.vllm.drain import Drain
 from agentrl.errors import UserError
 from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
@@ -43,7 +44,7 @@ class Replica:
         self.max_context = 1 << 30
         self.version = -1
         self._weights, self._backend, self._rank = weights, backend, lora_sender.find_adapter_rank(weights.model)
-        self._slots = anyio.Semaphore(capacity)
+        self._slots, self._drain = anyio.Semaphore(capacity), Drain()
         self._options: dict[str, Any] = {
             "base_url": Secret(self.url).reveal(),
             "trust_env": False,  # no proxy between us
@@ -68,7 +69,7 @@ class Replica:
         }
         if self._rank:
             body["model"] = lora_sender.ADAPTER_NAME
-        async with self._slots:
+        async with self._drain.request(), self._slots:
             response = await self._while_up(self._http.post("/inference/v1/generate", json=body))
             choice = response["choices"][0]
             spans = [(s["version"], s["start"], s["end"]) for s in choice["weight_versions"] or ()]
@@ -119,13 +120,13 @@ class Replica:
             ServerLost: the server is gone or hangs.
         """
         assert self._sender is not None
-        mode = "keep" if update == "in-flight" else "wait"
-        await self._call("POST", "/pause", params={"mode": mode, "clear_cache": True}, timeout=None)
-        await self._in_thread(self._sender.send_weights)
-        await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
-        await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
-        await self._call("POST", "/resume")
-        self.version = version
+        async with self._drain.finish_requests(update == "drain"):
+            await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": True}, timeout=None)
+            await self._in_thread(self._sender.send_weights)
+            await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
+            await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
+            await self._call("POST", "/resume")
+            self.version = version
 
     async def _check_adapters(self) -> None:
         """Raise UserError if the server was started for another kind of training."""

