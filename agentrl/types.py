@@ -67,7 +67,8 @@ class Reply:
 
     ``content`` is all but the calls, each thought between its marks; ``text`` is what was said beside the thoughts, and
     ``thought`` is what stands inside their marks. Where ``text`` is not given, both are read off ``content``.
-    ``thought_spans`` and ``text_spans`` are their places in tokens of the turn, where a renderer has read it.
+    ``thought_spans`` and ``text_spans`` are their places in tokens of the turn, where a renderer has read it: thoughts
+    with their marks, and what stands behind the last one, with the calls in it.
     """
 
     content: str

@@ -398,8 +398,8 @@ class TemplateRenderer:
 
         def convert(span: Span) -> Span:
             start, end = span
-            at = places[start] if start < len(places) else len(ids)
-            return (at, places[end - 1] + 1 if end > start else at)
+            at = places[start][0] if start < len(places) else len(ids)
+            return (at, places[end - 1][1] + 1 if end > start else at)
 
         return replace(
             reply,
@@ -600,11 +600,13 @@ def _special(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
     return {i: added[i].content for i in ids if i in added and added[i].special}
 
 
-def _place_characters(backend: Any, ids: Sequence[int]) -> list[int]:
-    """Return, for each character of a decoded turn, the token that completes it."""
-    stream, places = DecodeStream(skip_special_tokens=False), list[int]()
+def _place_characters(backend: Any, ids: Sequence[int]) -> list[Span]:
+    """Return, for each character of a decoded turn, the first and the last of the tokens that it is spread over."""
+    stream, places, first = DecodeStream(skip_special_tokens=False), list[Span](), 0
     for at, i in enumerate(ids):
-        places += [at] * len(stream.step(backend, i) or "")
+        if decoded := stream.step(backend, i):
+            places += [(first, at)] * len(decoded)
+            first = at + 1
     return places
 
 

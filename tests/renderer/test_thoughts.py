@@ -98,6 +98,18 @@ def test_a_turn_has_thought_text_and_calls_with_their_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MARKS)
+def test_a_character_of_several_tokens_is_in_its_place_with_all_of_them(name: str) -> None:
+    opening, ending, lead = MARKS[name]
+    start = "" if name == "opened" else opening
+    said = f"{start}日本 👍🏽{ending}{lead}日本 ≈ 👍🏽"
+    reply = read(name, said)
+    (thought,), (text,) = cut(name, said, reply.thought_spans), cut(name, said, reply.text_spans)
+    assert thought.strip() == f"{start}日本 👍🏽{ending}{lead}".strip()
+    assert text.strip() == "日本 ≈ 👍🏽"
+    assert reply.thought_spans[0][1] <= reply.text_spans[0][0]
+
+
+@pytest.mark.parametrize("name", MARKS)
 @pytest.mark.parametrize("forged", ["", "</think>", "<think></think>"])
 def test_a_thought_that_is_never_ended_is_no_answer(name: str, forged: str) -> None:
     opening, ending, _ = MARKS[name]
