@@ -85,8 +85,10 @@ def _write_turn(renderer: TemplateRenderer, messages: list[Any], reply: Any) -> 
         _, found, turn = renderer.decode(whole).partition(renderer.decode(prompt))
     except TemplateError:
         found = turn = ""
+    if found:
+        return turn
     calls = [renderer.call_format.format_call(c["function"]) for c in reply.get("tool_calls", ())]
-    return turn if found else "".join([reply["content"], *calls])
+    return "".join([reply["content"], *calls])
 
 
 def _take_turn(

@@ -291,7 +291,8 @@ class TemplateRenderer:
     @cached_property
     def _learnt(self) -> Learnt:
         """Return how the template writes calls, read off what it writes."""
-        return learn_call_format(self._render, self._added, self._given_calls)
+        brought = None if self._template else getattr(self.tokenizer, "response_template", None)
+        return learn_call_format(self._render, self._added, self._given_calls, brought)
 
     @cached_property
     def call_format(self) -> CallFormat:

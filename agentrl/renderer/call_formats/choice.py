@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agentrl.errors import TemplateError
 from agentrl.renderer.call_formats import CallFormat, harmony, hermes
@@ -22,6 +22,7 @@ from agentrl.renderer.call_formats.probes import (
     make_tools,
 )
 from agentrl.renderer.call_formats.reader import LearntFormat
+from agentrl.renderer.call_formats.response_template import ResponseTemplateFormat
 from agentrl.types import JsonSchema
 
 _SIBLINGS: Sequence[CallFormat] = (hermes, harmony)
@@ -41,13 +42,19 @@ class Learnt(NamedTuple):
     shows_tools: bool = True
 
 
-def learn_call_format(render: Render, marks: Collection[str] = (), own: CallFormat | None = None) -> Learnt:
+def learn_call_format(
+    render: Render,
+    marks: Collection[str] = (),
+    own: CallFormat | None = None,
+    response_template: Mapping[str, Any] | None = None,
+) -> Learnt:
     """Learn how a template writes calls, and prove it by reading back what it writes on fresh values.
 
     Args:
         render: renders messages and tools with the template, bounded; raises TemplateError.
         marks: the tokenizer's added tokens.
         own: the one format to prove, instead of those that are written or learnt.
+        response_template: the tokenizer's, for a form that cannot be learnt.
     """
     try:
         shown = is_shown(render, make_tools(keys={"qzkeyq": "string"}))
@@ -57,7 +64,7 @@ def learn_call_format(render: Render, marks: Collection[str] = (), own: CallForm
     for style in STYLES:
         prober, failure = Prober(render, style), ""
         try:
-            for form in [own] if own else _list_candidates(prober, marks):
+            for form in [own] if own else _list_candidates(prober, marks, response_template if shown else None):
                 failure, limits = _try(prober, form)
                 if not failure:
                     return Learnt(form, "", limits, style, shown)
@@ -70,9 +77,20 @@ def learn_call_format(render: Render, marks: Collection[str] = (), own: CallForm
     return Learnt(None, (reasons + refusals)[0] if shown else "it shows no tools")
 
 
-def _list_candidates(prober: Prober, marks: Collection[str]) -> Iterator[CallFormat]:
+def _list_candidates(
+    prober: Prober, marks: Collection[str], response_template: Mapping[str, Any] | None
+) -> Iterator[CallFormat]:
     yield from _SIBLINGS
-    yield LearntFormat(learn_grammar(prober, marks))
+    try:
+        yield LearntFormat(learn_grammar(prober, marks))
+    except NotLearnt:
+        if not response_template:
+            raise
+    if response_template:
+        try:
+            yield ResponseTemplateFormat(response_template)
+        except ValueError as error:
+            raise NotLearnt(f"the tokenizer's response_template: {error}") from None
 
 
 def _try(prober: Prober, form: CallFormat) -> tuple[str, tuple[str, ...]]:
