@@ -26,6 +26,7 @@ _LONGEST_NAME = 256
 _UNCLOSED = "the tool call was not closed"
 _NO_NAME = re.compile(r"[\s{}\"<>]")
 _SPACE = re.compile(r"\s*")
+_ID_START = re.compile(r"[\w.]*\Z")
 
 
 class _Refusal(Exception):
@@ -288,12 +289,14 @@ class _Reading:
         return arguments
 
     def _read_tagged(self, body: TaggedBody, at: int, bound: int) -> _Read:
-        name, slots = "", dict[str, str]()
+        name, own_id, begun = "", "", at
         for number, part in enumerate(body.lead):
             if isinstance(part, Slot):
                 start, at = at, self._end_of_slot(body, number, at, bound)
-                slots[part.what] = self._text[start:at].strip()
-                name = slots.get("name", "")
+                name = self._text[start:at].strip() if part.what == "name" else name
+                own_id = self._text[start:at].strip() if part.what == "id" else own_id
+                if part.what == "index" and name:  # functions.NAME:0 is an id, too
+                    own_id = _ID_START.findall(self._grammar.call_open)[0] + self._text[begun:at].strip()
             elif part.strip():
                 found = self._marks.skip(part.strip(), at)
                 if found < 0:
@@ -303,13 +306,13 @@ class _Reading:
             raise _Refusal("a tool call must have a name")
         if isinstance(body.arguments, PairArguments):
             arguments, at = self._read_pairs(body.arguments, name, at, bound)
-            return _Read(name, arguments, at, slots.get("id", ""))
+            return _Read(name, arguments, at, own_id)
         try:
             value, at = scan_json(self._text, _skip_space(self._text, at))
         except ValueError as error:
             raise _Refusal(f"invalid JSON in the arguments: {error}", name=name) from None
         arguments = self._check_arguments(value, name, as_text=body.arguments.as_text)
-        return _Read(name, arguments, at, slots.get("id", ""))
+        return _Read(name, arguments, at, own_id)
 
     def _end_of_slot(self, body: TaggedBody, number: int, at: int, bound: int) -> int:
         """Return the end of the name, id or number that begins here."""

@@ -154,7 +154,9 @@ def test_an_id_and_a_number_are_each_call_s_own() -> None:
     ids = re.findall(r'"id": "([a-zA-Z0-9]{9})"', listed.format_calls(calls))
     assert len(set(ids)) == 2
     assert '"id": "mineABC12"' in listed.format_call({**calls[0], "id": "mineABC12"})
-    assert re.findall(r"fn\.search:(\d)", counted.format_calls(calls)) == ["0", "1"]
+    written = counted.format_calls(calls)
+    assert re.findall(r"fn\.search:(\d)", written) == ["0", "1"]
+    assert [c.id for c in counted.parse(written, tools=TOOLS).tool_calls] == ["fn.search:0", "fn.search:1"]
 
 
 def test_a_template_that_shows_no_tools_is_followed_in_its_own_form() -> None:
