@@ -101,7 +101,12 @@ STEP = (
     _Described("forwarded_tokens", "their trained tokens: the means below are over these", "tokens", _LEARNER),
     _Described("loss", "the sum over tokens of weight x loss, mean over the optimizer steps", "", _LEARNER),
     _Described("grad_norm", "norm of the gradient before clipping, mean over the optimizer steps", "", _LEARNER),
-    _Described("entropy", "mean entropy of the policy at the trained tokens", "nats", _OBJECTIVE),
+    _Described(
+        "entropy",
+        "mean entropy at the trained tokens of what was sampled from: temperature, penalty, kept tokens where known",
+        "nats",
+        _OBJECTIVE,
+    ),
     _Described("aux_loss", "balancing loss of a mixture of experts, before its coefficient", "", _LEARNER),
     _Described("kl", "mean of k3, exp(d) - d - 1 with d = log p_ref - log p (times r by default)", "nats", _OBJECTIVE),
     _Described(
