@@ -197,3 +197,11 @@ def _list_keys(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _list_keys(inner, key)
+
+
+def check_kept(parts: Sequence[Part], messages: Sequence[Any]) -> None:
+    """Raise TemplateError if a message's text is lost, but for texts beside a call, which some templates leave out."""
+    kept = {part.index for part in parts if isinstance(part, Placeholder)}
+    for index, message in enumerate(messages):
+        if message["content"] and 2 * index not in kept and not message.get("tool_calls"):
+            raise TemplateError(f"it loses the text of the role {message['role']!r}")

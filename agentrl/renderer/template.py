@@ -11,11 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
-
-from tokenizers.decoders import DecodeStream
 
 from agentrl.errors import TemplateError
 from agentrl.renderer import placeholders, thoughts
@@ -24,10 +21,13 @@ from agentrl.renderer.call_formats.choice import Learnt, learn_call_format
 from agentrl.renderer.chat_template import check_words, describe_choice, list_templates, list_words, render_chat
 from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
 from agentrl.renderer.description import Description
+from agentrl.renderer.frames import FrameLearner, Shape
 from agentrl.renderer.history import NewContext, say_alike
 from agentrl.renderer.placeholders import Part, Rendering, TemplatedMessages, format_placeholder
 from agentrl.renderer.plain_fences import Conversation, PlainFences, find_fences
+from agentrl.renderer.probe_turns import PROBE_TOOL, REPLY, REPLY_TEXT, USER_TURN, make_probe_call, make_probe_result
 from agentrl.renderer.role_fallbacks import append_system, fold_system, fold_tools
+from agentrl.renderer.spans import place_reply
 from agentrl.renderer.stop_strings import cut_at_stop
 from agentrl.renderer.thoughts import (
     PLAIN,
@@ -37,28 +37,15 @@ from agentrl.renderer.thoughts import (
     read_turn,
     write_thought,
 )
+from agentrl.renderer.turn_ends import cut_closing, learn_turn_ends, select_special
 from agentrl.settings.template import History
-from agentrl.types import JsonSchema, Message, Reply, Span
+from agentrl.types import JsonSchema, Message, Reply
 
-_REPLY_TEXT, _THOUGHT = "qzsaidq", "qzthoughtq"  # letters pass every filter of a template unchanged
-_USER_TURN: Rendering = {"role": "user", "content": "q"}
-_REPLY: Rendering = {"role": "assistant", "content": _REPLY_TEXT}
-_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-_PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "d", "parameters": _PARAMETERS}}
-
+_THOUGHT = "qzthoughtq"
 _MOST_WORDINGS = 32  # renderers of other words that are kept
 TAIL = 16  # tokens of a prompt that may hold the opening of a thought, and the white space behind it
 
-Shape = tuple[tuple[str, bool, bool], ...]  # of each message: its role, whether it has a content and a name
 _RESULT, _USER = ("tool", True, True), ("user", True, False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The text that the template appends to a model's turn: its rest, messages, the next turn's beginning."""
-
-    turn_suffix: str  # up to the first text: "<|im_end|>\n<|im_start|>user\n"
-    parts: tuple[Part, ...]
 
 
 class TemplateRenderer:
@@ -100,19 +87,18 @@ class TemplateRenderer:
                 f"the tokenizer {name!r} has several chat templates, and none is the default; "
                 f"take one with --chat_template NAME: {', '.join(sorted(named))}"
             )
-        self.tokenizer, self._given_calls, self._name = tokenizer, call_format, name
+        self.tokenizer, self._given_calls = tokenizer, call_format
         self.injection_attempts: Counter[str] = Counter()
         self.history = history
         self._template, self.words, self._end_tokens = chat_template, dict(words), tuple(end_tokens)
         check_words(words, self.list_words() if words else {})
         self._worded: dict[str, TemplateRenderer] = {}
         self._added = find_structural_tokens(tokenizer)
-        self._frames: dict[tuple[Shape, bool], _Frame] = {}
-        self._closing, last = self._find_closings()
-        self._closer = self._first_added(self._closing)
-        self._stops = self._find_stops(self._first_added(last)) | _special(tokenizer, end_tokens)
+        self._ends = learn_turn_ends(self._apply, tokenizer, name, self._added, self._thoughts.marks.ending)
+        self._stops = {**self._ends.stops, **select_special(tokenizer, end_tokens)}
         self._stops |= {self._added[s]: s for s in getattr(self.call_format, "stops", ()) if s in self._added}
-        self._encoder = SafeEncoder(tokenizer, anchor=self._closer or next(iter(self._stops.values())))
+        self._frames = FrameLearner(self._apply, self._added, self._ends.closing, self.call_format)
+        self._encoder = SafeEncoder(tokenizer, anchor=self._ends.closer or next(iter(self._stops.values())))
         self._prompt = lru_cache(maxsize=512)(self._render_prompt)
 
     # -- the renderer's contract ---------------------------------------------------------------------------------
@@ -172,10 +158,10 @@ class TemplateRenderer:
     ) -> tuple[list[int], Counter[str]]:
         """Render what stands behind a turn: its end where it has none yet, messages, the next turn's beginning."""
         shape = tuple((m["role"], bool(m["content"]), bool(m.get("name"))) for m in messages)
-        frame = self._frame(shape, bool(tools))
+        frame = self._frames.find(shape, native=bool(tools) and self._native)
         turn_suffix = frame.turn_suffix
         if completion_ids and (stop := self._stops.get(completion_ids[-1])):
-            ending = stop if turn_suffix.startswith(stop) else self._closer or stop
+            ending = stop if turn_suffix.startswith(stop) else self._ends.closer or stop
             _, end, rest = turn_suffix.partition(ending)
             turn_suffix = rest if end else turn_suffix
         own = [*placeholders.collect_texts(messages), *placeholders.collect_ids(messages, self._added)]
@@ -201,7 +187,7 @@ class TemplateRenderer:
             reply = write_thought(self.call_format.parse(before, tools=tools, thinking=opened is not None))
         else:
             reply = read_turn(before, partial(self.call_format.parse, tools=tools), self._marks, opened)
-        return self._place(reply, text, ids)
+        return place_reply(reply, text, ids, self.tokenizer.backend_tokenizer)
 
     def encode_turn(self, text: str) -> list[int]:
         """Encode a turn of the model's own, in which control tokens are what they are."""
@@ -240,7 +226,7 @@ class TemplateRenderer:
             rewritten={"tool results": self._verify_rewriting("tool"), "user turns": self._verify_rewriting("user")},
             forgotten=[
                 turns
-                for turns, message in (("user turns", _USER_TURN), ("tool results", _result(0)))
+                for turns, message in (("user turns", USER_TURN), ("tool results", make_probe_result(0)))
                 if self._drops_thinking(message)
             ],
             thoughts=self._thoughts,
@@ -299,76 +285,6 @@ class TemplateRenderer:
         """Return the form in which the model writes calls."""
         return self._given_calls or self._learnt.form or hermes
 
-    def _find_closings(self) -> tuple[str, str]:
-        """Return the text that the template puts after the model's own, with something behind it and at the end.
-
-        Mostly they are one. Phi's ends a conversation with its eos, and gpt-oss' last turn has another end.
-        """
-        try:
-            turns = self._apply([_USER_TURN, _REPLY])
-            if _REPLY_TEXT not in turns:
-                raise TemplateError("it loses or alters the model's text")
-        except TemplateError as error:
-            raise TemplateError(
-                f"the chat template of {self._name!r} cannot render a user and an assistant turn: {error}; "
-                "give another one with --chat_template FILE"
-            ) from error
-        last = turns.rpartition(_REPLY_TEXT)[2]
-        try:
-            _, said, followed = self._apply([_USER_TURN, _REPLY, _USER_TURN]).rpartition(_REPLY_TEXT)
-            return self._cut_closing(last, followed) if said else last, last
-        except TemplateError:
-            return last, last
-
-    def _cut_closing(self, last: str, followed: str) -> str:
-        """Return the part of a turn's end that stays once something follows: but for a token that ends it all.
-
-        Raises:
-            TemplateError: something else goes.
-        """
-        kept = _common(last, followed)
-        at = next(
-            (i for i in range(len(last)) if any(i < len(kept) < i + len(t) for t in self._starting(last, i))), None
-        )
-        kept = kept if at is None else kept[:at]
-        gone = last[len(kept) :].strip()
-        if not gone:
-            return kept
-        if gone not in self._added:
-            raise TemplateError("it rewrites the turns before")
-        if kept.strip() or not (other := self._first_added(followed)):
-            return kept
-        return followed[: followed.index(other) + len(other)]  # another token ends a turn that is not the last
-
-    def _starting(self, text: str, at: int) -> list[str]:
-        """List the added tokens that begin at a place of a text."""
-        return [t for t in self._added if text.startswith(t, at)]
-
-    def _find_stops(self, last: str) -> dict[int, str]:
-        """Return the tokens that end the model's turn when sampled, by id.
-
-        Some templates end no turn (GLM's): there the model is stopped by the token that begins the next one. A token
-        that ends thoughts too ends no turn, where another one does.
-
-        Args:
-            last: the token that ends a turn with nothing behind it, or none.
-        """
-        stops = [self._closer, last]
-        for message in () if self._closer else (_USER_TURN, _result(0)):
-            try:
-                stops.append(self._first_added(self._apply([_USER_TURN, _REPLY, message]).rpartition(_REPLY_TEXT)[2]))
-            except TemplateError:
-                continue  # no such role
-        stops.append(self.tokenizer.eos_token)
-        ids = {self._added[s]: s for s in stops if s in self._added}
-        if not ids:
-            raise TemplateError("no token ends a turn, neither the template's nor the tokenizer's; set eos_token")
-        ending = self._thoughts.marks.ending
-        return {i: s for i, s in ids.items() if not ending.startswith(s)} or ids
-
-    def _first_added(self, text: str) -> str:
-        return min(((text.index(t), -len(t), t) for t in self._added if t in text), default=(0, 0, ""))[2]
-
     @cached_property
     def _thoughts(self) -> thoughts.Thoughts:
         return learn_thoughts(lambda messages, prompt: self._apply([dict(m) for m in messages], prompt=prompt))
@@ -381,33 +297,11 @@ class TemplateRenderer:
     @cached_property
     def _first_prompt(self) -> str:
         """Return a first prompt. Behind a tool's answer another thought may be opened, so a turn is read by its own."""
-        return self._apply([_USER_TURN], prompt=True)
+        return self._apply([USER_TURN], prompt=True)
 
     @property
     def _opens_thought(self) -> bool:
         return find_opened(self._first_prompt, self._marks) is not None
-
-    def _place(self, reply: Reply, text: str, ids: Sequence[int]) -> Reply:
-        """Turn the spans of a reply, in characters of the turn, into spans in its tokens."""
-        spans = [*reply.thought_spans, *reply.text_spans, *(c.span for c in reply.tool_calls if c.span)]
-        if not spans:
-            return reply
-        places = _place_characters(self.tokenizer.backend_tokenizer, ids)
-        if not places or len(places) != len(text):
-            calls = tuple(replace(c, span=None) for c in reply.tool_calls)
-            return replace(reply, tool_calls=calls, thought_spans=(), text_spans=())
-
-        def convert(span: Span) -> Span:
-            start, end = span
-            at = places[start][0] if start < len(places) else len(ids)
-            return (at, places[end - 1][1] + 1 if end > start else at)
-
-        return replace(
-            reply,
-            tool_calls=tuple(replace(c, span=c.span and convert(c.span)) for c in reply.tool_calls),
-            thought_spans=tuple(map(convert, reply.thought_spans)),
-            text_spans=tuple(map(convert, reply.text_spans)),
-        )
 
     @cached_property
     def _native(self) -> bool:
@@ -416,7 +310,7 @@ class TemplateRenderer:
             return False
         try:
             for count in (1, 2):  # some take one call a turn only
-                self._learn_frame((_RESULT,) * count, [_PROBE_TOOL])
+                self._frames.learn((_RESULT,) * count, [PROBE_TOOL])
         except TemplateError:
             return False
         return True
@@ -424,29 +318,29 @@ class TemplateRenderer:
     @cached_property
     def _system(self) -> bool:
         """Return True if the template has a system role, and leaves it in place as the conversation goes on."""
-        start: list[Rendering] = [{"role": "system", "content": format_placeholder(0)}, _USER_TURN]
+        start: list[Rendering] = [{"role": "system", "content": format_placeholder(0)}, USER_TURN]
         try:
-            prompt, later = self._apply(start), self._apply([*start, _REPLY, _USER_TURN])
+            prompt, later = self._apply(start), self._apply([*start, REPLY, USER_TURN])
             return any(
                 isinstance(p, placeholders.Placeholder) for p in placeholders.split_rendering(prompt)
-            ) and later.startswith(self._cut_closing(prompt, later))
+            ) and later.startswith(cut_closing(prompt, later, self._added))
         except TemplateError:
             return False
 
     @cached_property
     def _fences(self) -> PlainFences:
         """Return the fences that are plain text here, read off conversations of several shapes."""
-        call, answer = _REPLY | {"content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}, _REPLY
-        system = {"role": "system", "content": "s"}
+        call, answer = REPLY | {"content": "", "tool_calls": [make_probe_call("probe", {"a": "b"})]}, REPLY
+        system, result = {"role": "system", "content": "s"}, make_probe_result(0)
         conversations: list[list[Rendering]] = [
-            [system, _USER_TURN, answer, _USER_TURN, answer, _USER_TURN],
-            [_USER_TURN, call, _result(0)],
-            [_USER_TURN, call, _result(0), answer, _USER_TURN],
-            [_USER_TURN, call | {"tool_calls": call["tool_calls"] * 2}, _result(0), _result(0), _USER_TURN],
+            [system, USER_TURN, answer, USER_TURN, answer, USER_TURN],
+            [USER_TURN, call, result],
+            [USER_TURN, call, result, answer, USER_TURN],
+            [USER_TURN, call | {"tool_calls": call["tool_calls"] * 2}, result, result, USER_TURN],
         ]
         rendered = []
         for messages in conversations:
-            for tools in ((),) if messages[0] is system else ((), (_PROBE_TOOL,)):
+            for tools in ((),) if messages[0] is system else ((), (PROBE_TOOL,)):
                 with suppress(TemplateError):  # a template need not take all
                     rendered.append(Conversation(self._split_prompt(messages, tools)[0], len(messages), bool(tools)))
         encoder, fences = self._encoder, find_fences(rendered, self._added)
@@ -458,16 +352,16 @@ class TemplateRenderer:
         return PlainFences(fences, encoder.replacement, ignore_case=encoder.ignores_case)
 
     def _drops_thinking(self, then: Rendering) -> bool:
-        thought = self._thoughts.put(_REPLY, _THOUGHT, _REPLY_TEXT)
+        thought = self._thoughts.put(REPLY, _THOUGHT, REPLY_TEXT)
         try:
-            return _THOUGHT not in self._apply([_USER_TURN, thought, then], [_PROBE_TOOL] if self._native else ())
+            return _THOUGHT not in self._apply([USER_TURN, thought, then], [PROBE_TOOL] if self._native else ())
         except TemplateError:
             return False  # it has no such turn
 
     def _verify(self, shape: Shape) -> str:
         """Return why turns of a shape cannot be appended; empty if they can."""
         try:
-            self._frame(shape, tools=True)
+            self._frames.find(shape, native=self._native)
         except TemplateError as error:
             return str(error)
         return ""
@@ -475,11 +369,11 @@ class TemplateRenderer:
     def _verify_rewriting(self, role: str) -> str:
         """Return why a conversation that goes on with a turn of a role cannot be rendered; empty if it can."""
         asked: Any = {"role": "user", "content": "q"}
-        said: Any = {"role": "assistant", "content": _REPLY_TEXT}
+        said: Any = {"role": "assistant", "content": REPLY_TEXT}
         if role == "tool":
-            said |= {"content": "", "tool_calls": [_message_call("probe", {"a": "b"})]}
+            said |= {"content": "", "tool_calls": [make_probe_call("probe", {"a": "b"})]}
         try:
-            self._render_conversation([asked, said, _result(0) if role == "tool" else asked], [_PROBE_TOOL])
+            self._render_conversation([asked, said, make_probe_result(0) if role == "tool" else asked], [PROBE_TOOL])
         except TemplateError as error:
             return str(error)
         return ""
@@ -503,7 +397,7 @@ class TemplateRenderer:
         try:
             parts, templated = self._split_prompt(messages, tools, open_turn=open_turn)
             texts = [text for text, _ in templated.texts[: 2 * len(messages) : 2]]
-            _check_kept(parts, [{**m, "content": text} for m, text in zip(messages, texts, strict=True)])
+            placeholders.check_kept(parts, [{**m, "content": text} for m, text in zip(messages, texts, strict=True)])
         except TemplateError as error:
             roles = ", ".join(m["role"] for m in messages)
             raise TemplateError(f"the chat template cannot render the turns ({roles}): {error}") from error
@@ -533,95 +427,3 @@ class TemplateRenderer:
         pieces, fences = self._fences.break_in(pieces)
         ids, attempts = self._encoder.encode(pieces, beginning=beginning)
         return ids, attempts + fences
-
-    # -- later turns -------------------------------------------------------------------------------------------------
-
-    def _frame(self, shape: Shape, tools: bool) -> _Frame:
-        if (key := (shape, tools)) not in self._frames:
-            try:
-                self._frames[key] = self._learn_stable_frame(shape, tools=tools)
-            except TemplateError as error:
-                roles = ", ".join(role for role, _, _ in shape)
-                raise TemplateError(
-                    f"the chat template cannot append the turns ({roles}) to a conversation: {error}; "
-                    "give a template that only appends with --chat_template FILE"
-                ) from error
-        return self._frames[key]
-
-    def _learn_stable_frame(self, shape: Shape, *, tools: bool) -> _Frame:
-        """Learn a frame; where the template would move the tools, as Mistral's do, they stay where they were shown."""
-        if not (tools and self._native):
-            return self._learn_frame(shape, (), native=False)
-        try:
-            return self._learn_frame(shape, [_PROBE_TOOL])
-        except TemplateError:
-            return self._learn_frame(shape, ())
-
-    def _learn_frame(self, shape: Shape, tools: Sequence[JsonSchema], *, native: bool = True) -> _Frame:
-        messages = [{"role": r, "content": "t" * full, "name": "n" * named} for r, full, named in shape]
-        turns = TemplatedMessages(messages).messages
-        new = turns if native else fold_tools(turns, self.call_format)
-        calls = [_message_call(m.get("name", "t"), {"a": _REPLY_TEXT}, i) for i, m in enumerate(turns)]
-        errors: list[TemplateError] = []
-        asking = _REPLY | {"tool_calls": calls}
-        stop = next(iter(getattr(self.call_format, "stops", ())), self._closing)
-        # results stand behind calls, in some templates behind calls without a text, where a turn may have another end
-        replies = [(_REPLY, self._closing)]
-        behind = [(asking, self._closing), (asking | {"content": ""}, stop)]
-        for reply, closing in behind + replies if native and "tool" in {r for r, _, _ in shape} else replies + behind:
-            try:
-                parts = placeholders.split_rendering(closing + self._appended(reply, new, tools))
-                _check_kept(parts, messages)
-                parts = placeholders.split_ids(parts, messages)
-                return _Frame(str(parts[0]), tuple(parts[1:]))
-            except TemplateError as error:
-                errors.append(error)
-        raise errors[0]
-
-    def _appended(self, reply: Rendering, new: Sequence[Rendering], tools: Sequence[JsonSchema]) -> str:
-        """Return the text that the template adds behind the model's turn. Raises if it rewrites the turns before."""
-        before = self._apply([_USER_TURN], tools)
-        after = self._apply([_USER_TURN, reply, *new], tools, prompt=True)
-        last, appended = (t.rpartition(_REPLY_TEXT)[2] for t in (self._apply([_USER_TURN, reply], tools), after))
-        closing = self._cut_closing(last, appended)
-        self._cut_closing(before, after)
-        if not appended.startswith(closing):
-            raise TemplateError("it rewrites the turns before")
-        return appended[len(closing) :]
-
-
-def _common(a: str, b: str) -> str:
-    """Return the beginning that two texts share."""
-    return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
-
-
-def _special(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
-    """Return the special tokens among ids: a config may say 2 by default, where 2 is a letter or ``<tool_call>``."""
-    added = tokenizer.added_tokens_decoder
-    return {i: added[i].content for i in ids if i in added and added[i].special}
-
-
-def _place_characters(backend: Any, ids: Sequence[int]) -> list[Span]:
-    """Return, for each character of a decoded turn, the first and the last of the tokens that it is spread over."""
-    stream, places, first = DecodeStream(skip_special_tokens=False), list[Span](), 0
-    for at, i in enumerate(ids):
-        if decoded := stream.step(backend, i):
-            places += [(first, at)] * len(decoded)
-            first = at + 1
-    return places
-
-
-def _message_call(name: str, arguments: dict[str, Any], index: int = 0) -> Rendering:
-    return {"id": f"call{index:05d}", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _result(index: int) -> Rendering:
-    return {"role": "tool", "content": "r", "tool_call_id": f"call{index:05d}", "name": "probe"}
-
-
-def _check_kept(parts: Sequence[Part], messages: Sequence[Any]) -> None:
-    """Raise if a message's text is lost, but for texts beside a call, which some templates leave out on purpose."""
-    kept = {part.index for part in parts if isinstance(part, placeholders.Placeholder)}
-    for index, message in enumerate(messages):
-        if message["content"] and 2 * index not in kept and not message.get("tool_calls"):
-            raise TemplateError(f"it loses the text of the role {message['role']!r}")
