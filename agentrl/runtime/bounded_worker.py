@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.runtime.worker_wire import WireError, is_silent, read_frame, write_frame
+from agentrl.runtime.worker_wire import is_silent, read_frame, write_frame
 
 _PROGRAM = Path(__file__).with_name("bounded_program.py")
 _LONGEST = 256 << 20  # bytes of a piece
@@ -80,7 +80,7 @@ class BoundedWorkers:
                     if not is_whole:
                         raise BeyondBounds("it takes too much memory")
                     raise AnswerError(name, text)
-            except (OSError, WireError):
+            except (OSError, ValueError):  # what it writes is no answer
                 pass
             raise BeyondBounds("it takes too much time or memory, or cannot be read without a crash")
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ from agentrl.runtime.worker_wire import (
     unpack_value,
     write_frame,
 )
+from agentrl.types import TOOL_ERRORS
 
 T = TypeVar("T")
 PROGRAM = Path(__file__).with_name("process_worker.py")
@@ -162,11 +164,12 @@ def _read_answer(frame: tuple[bytes, bytes]) -> tuple[Any] | Exception:
 def _build_error(said: dict[str, Any]) -> Exception:
     """Build the exception that a worker describes; a RuntimeError where it is none that is known here."""
     name, text, arguments = (said.get(key) for key in ("class", "text", "arguments"))
-    kind, provoked = said.get("kind"), said.get("provoked")
-    if name == "InfraError":
-        return InfraError(str(kind), str(text), provoked if isinstance(provoked, bool) else None)
+    kind, provoked = str(said.get("kind")), said.get("provoked")
+    if name == "InfraError":  # that it is the world's is not a worker's to say: evidence decides
+        kind = kind if re.fullmatch(r"\w{1,40}", kind, re.ASCII) else "worker_fault"
+        return InfraError(kind, str(text), True if provoked is True else None)
     if name == "ToolError":
-        return ToolError(str(text), str(kind or "tool"))
+        return ToolError(str(text), kind if kind in TOOL_ERRORS else "tool")
     cls = getattr(errors, str(name), None) or getattr(builtins, str(name), None)
     if isinstance(cls, type) and issubclass(cls, Exception) and cls is not Exception and isinstance(arguments, list):
         with suppress(Exception):

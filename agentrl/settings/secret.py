@@ -6,6 +6,8 @@ its own words: `scrub` takes it out of all text that leaves for a file, a screen
 
 from __future__ import annotations
 
+import base64
+import html
 import json
 import os
 import re
@@ -31,6 +33,7 @@ _LITERALS = (
     ),
     re.compile(r"--(?:api[-_]?key|[\w-]*token|password|secret)[ =](?P<value>[^\s\"']{8,})", re.I),
 )
+_HEX = re.compile("%[0-9A-F]{2}")
 _REMOTE = re.compile(r"(?:[\w-]+:)?\w+://|mcp:|--")  # what begins so is an address or a command, not a text
 _HEADER = re.compile(r"\bheaders\.[\w-]*(?:auth|key|token|cookie|secret)[\w-]*$", re.I)
 
@@ -94,7 +97,7 @@ def _look_up(match: re.Match[str]) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return the text with ``$NAME`` for each secret in it, also where it is quoted for a URL or for JSON.
+    """Return the text with ``$NAME`` for each secret in it, also where it is quoted or in base64.
 
     Secrets are the values that were revealed, and those of variables whose names end in KEY, TOKEN, SECRET or PASSWORD.
     """
@@ -113,13 +116,23 @@ def _is_telling(value: str) -> bool:
 @lru_cache(8)
 def _spell(values: tuple[tuple[str, str], ...]) -> tuple[re.Pattern[str], Mapping[str, str]] | None:
     """Return a pattern for all spellings of the values, and the names by spelling."""
-    names = {
-        spelling: name
-        for value, name in values
-        for spelling in (value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1], repr(value)[1:-1])
-    }
+    names = {spelling: name for value, name in values for spelling in _list_spellings(value)}
     longest_first = sorted(names, key=len, reverse=True)
     return (re.compile("|".join(map(re.escape, longest_first))), names) if names else None
+
+
+def _list_spellings(value: str) -> Iterator[str]:
+    """Yield a value as it stands in URLs, JSON, Python, HTML and base64, whatever stands around it there."""
+    yield from (value, repr(value)[1:-1], html.escape(value), html.escape(value, quote=False))
+    in_json = json.dumps(value)[1:-1]
+    yield from (in_json, in_json.replace("/", r"\/"), json.dumps(in_json)[1:-1])
+    in_bytes = value.encode("utf-8", "surrogateescape")
+    for quoted in (quote(in_bytes, ""), quote(in_bytes), quote_plus(in_bytes), quote(in_bytes, "/+=")):
+        yield from (quoted, _HEX.sub(lambda byte: byte[0].lower(), quoted), quote(quoted, safe=""))
+    for before in range(3):  # bytes of what precedes it in a group of three, such as "user:" in Basic authorization
+        content = bytes(before) + in_bytes
+        inner = slice((8 * before + 5) // 6, 8 * len(content) // 6)
+        yield from (base64.b64encode(content).decode()[inner], base64.urlsafe_b64encode(content).decode()[inner])
 
 
 def check_no_credentials(settings: Mapping[str, Any]) -> None:

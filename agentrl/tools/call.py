@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from agentrl.errors import InfraError, ToolError
+from agentrl.errors import InfraError, ToolError, UserError
 from agentrl.tools.circuit_breaker import OPEN, get_circuit_breaker
 from agentrl.tools.provenance import describe_provoked, get_call_history
 from agentrl.tools.tool import Tool
@@ -30,7 +30,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, Any], episode: int | Non
     Raises:
         ToolError: the arguments are wrong, the tool says no, or it failed on this request and works otherwise.
         InfraError: it failed, or its circuit breaker is open.
-        ContractError: its result is neither text nor JSON.
+        ContractError: its result is neither text nor JSON; in a process that has served other episodes that is provoked.
     """
     try:
         checked = await tool.check_off_loop(to_utf8_json(arguments))  # JSON lets a model write half a character
@@ -44,6 +44,12 @@ async def call_tool(tool: Tool, arguments: Mapping[str, Any], episode: int | Non
     except ToolError:
         history.record(episode, succeeded=True)
         raise
+    except UserError as error:
+        if not (tool.process and history.works_for_others(episode)):
+            raise
+        # The process ran what a model wrote, which may speak in the tool's name: it ends no run by a sentence.
+        history.record(episode, succeeded=False)
+        raise describe_provoked(tool.name, InfraError("tool_contract", str(error))) from error
     except InfraError as fault:
         if fault.kind == OPEN:
             fault.provoked = False

@@ -187,6 +187,32 @@ async def test_noise_on_stdout_does_no_harm() -> None:
         assert await tools["add"](a=1) == "1"
 
 
+LAX = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        result = {"protocolVersion": version, "capabilities": {}, "serverInfo": {"name": "lax", "version": "1"}}
+    elif asked["method"] == "tools/list":
+        result = {"tools": [{"name": "say", "inputSchema": {"type": "object"}}]}
+    elif asked["method"] == "tools/call":
+        words = asked["params"]["arguments"]["words"]
+        result = {"content": [{"type": "text", "text": words}]}
+    else:
+        continue
+    said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result})
+    print(said.replace("\\\\ud83d\\\\ude00", "\\\\ud83d"), flush=True)
+"""
+
+
+async def test_an_answer_that_is_lax_json_loses_no_connection(tmp_path: Path) -> None:
+    (tmp_path / "lax.py").write_text(LAX)
+    async with using(f"{sys.executable} {tmp_path / 'lax.py'}", timeout_s=20.0) as tools:
+        assert await tools["say"](words="\N{GRINNING FACE}") == "?"  # cut in the middle, in UTF-16
+        assert await tools["say"](words="tea") == "tea"
+
+
 async def test_a_call_that_takes_too_long_is_cancelled_there_too() -> None:
     async with using(timeout_s=0.5) as tools:
         fault = await fault_of(tools["wait"], seconds=60)

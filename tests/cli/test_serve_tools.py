@@ -62,6 +62,8 @@ class Counter(Toolset):
     @tool
     async def fails(self, kind: str) -> str:
         """Fail."""
+        if kind == "odd":
+            raise InfraError("odd/\x1b[31m", "y" * 9000)
         if kind == "fault":
             raise InfraError("sandbox_gone", "it is away")
         return {1}
@@ -86,7 +88,7 @@ async def used(server: str, env: Sequence[str] = ()) -> list[str]:
         said.append(await refusal(tools["calculator"], expression=3))
         for times in (1, 2):
             said.append(await tools["up"](times=times))
-        for kind in ("fault", "set"):
+        for kind in ("fault", "set", "odd"):
             with pytest.raises(InfraError) as fault:
                 await tools["fails"](kind=kind)
             said.append(fault.value.kind)
@@ -106,6 +108,7 @@ EXPECTED = [
     "10",
     "30",
     "sandbox_gone",
+    "mcp_error",
     "mcp_error",
 ]
 

@@ -49,15 +49,22 @@ def test_an_expression_that_would_take_for_ever_is_wrong_and_costs_only_its_time
     assert anyio.run(all_of, math, late, (r"\boxed{x \cdot x}", "x^2")) == [0.0, 1.0]
 
 
-def test_whole_texts_and_patterns() -> None:
+async def test_whole_texts_and_patterns() -> None:
     assert exact(["<think>a</think> yes ", "no", "x"], solution=["yes", "yes", None]) == [1.0, 0.0, None]
-    assert Regex(r"^\d+$")(["12", "<think>12</think>12", "a12"]) == [1.0, 1.0, 0.0]
-    assert Regex(r"\d+", whole=True)(["12", "12."]) == [1.0, 0.0]
-    assert Regex()(["ab", "ab"], pattern=["a", None]) == [1.0, None]
+    assert await Regex(r"^\d+$")(["12", "<think>12</think>12", "a12"]) == [1.0, 1.0, 0.0]
+    assert await Regex(r"\d+", whole=True)(["12", "12."]) == [1.0, 0.0]
+    assert await Regex()(["ab", "ab"], pattern=["a", None]) == [1.0, None]
     with pytest.raises(ContractError, match=r"'\(' is no pattern"):
         Regex("(")
     with pytest.raises(ContractError, match="needs a pattern"):
-        Regex()(["a"])
+        await Regex()(["a"])
+
+
+async def test_a_pattern_that_a_text_keeps_busy_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrl_envs.rewards import answers
+
+    monkeypatch.setattr(answers, "CPU_S", 1.0)
+    assert await Regex()(["a" * 60 + "!", "aa"], pattern=["^(a+)+$", "^(a+)+$"]) == [0.0, 1.0]
 
 
 def test_penalties_are_for_repetition_and_length_and_for_nothing_else() -> None:

@@ -49,7 +49,7 @@ async def test_rewards_look_past_thoughts_with_other_marks() -> None:
     assert accuracy(TEXTS, solution=twos, thought_marks=MARKS) == [1.0, 0.0, 0.0, 1.0]
     assert await math(TEXTS, solution=twos, thought_marks=MARKS) == [1.0, 0.0, 0.0, 1.0]
     assert exact(TEXTS, solution=[r"\boxed{2}"] * 4, thought_marks=MARKS) == [1.0, 0.0, 0.0, 1.0]
-    assert Regex("2")(TEXTS, thought_marks=MARKS) == [1.0, 0.0, 0.0, 1.0]
+    assert await Regex("2")(TEXTS, thought_marks=MARKS) == [1.0, 0.0, 0.0, 1.0]
     assert think_format(TEXTS, thought_marks=MARKS) == [1.0, 1.0, 0.0, 0.0]
     assert think_format(TEXTS) == [0.0] * 4
 

@@ -24,6 +24,13 @@ def answer(question):
         while True: pass
     elif what == "die":
         os._exit(3)
+    elif what == "forge":
+        for number in range(3, 64):
+            try:
+                os.write(number, b"E" + len(b"soon").to_bytes(8, "big") + b"soon")
+            except OSError:
+                pass
+        yield b""
     elif what == "print":
         print("noise", flush=True)
         yield b"quiet"
@@ -63,7 +70,7 @@ def test_the_processor_time_of_an_answer_is_told(workers: BoundedWorkers) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
-@pytest.mark.parametrize("what", ["memory", "time", "die"])
+@pytest.mark.parametrize("what", ["forge", "memory", "time", "die"])
 def test_an_answer_beyond_the_bounds_ends_its_process_alone(workers: BoundedWorkers, what: str) -> None:
     with pytest.raises(BeyondBounds):
         list(workers.ask({"do": what}))

@@ -83,6 +83,12 @@ async def test_a_call_returns_and_raises_as_it_would_here() -> None:
     with pytest.raises(InfraError, match="down") as fault:
         await call_in_process(fail, "InfraError", "server_down", "down", True)
     assert (fault.value.kind, fault.value.provoked) == ("server_down", True)
+    with pytest.raises(InfraError, match="not me") as bought:  # which would cost an episode nothing
+        await call_in_process(fail, "InfraError", "a/b \x1b[31m", "not me", False)
+    assert (bought.value.kind, bought.value.provoked) == ("worker_fault", None)
+    with pytest.raises(ToolError, match="no") as odd:
+        await call_in_process(fail, "ToolError", "no", "a kind of its own")
+    assert odd.value.kind == "tool"
     with pytest.raises(ToolError, match="no") as refusal:
         await call_in_process(fail, "ToolError", "no", "arguments")
     assert refusal.value.kind == "arguments"

@@ -1,6 +1,10 @@
 """Secrets: settings name them, files and screens never have them."""
 
+import base64
+import html
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +59,27 @@ def test_all_spellings_are_scrubbed(key: str, monkeypatch: pytest.MonkeyPatch) -
     from urllib.parse import quote, quote_plus
 
     monkeypatch.setenv("MY_API_KEY", key)
-    for spelled in (key, quote(key, safe=""), quote_plus(key), json.dumps(key)[1:-1], repr(key)[1:-1]):
+    lower = re.sub("%..", lambda byte: byte[0].lower(), quote(key))
+    quoted = [quote(key, safe=""), quote(key), quote_plus(key), quote(quote(key, safe=""), safe=""), lower]
+    for spelled in (key, *quoted, json.dumps(key)[1:-1], json.dumps(json.dumps(key)[1:-1])[1:-1], repr(key)[1:-1]):
         assert scrub(f"GET https://x/?key={spelled} failed") == "GET https://x/?key=$MY_API_KEY failed"
+    assert scrub(f"<p>{html.escape(key)}</p>") == "<p>$MY_API_KEY</p>"
+
+
+def test_a_value_that_is_no_text_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", os.fsdecode(b"no-\xff\xfe-utf-8"))
+    assert scrub("?key=no-%FF%FE-utf-8") == "?key=$MY_API_KEY"
+
+
+@pytest.mark.parametrize("user", ["", "u", "me", "you"])
+def test_a_key_in_basic_authorization_is_scrubbed(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PASSWORD", key := "correct-horse-battery")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        sent = scrub(f"Authorization: Basic {encode(f'{user}:{key}'.encode()).decode()}\n")
+        before, name, after = sent.partition("$MY_PASSWORD")
+        assert name
+        assert len(before.removeprefix("Authorization: Basic ")) <= 8
+        assert len(after) <= 5  # bits of it at most, and the end
 
 
 def test_words_and_numbers_and_paths_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,3 +199,23 @@ def test_a_method_has_no_health_check_of_its_own() -> None:
             async def one(self, x: int) -> Mapping[str, int]:
                 """One."""
                 return {}
+
+
+@tool(process=True)
+def obey(text: str) -> str:
+    """Do what a model wrote, which may take its process over."""
+    if text == "blame":
+        raise ContractError("you are wrong")
+    return text
+
+
+async def test_a_process_that_obeyed_a_model_ends_no_run_by_a_sentence() -> None:
+    with pytest.raises(ContractError, match="you are wrong"):  # of the author's, for all we know
+        await call_tool(obey, {"text": "blame"}, 1)
+    assert await call_tool(obey, {"text": "tea"}, 2) == "tea"
+    with pytest.raises(ContractError, match="you are wrong"):
+        await call_tool(obey, {"text": "blame"}, 2)  # none but its own call went well
+    with pytest.raises(ToolError, match=r"^tool 'obey' failed on this request \(tool_contract\)$") as refused:
+        await call_tool(obey, {"text": "blame"}, 3)
+    assert refused.value.kind == "provoked"
+    assert "you are wrong" in str(refused.value.__cause__)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -27,6 +28,8 @@ from agentrl_tools.mcp_transport import NOT_SENT, Link, is_url, open_transport, 
 QUIET_S = 5.0  # a session that lasted shorter than that was no good one: the next is made after a longer pause
 PAUSE_S = 5.0  # the longest
 MAX_PAGES, MAX_LISTED = 100, 10_000  # of the list of tools
+MAX_ERROR = 2_000  # characters of a server's error
+MAX_KINDS = 16  # of faults that a server names
 ACCIDENTS = 3  # losses with calls on their way; a request that crashes the server does so again and again
 
 INFO = Implementation(name="agentrl", version=__version__)
@@ -105,6 +108,7 @@ class Connection:
         self._waiting: anyio.CancelScope | None = None
         self._first: UserError | None = None
         self._losses = 0  # with calls on their way
+        self._kinds: set[str] = set()  # of faults that it named
 
     @property
     def is_open(self) -> bool:
@@ -170,10 +174,22 @@ class Connection:
             why = session.link.why or error.message
             words = f"the MCP server {self.server!r} went away while it ran {name!r}: {why}"
             return InfraError("mcp_gone", words, self._find_provenance(session))
+        said = f"{error.message:.{MAX_ERROR}}"
         if error.code == INVALID_PARAMS:
-            return ToolError(error.message)
-        kind = error.data.get("fault") if isinstance(error.data, dict) else None
-        return InfraError(str(kind or "mcp_error"), f"the MCP server {self.server!r}, in {name!r}: {error.message}")
+            return ToolError(said)
+        return InfraError(self._read_kind(error.data), f"the MCP server {self.server!r}, in {name!r}: {said}")
+
+    def _read_kind(self, data: object) -> str:
+        """Return the kind of fault that a server names; ``mcp_error`` where it is no word, or one too many.
+
+        Faults are counted by it: each is a metric of the run.
+        """
+        kind = data.get("fault") if isinstance(data, dict) else None
+        if not isinstance(kind, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", kind):
+            return "mcp_error"
+        if len(self._kinds) < MAX_KINDS:
+            self._kinds.add(kind)
+        return kind if kind in self._kinds else "mcp_error"
 
     def _find_provenance(self, session: _LiveSession) -> bool | None:
         """Return False for a loss with several calls, of which one cannot be told from another; None for one alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import os
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,15 +19,17 @@ from mcp import MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED
+from mcp_types import CONNECTION_CLOSED, JSONRPCMessage, jsonrpc_message_adapter
 
 from agentrl.errors import UserError
 from agentrl.settings.secret import Secret
+from agentrl.types import to_utf8_json
 from agentrl_tools.reaper import start_reaper
 
 NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
 TAIL_BYTES = 2000
 PLAIN = {"accept-encoding": "identity"}  # a few compressed bytes may be many
+LONGEST_INTEGER = 1_000  # characters
 MAX_MESSAGE = 8 << 20  # bytes of one message of a server's
 # An idle connection is left before servers close theirs, after 5 s mostly: a call on its way would be lost.
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
@@ -183,6 +186,22 @@ class BoundedLines(codecs.getincrementaldecoder("utf-8")):  # type: ignore[misc]
 codecs.register(BoundedLines.find)
 
 
+def _mend_message(line: str) -> JSONRPCMessage | None:
+    """Read a message that holds half a character or a huge number, as servers write them whose JSON is lax.
+
+    They answer well otherwise: to leave such a server would lose the calls of all others for what one of them asked.
+    """
+    try:
+        message = json.loads(line, parse_int=_read_integer)
+        return jsonrpc_message_adapter.validate_python(to_utf8_json(message), by_name=False)
+    except (ValueError, RecursionError):  # no JSON, or no message
+        return None
+
+
+def _read_integer(digits: str) -> int | None:
+    return int(digits) if len(digits) < LONGEST_INTEGER else None
+
+
 class _MonitoredStream:
     """A read stream that tells its link when it ends, and of what was no message."""
 
@@ -196,7 +215,10 @@ class _MonitoredStream:
             self._link.lose("it ended")
             raise
         if isinstance(item, pydantic.ValidationError):
-            self._link.noise = line = str(item.errors()[0].get("input"))
+            line = str(item.errors()[0].get("input"))
+            if (mended := _mend_message(line)) is not None:
+                return SessionMessage(mended)
+            self._link.noise = line
             if line.startswith("{") and '"jsonrpc"' in line[:100]:  # somebody waits for it
                 self._link.lose("it wrote a message that cannot be read")
         return item

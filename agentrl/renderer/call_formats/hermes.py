@@ -83,8 +83,9 @@ def _read_call(text: str, start: int) -> tuple[ToolCall, int]:
         why = "more than one JSON object in one tool call"
     except (ValueError, RecursionError) as error:
         why = f"invalid JSON in the tool call: {_where(error, start)}"
-    close, following = text.find(CLOSE, start), text.find(OPEN, start)
-    if close < 0 or 0 <= following < close:
+    following = text.find(OPEN, start)  # first: it is near in a turn of nothing but opening tags
+    close = text.find(CLOSE, start, None if following < 0 else following)
+    if close < 0:
         unclosed = ToolCall("", "", error="the tool call was not closed", kind="unclosed")
         return unclosed, following if following >= 0 else len(text)
     return _refused(why), close + len(CLOSE)

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl import ContractError
 from agentrl.rewards.functions import per_episode
+from agentrl.runtime.processes import WorkerDied, call_in_process
 from agentrl.types import THOUGHT_MARKS, Message, get_final_text, strip_thoughts
 from agentrl_envs.rewards.notation import extract_boxed, find_stated_answer
 from agentrl_envs.rewards.values import is_equal, needs_algebra, read_answer, read_gold
@@ -17,7 +18,11 @@ from agentrl_envs.rewards.values import is_equal, needs_algebra, read_answer, re
 Completion = str | Sequence[Message]
 Marks = tuple[str, str]  # what opens a thought, and what ends it
 __all__ = ["Completion", "Marks", "Regex", "accuracy", "exact", "extract_boxed", "get_text", "is_same_answer"]
-MAX_CHARS = 20_000  # of a text that a pattern is sought in
+# A pattern is sought in a worker process: a few characters keep some busy for ever, and ``re`` lets nothing else run.
+MAX_CHARS = 20_000  # of the text
+CPU_S = 5.0
+WALL_S = 120.0  # of a call that waits for a processor
+MEMORY_BYTES = 512 << 20
 
 
 def is_same_answer(answer: str, solution: str) -> bool:
@@ -72,7 +77,7 @@ def exact(
 
 
 class Regex:
-    """A reward: 1.0 where a pattern is found in the text without its thoughts.
+    """A reward: 1.0 where a pattern is found in the text without its thoughts, within five seconds of computing.
 
     Args:
         pattern: as Python's ``re`` has them; ``(?s)`` and the like at its beginning. Without one, each row's is in the
@@ -91,7 +96,7 @@ class Regex:
         if pattern is not None:
             _compiled(pattern)
 
-    def __call__(
+    async def __call__(
         self,
         completions: Sequence[Completion],
         pattern: Sequence[str | None] | None = None,
@@ -102,11 +107,30 @@ class Regex:
             raise ContractError("reward 'regex' needs a pattern: a column `pattern`, or its setting")
         given = [self.pattern] * len(completions) if self.pattern is not None else list(pattern or ())
         said = [strip_thoughts(get_text(c), thought_marks).strip()[:MAX_CHARS] for c in completions]
-        return [None if p is None else self._one(p, text) for p, text in zip(given, said, strict=True)]
+        return [None if p is None else await self._find(p, text) for p, text in zip(given, said, strict=True)]
 
-    def _one(self, pattern: str, said: str) -> float:
-        found = _compiled(pattern)
-        return float((found.fullmatch(said) if self.whole else found.search(said)) is not None)
+    async def _find(self, pattern: str, said: str) -> float:
+        _compiled(pattern)
+        try:
+            found = await call_in_process(
+                has_match,
+                pattern,
+                said,
+                self.whole,
+                timeout_s=WALL_S,
+                cpu_s=CPU_S,
+                memory_bytes=MEMORY_BYTES,
+                reads_others=True,
+            )
+        except (TimeoutError, WorkerDied, MemoryError):
+            return 0.0
+        return float(found is True)
+
+
+def has_match(pattern: str, text: str, whole: bool) -> bool:
+    """Return True if a pattern is found in a text; with ``whole``, if it matches all of it."""
+    compiled = _compiled(pattern)
+    return (compiled.fullmatch(text) if whole else compiled.search(text)) is not None
 
 
 @lru_cache(maxsize=1024)
