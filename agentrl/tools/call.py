@@ -30,7 +30,7 @@ async def call_tool(tool: Tool, arguments: Mapping[str, Any], episode: int | Non
     Raises:
         ToolError: the arguments are wrong, the tool says no, or it failed on this request and works otherwise.
         InfraError: it failed, or its circuit breaker is open.
-        ContractError: its result is neither text nor JSON; in a process that has served other episodes that is provoked.
+        ContractError: its result is neither text nor JSON; of a process that has served other episodes it is provoked.
     """
     try:
         checked = await tool.check_off_loop(to_utf8_json(arguments))  # JSON lets a model write half a character
