@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
@@ -87,10 +88,11 @@ class Request:
 
 def mark_seen(rows: Sequence[Request], logits: Tensor) -> Tensor:
     """Mark the tokens of each row's context, as wide as the logits."""
-    seen, width = torch.zeros_like(logits, dtype=torch.bool), logits.shape[1]
-    pairs = [(slot, token) for slot, row in enumerate(rows) for token in row.ids if token < width]
-    slots, tokens = torch.tensor(pairs, device=seen.device).T
-    seen[slots, tokens] = True
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    slots = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(row.ids) for row in rows]))
+    tokens = torch.tensor(list(chain.from_iterable(row.ids for row in rows)))
+    has_logit = tokens < logits.shape[1]  # some models have more embeddings
+    seen[slots[has_logit].to(seen.device), tokens[has_logit].to(seen.device)] = True
     return seen
 
 
