@@ -20,6 +20,8 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "kills": ["benchmarks/kills.py", "--kills", "50"],
     "kills-ahead": ["benchmarks/kills.py", "--kills", "50", "--staleness", "2"],
     "endings": ["benchmarks/kills.py", "--endings"],
+    "seeds": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/test_learning.py", "-k", "math_tools_is_learned"],
+    "episodes": ["-m", "pytest", "-q", "-m", "slow", "tests/test_storm.py", "-k", "many_thousand"],
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
     "versions-low": QUICK,
@@ -27,7 +29,12 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
 }
 PYTHONS = {f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("low", "high")}  # made by `make versions`
-ENVIRONMENT = {"AGENTRL_EVERY_VERB": "1", "AGENTRL_MUTATED_CALLS": "100000"}  # what the tests leave out
+ENVIRONMENT = {  # what the tests leave out
+    "AGENTRL_EVERY_VERB": "1",
+    "AGENTRL_MUTATED_CALLS": "100000",
+    "AGENTRL_EPISODES": "100000",
+    "AGENTRL_SEEDS": "5",
+}
 
 
 def measured_commit() -> str:
