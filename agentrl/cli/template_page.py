@@ -31,7 +31,7 @@ def print_page(console: Console, name: str, found: Description, words: Mapping[s
     for title, text, example in _list_facts(found, words, shown):
         row = Table.grid(padding=(0, 2))
         row.add_column(width=_MARGIN)
-        row.add_column()
+        row.add_column(overflow="fold")
         cell: list[RenderableType] = [Text(text)]
         row.add_row(Text(title, style="bold"), Group(*cell, *([Padding(Text(example), (0, 2))] if example else [])))
         console.print(row)

@@ -10,8 +10,10 @@ from tokenizers.decoders import DecodeStream
 from agentrl.errors import TemplateError
 from agentrl.renderer.control_tokens import find_structural_tokens
 from agentrl.renderer.template import TemplateRenderer
+from agentrl.renderer.thoughts import find_opened
 from agentrl.types import JsonSchema, Reply, join_thought
 
+_THOUGHT = "I calculate."
 _ARGUMENTS = {"expression": "17 * 3"}
 _TOOL: JsonSchema = {
     "type": "function",
@@ -60,7 +62,7 @@ class Demonstration:
 def demonstrate(renderer: TemplateRenderer) -> Demonstration:
     """Render the conversation, and read its call back."""
     shown = Demonstration()
-    thought = join_thought("I calculate.", "") if renderer.describe().thoughts.field else ""
+    thought = join_thought(_THOUGHT, "") if renderer.describe().thoughts.field else ""
     calling: Any = {"role": "assistant", "content": thought, "tool_calls": [_CALL]}
     parts: list[tuple[str, list[int]]] = []
     try:
@@ -78,17 +80,24 @@ def demonstrate(renderer: TemplateRenderer) -> Demonstration:
 
 
 def _write_turn(renderer: TemplateRenderer, messages: list[Any], reply: Any) -> str:
-    """Write what the model says as its template does; by its call format alone where that moves what is before."""
+    """Write what the model says as its template does; by its call format alone where that moves what is before.
+
+    A thought that the prompt opens is ended, also by a template that has no field for one.
+    """
+    prompt: list[int] = []
     try:
         prompt = renderer.render_ids(messages, tools=[_TOOL])
         whole = renderer.render_closed_ids([*messages, reply], tools=[_TOOL])
         _, found, turn = renderer.decode(whole).partition(renderer.decode(prompt))
     except TemplateError:
         found = turn = ""
-    if found:
-        return turn
-    calls = [renderer.call_format.format_call(c["function"]) for c in reply.get("tool_calls", ())]
-    return "".join([reply["content"], *calls])
+    if not found:
+        calls = [renderer.call_format.format_call(c["function"]) for c in reply.get("tool_calls", ())]
+        turn = "".join([reply["content"], *calls])
+    marks = renderer.describe().thoughts.marks
+    if find_opened(renderer.decode(prompt), [marks]) and marks.ending not in turn:
+        return f"{_THOUGHT}\n{marks.ending}\n\n{turn}"
+    return turn
 
 
 def _take_turn(
@@ -99,9 +108,9 @@ def _take_turn(
     context = [i for _, ids in parts[begin:] for i in ids]
     stops = set(renderer.get_stop_token_ids())
     reply = renderer.encode_turn(text)
-    last = max((at for at, i in enumerate(reply) if i in stops), default=None)
-    if last is not None:
-        reply = reply[: last + 1]
+    end = next((at for at, i in enumerate(reply) if i in stops), None)
+    if end is not None:
+        reply = reply[: end + 1]
     parts.append(("model", reply))
     anew = renderer.rewrite_history(context, reply, history, [message], tools=[_TOOL])
     if anew is not None:
@@ -110,7 +119,7 @@ def _take_turn(
         return reply
     length = len(context) + len(reply)
     after = renderer.bridge_to_next_turn(context, reply, [message], tools=[_TOOL])[length:]
-    if last is None and after and after[0] in stops:  # the next turn's beginning ends this one
+    if end is None and after and after[0] in stops:  # the next turn's beginning ends this one
         reply.append(after.pop(0))
     parts.append(("env", after))
     return reply

@@ -88,7 +88,9 @@ class Description:
             why = f" ({self.why})" if self.why else ""
             if self.reads_calls:
                 return f"The template takes no results{why}, so tools, calls and results are text of its form{named}."
-            return f"The template writes no tool calls of this form{why}, so tools are described in the system prompt."
+            known = f"writes no tool calls that can be read{why}" if self.shows_tools else "knows no tools"
+            form = f", and calls are in the form {self.form}" if self.form else ""
+            return f"The template {known}: tools are described in the system prompt{form}."
         unread = f" It cannot hold {', '.join(self.unheld)}." if self.unheld else ""
         shown = "" if self.shows_tools else " It shows no tools: they are described in the system prompt."
         return f"Tool calls are in the template's own form{named}.{unread}{shown}"

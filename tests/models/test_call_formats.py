@@ -62,7 +62,7 @@ def test_one_of_ones_own_reads_writes_and_instructs() -> None:
     assert "<tool_call>" not in text
     reply = renderer.parse_response(tokenizer.encode("x CALL add(7)"))
     assert [(c.name, c.arguments) for c in reply.tool_calls] == [("add", {"a": "7"})]
-    assert "writes no tool calls of this form" in renderer.verdict()
+    assert "writes no tool calls that can be read" in renderer.verdict()
 
 
 def test_what_is_no_call_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,8 @@ def _try(prober: Prober, form: CallFormat) -> tuple[str, tuple[str, ...]]:
         limits.append("two calls in one turn")
     if _fails(prober, form, {"qznullq": None}, make_tools(keys={"qznullq": "null"})):
         limits.append("null")
-    limits += [repr(text) for text in AWKWARD if _fails(prober, form, {"qzstringq": text}, tools)]
-    return "", tuple(limits)
+    odd = [repr(text.replace("qz", "x")) for text in AWKWARD if _fails(prober, form, {"qzstringq": text}, tools)]
+    return "", (*limits, *([f"texts such as {' or '.join(odd)}"] if odd else []))
 
 
 def _fails(prober: Prober, form: CallFormat, arguments: dict[str, object], tools: Sequence[JsonSchema]) -> bool:
