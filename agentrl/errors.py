@@ -83,6 +83,12 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
+def describe_missing_run(folder: Path) -> str:
+    """Describe why a folder is no run's."""
+    why = "it has no config.toml" if folder.is_dir() else f"there is no such folder (from {Path.cwd()})"
+    return f"{str(folder)!r} is no run folder: {why}"
+
+
 def _find_transposed(name: str, names: Iterable[str]) -> list[str]:
     """Return the word that has most letters of a name, in another order: ``grpo`` for ``gprs``."""
     by_letters = {"".join(sorted(known)): known for known in names}

@@ -17,7 +17,7 @@ import pydantic
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agentrl.errors import ConfigError, UserError, suggest
+from agentrl.errors import ConfigError, UserError, describe_missing_run, suggest
 from agentrl.settings.loader import Layer, list_settings, read_overrides, read_toml, set_option, split_options
 from agentrl.settings.registry import list_registered
 from agentrl.settings.section import Section
@@ -186,7 +186,7 @@ def find_run_folder(name: str) -> Path:
     """Return the folder of a run. Raises UserError if it is none."""
     folder = Path(name)
     if not (folder / "config.toml").is_file():
-        raise UserError(f"{name!r} is no run folder: it has no config.toml")
+        raise UserError(describe_missing_run(folder))
     return folder
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from agentrl.cli.arguments import Arguments, Command, NoOptions
-from agentrl.cli.output import Console
+from agentrl.cli.output import Console, print_line
 from agentrl.errors import UserError, suggest
 from agentrl.settings import registry
 from agentrl.settings.catalogue import CHOICES
@@ -50,11 +51,16 @@ def _print_all(console: Console, kinds: Sequence[RegistryKind]) -> None:
         for name, entry in sorted(registry.list_registered(kind).items()):
             package = entry.dist.name if entry.dist else "agentrl-gym"
             try:
-                about = _summarize(registry.load_registered(kind, name))
+                about = Text(_summarize(registry.load_registered(kind, name)))
             except UserError as error:  # a broken plugin is shown, and hides no other
-                about = f"[red]broken: {error}[/red]"
+                about = Text(f"broken: {error}", style="red")
             table.add_row(kind, name, about, package)
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+    else:  # a line each, for grep
+        for row in zip(*(column.cells for column in table.columns), strict=True):
+            kind, name, about, package = map(str, row)
+            print_line(console, f"{kind:<12} {name:<24} {about} ({package})")
     console.print("\nagentrl list NAME shows one; agentrl train --env NAME trains on one", style="dim")
     console.print(
         f"agentrl list KIND shows the others: {', '.join(n for n in _PLURALS if _PLURALS[n] not in KINDS)}", style="dim"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import ConfigError, UserError, describe_missing_run
 from agentrl.evaluation.scope import read_scope
 from agentrl.evaluation.statistics import Estimate, estimate_mean, is_pass
 from agentrl.runs import reader
@@ -82,7 +82,7 @@ def locate_evaluation(name: str) -> tuple[Path, int | None]:
         (Path(name), None) if Path(name).is_dir() or not at or not step.isdecimal() else (Path(path), int(step))
     )
     if not (folder / "config.toml").is_file():
-        raise UserError(f"{str(folder)!r} is no run folder: it has no config.toml")
+        raise UserError(describe_missing_run(folder))
     return folder, number
 
 

@@ -29,6 +29,10 @@ def explain_load_errors(what: str, hint: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # other people's files, read by other people's code
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        if "trust_remote_code" in str(error):
+            reason = (
+                f"it brings code of its own: read that, and if you trust it, say load.trust_remote_code true ({reason})"
+            )
         raise UserError(f"cannot load {what}: {reason}{hint}") from error
 
 

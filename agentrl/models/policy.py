@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.models import gguf
 from agentrl.models.hub import explain_load_errors
 from agentrl.models.recommendation import read_recommendation, was_trained_with_fp32_head, write_recommendation
-from agentrl.models.source import ModelSource, find_source, locate_model, resolve_dtype
+from agentrl.models.source import ModelSource, check_tokenizer_files, find_source, locate_model, resolve_dtype
 from agentrl.models.versions import warn_of_other_versions
 from agentrl.renderer.chat_template import list_templates
 from agentrl.settings import registry
@@ -186,6 +186,8 @@ def load_tokenizer(name: str, load: LoadConfig | None = None) -> PreTrainedToken
     from transformers import AutoTokenizer
 
     gguf_file = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    if source.is_folder and not gguf_file:
+        check_tokenizer_files(source)
     with _load_errors(name):
         return AutoTokenizer.from_pretrained(source.place, **source.options, **gguf_file)
 
@@ -237,4 +239,6 @@ def find_template(tokenizer: Any, given: str | None) -> str | None:
 
 
 def _load_errors(name: str) -> AbstractContextManager[None]:
-    return explain_load_errors(f"model {name!r}", suggest(name, registry.list_registered("model")))
+    """Explain errors of loading a model. One that is here is no misspelt name."""
+    found = Path(locate_model(name)).exists()
+    return explain_load_errors(f"model {name!r}", "" if found else suggest(name, registry.list_registered("model")))

@@ -84,7 +84,7 @@ def find_source(name: str, load: LoadConfig | None = None) -> ModelSource:
     if load.revision is not None:
         if Path(located).exists():
             raise ConfigError(
-                f"load.revision {load.revision!r} is of a model of the hub; {name!r} is {located!r}, which has none"
+                f"load.revision {load.revision!r} is of a model of the hub; {name!r} is here, in {located!r}"
             )
         options["revision"] = load.revision
     if gguf.is_gguf(located):
@@ -97,6 +97,21 @@ def find_source(name: str, load: LoadConfig | None = None) -> ModelSource:
     if Path(located).is_dir():
         check_model_folder(Path(located))
     return ModelSource(located, located, None, options)
+
+
+def check_tokenizer_files(source: ModelSource) -> None:
+    """Check that a folder has a tokenizer.
+
+    Raises:
+        UserError: it has no file of one.
+    """
+    folder = Path(source.place)
+    kinds = ("*token*", "vocab*", "*.tiktoken", "*.spm", "*.bpe", "*.vocab", "*spiece*", "*sentencepiece*")
+    if (folder / "config.json").is_file() and not any(any(folder.glob(kind)) for kind in kinds):
+        raise UserError(
+            f"model {source.name!r}: the folder has no tokenizer; copy tokenizer.json and tokenizer_config.json of the "
+            f"model that it is made of to {str(folder)!r}"
+        )
 
 
 def resolve_dtype(source: ModelSource, dtype: str) -> str:

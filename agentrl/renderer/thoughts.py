@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -136,16 +137,19 @@ def read_turn(
             content.append(_write_thought(text[start:end], mark, space))
             thoughts.append((start, end))
     if len(thoughts) + len(content) > 1:  # ids are of a turn, not of a part of it
-        calls = [c if _is_own_id(c, calls, text) else replace(c, id=make_call_id(text, n)) for n, c in enumerate(calls)]
+        seed, times = make_call_id(text, 0), Counter(c.id for c in calls)
+        calls = [
+            c if _is_written_id(c, text) and times[c.id] == 1 else replace(c, id=make_call_id(seed, number))
+            for number, c in enumerate(calls)
+        ]
     said = (thoughts[-1][1] if thoughts else 0, len(text))
     spans = () if thoughts and not _ends(text, thoughts[-1], marks, opened) else (said,)
     return Reply("".join(content).strip(), tuple(calls), thought_spans=tuple(thoughts), text_spans=spans)
 
 
-def _is_own_id(call: ToolCall, calls: Sequence[ToolCall], text: str) -> bool:
-    """Return True if the model wrote the call's id, once."""
-    is_written = call.span is not None and call.id in text[slice(*call.span)]
-    return is_written and sum(c.id == call.id for c in calls) == 1
+def _is_written_id(call: ToolCall, text: str) -> bool:
+    """Return True if the model wrote the call's id."""
+    return call.span is not None and call.id in text[slice(*call.span)]
 
 
 def write_thought(reply: Reply) -> Reply:

@@ -23,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import UserError
+from agentrl.errors import UserError, describe_missing_run
 from agentrl.settings.documents import read_toml_table
 from agentrl.settings.loader import Layer, flatten, is_setting
 from agentrl.settings.registry import RegistryKind, is_own, list_registered, load_registered
@@ -73,7 +73,7 @@ def read_run_layer(folder: Path, given: Mapping[str, Any], *, trust: bool = Fals
     try:
         settings = read_toml_table(path)
     except FileNotFoundError:
-        raise UserError(f"{str(folder)!r} is no run folder: it has no config.toml") from None
+        raise UserError(describe_missing_run(folder)) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

@@ -72,8 +72,10 @@ def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -
 
 def test_list_shows_what_is_registered(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in ("math-tools", "shop", "prompts", "calculator", "nano"))
+    said = capsys.readouterr().out.splitlines()
+    for name in ("math-tools", "shop", "prompts", "calculator", "nano"):
+        (line,) = (line for line in said if line.split()[1:2] == [name])  # a line each where it is no terminal
+        assert line.endswith("(agentrl-gym)")
 
 
 def test_list_shows_the_settings_of_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ async def test_what_has_nothing_in_common_is_refused() -> None:
         UserError, match=r"the same numbers but other words, as task 0 of split test; what differs: env\.words"
     ):
         compare("a", "c")
-    with pytest.raises(UserError, match="'nowhere' is no run folder"):
+    with pytest.raises(UserError, match="'nowhere' is no run folder: there is no such folder"):
         compare("a", "nowhere")
     with pytest.raises(UserError, match="'a' is one evaluation: give another one"):
         compare("a")

@@ -28,12 +28,18 @@ def own_code(tmp_path: Path) -> str:
 
 
 def test_a_model_s_own_code_runs_only_where_it_was_asked_for(own_code: str) -> None:
-    with pytest.raises(UserError, match="cannot load model"):
+    with pytest.raises(UserError, match=r"cannot load model .*if you trust it, say load\.trust_remote_code true"):
         policy.load_policy(own_code)
     load = LoadConfig(trust_remote_code=True)
     model = policy.load_policy(own_code, load=load).model
     assert type(model).__name__ == "OwnModel"
     assert policy.load_tokenizer(own_code, load).chat_template
+
+
+def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path: Path) -> None:
+    qwen3().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the folder has no tokenizer; copy"):
+        policy.load_policy(str(tmp_path))
 
 
 def test_a_folder_cannot_recommend_that_its_code_runs(own_code: str) -> None:
@@ -89,7 +95,7 @@ def test_the_model_s_own_passes_have_the_attention_that_was_asked_for() -> None:
 
 
 def test_a_revision_is_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"load\.revision 'v2' is of a model of the hub; 'nano' is '.*', which has"):
+    with pytest.raises(ConfigError, match=r"load\.revision 'v2' is of a model of the hub; 'nano' is here, in '.*'"):
         policy.load_policy("nano", load=LoadConfig(revision="v2"))
     asked: list[dict[str, Any]] = []
 

@@ -29,6 +29,33 @@ def test_control_tokens_are_known_and_a_stop_is_the_models() -> None:
     assert ("<think>", True) in segments[1][1]
 
 
+def test_a_thought_that_the_prompt_opens_is_ended_where_the_template_has_no_field_for_it() -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    shown = demonstrate(TemplateRenderer(family("qwen2.5").tokenizer, source))
+    assert shown.problem == ""
+    call = "".join(text for text, _ in shown.segments[1][1])
+    assert call.index("</think>") < call.index("<tool_call>")
+
+
+def test_a_turn_is_over_at_its_first_stop() -> None:
+    """A model is stopped there: what the template writes behind it is no token of the model's."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.role == 'assistant' %}<|end|>"
+        "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = family("qwen2.5").renderer().tokenizer
+    tokenizer = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    shown = demonstrate(TemplateRenderer(tokenizer, source))
+    assert shown.problem == ""
+    assert [text for text, _ in shown.segments[1][1]].count("<|im_end|>") == 0
+    assert shown.segments[1][1][-1] == ("<|end|>", True)
+    assert shown.segments[2][1][0] == ("<|im_end|>", True)
+
+
 def test_a_template_that_rewrites_what_was_before_shows_how_far_it_comes() -> None:
     source = "{% for m in messages %}{{ m.role }} {{ loop.revindex }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     shown = demonstrate(TemplateRenderer(plain_family("vicuna").tokenizer, source))

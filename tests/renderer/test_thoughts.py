@@ -1,4 +1,5 @@
 import random
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -164,6 +165,13 @@ def test_turns_of_any_shape_are_read_in_time_that_grows_with_them() -> None:
         count = 0
         read_turn(turn, parse, (ThoughtMarks(),))
         assert count < 12 * len(turn)
+
+
+@pytest.mark.parametrize("marks", ["<tool_call><think>", "<tool_call>", "<tool_call>x</tool_call><think>"])
+def test_a_turn_of_thousands_of_open_calls_is_read_in_no_time(marks: str) -> None:
+    before = time.process_time()
+    read_turn(marks * 20_000, hermes.parse, (ThoughtMarks(),))
+    assert time.process_time() - before < 4  # each call looking for its own end to the end of the turn took 9
 
 
 def test_marks_of_ones_own_do_as_well_as_the_usual_ones() -> None:

@@ -77,11 +77,11 @@ def _thought_end(text: str, start: int) -> int:
 def _read_call(text: str, start: int) -> tuple[ToolCall, int]:
     """Read the call whose JSON begins at ``start``; return it and its end."""
     try:
-        call, end = _DECODER.raw_decode(text, start)  # tags inside a string are the string's
+        call, end = _DECODER.scan_once(text, start)  # type: ignore[attr-defined]  # tags in a string are its own
         if closed := _CLOSED.match(text, end):
             return _checked(call), closed.end()
         why = "more than one JSON object in one tool call"
-    except (ValueError, RecursionError) as error:
+    except (StopIteration, ValueError, RecursionError) as error:
         why = f"invalid JSON in the tool call: {_where(error, start)}"
     following = text.find(OPEN, start)  # first: it is near in a turn of nothing but opening tags
     close = text.find(CLOSE, start, None if following < 0 else following)
@@ -105,6 +105,8 @@ def _refused(why: str, name: str = "") -> ToolCall:
 
 
 def _where(error: Exception, start: int) -> str:
+    if isinstance(error, StopIteration):  # nothing of JSON begins there
+        return f"Expecting value at character {error.value - start}"
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.pos - start}"
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
