@@ -59,8 +59,7 @@ def _print_all(console: Console, kinds: Sequence[RegistryKind]) -> None:
         console.print(table)
     else:  # a line each, for grep
         for row in zip(*(column.cells for column in table.columns), strict=True):
-            kind, name, about, package = map(str, row)
-            print_line(console, f"{kind:<12} {name:<24} {about} ({package})")
+            print_line(console, "{:<12} {:<24} {} ({})".format(*map(str, row)))
     console.print("\nagentrl list NAME shows one; agentrl train --env NAME trains on one", style="dim")
     console.print(
         f"agentrl list KIND shows the others: {', '.join(n for n in _PLURALS if _PLURALS[n] not in KINDS)}", style="dim"
