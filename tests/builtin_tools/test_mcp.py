@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,9 @@ for line in sys.stdin:
         result = {"content": [{"type": "text", "text": words}]}
     else:
         continue
-    said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result})
+    fails = asked.get("params", {}).get("arguments") == {"words": "fail"}
+    answer = {"error": {"code": -32000, "message": "no"}} if fails else {"result": result}
+    said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer})
     print(said.replace("\\\\ud83d\\\\ude00", "\\\\ud83d"), flush=True)
 """
 
@@ -211,6 +214,17 @@ async def test_an_answer_that_is_lax_json_loses_no_connection(tmp_path: Path) ->
     async with using(f"{sys.executable} {tmp_path / 'lax.py'}", timeout_s=20.0) as tools:
         assert await tools["say"](words="\N{GRINNING FACE}") == "?"  # cut in the middle, in UTF-16
         assert await tools["say"](words="tea") == "tea"
+
+
+async def test_an_error_with_the_number_of_a_lost_connection_is_the_servers(tmp_path: Path) -> None:
+    (tmp_path / "lax.py").write_text(LAX)
+    server = f"{sys.executable} {tmp_path / 'lax.py'}"
+    async with using(server, timeout_s=20.0) as tools, anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(partial(tools["say"], words="tea"))
+        for _ in range(5):
+            fault = await fault_of(tools["say"], words="fail")
+            assert (fault.kind, fault.provoked) == ("mcp_error", None)
 
 
 async def test_a_call_that_takes_too_long_is_cancelled_there_too() -> None:

@@ -23,7 +23,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, CallTo
 from agentrl import __version__
 from agentrl.errors import InfraError, ToolError, UserError
 from agentrl.settings.secret import Secret
-from agentrl_tools.mcp_transport import NOT_SENT, Link, is_url, open_transport, parse_command
+from agentrl_tools.mcp_transport import BROKEN, NOT_SENT, Link, is_url, open_transport, parse_command
 
 QUIET_S = 5.0  # a session that lasted shorter than that was no good one: the next is made after a longer pause
 PAUSE_S = 5.0  # the longest
@@ -170,7 +170,8 @@ class Connection:
         await session.client.list_tools(cache_mode="bypass")
 
     def _explain(self, name: str, error: MCPError, session: _LiveSession) -> Exception:
-        if error.code == CONNECTION_CLOSED:
+        # Servers have errors of that number too, which a request may bring about.
+        if error.code == CONNECTION_CLOSED and (session.link.lost.is_set() or error.data == BROKEN):
             why = session.link.why or error.message
             words = f"the MCP server {self.server!r} went away while it ran {name!r}: {why}"
             return InfraError("mcp_gone", words, self._find_provenance(session))

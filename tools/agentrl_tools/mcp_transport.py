@@ -27,6 +27,7 @@ from agentrl.types import to_utf8_json
 from agentrl_tools.reaper import start_reaper
 
 NOT_SENT = {"agentrl": "not sent"}  # the data of an error that the server cannot have caused
+BROKEN = {"agentrl": "broken"}  # of an error that no server wrote: the connection broke
 TAIL_BYTES = 2000
 PLAIN = {"accept-encoding": "identity"}  # a few compressed bytes may be many
 LONGEST_INTEGER = 1_000  # characters
@@ -284,6 +285,6 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _failed(request: httpx2.Request, message: str, data: Mapping[str, str] | None = None) -> httpx2.Response:
+def _failed(request: httpx2.Request, message: str, data: Mapping[str, str] = BROKEN) -> httpx2.Response:
     error = {"code": CONNECTION_CLOSED, "message": message, "data": data}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
