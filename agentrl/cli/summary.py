@@ -47,7 +47,8 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=not console.is_terminal)
     console.print(
-        f"\n{summary['steps']} steps, {summary['train_seconds']:.0f} s of training, "
+        f"\n{summary['steps']} step{'s' if summary['steps'] != 1 else ''}, "
+        f"{summary['train_seconds']:.0f} s of training, "
         f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['sampled_tokens']:,} tokens sampled",
         highlight=False,
     )

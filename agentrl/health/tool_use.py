@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from agentrl.types import Trajectory
 
+_SHOWN = 80  # characters of a turn
 LEAST = 8  # episodes, below which nothing is said
 _FORMS: Mapping[str, str] = MappingProxyType(  # how models write calls, by what they begin with
     {
@@ -54,6 +55,7 @@ class ToolUse:
     turns: int = 0  # without a call
     forms: Counter[str] = field(default_factory=Counter)  # of the turns without a call that look like one
     example: str = ""
+    said: str = ""  # the first turn without a call
 
     def add(self, episode: Trajectory) -> None:
         """Count an episode; one that ended in a fault tells nothing."""
@@ -68,6 +70,7 @@ class ToolUse:
             self.error = said[0] if said else ""
         for text in list_turns_without_calls([episode]):
             self.turns += 1
+            self.said = self.said or text.strip()
             if (found := find_call_form(text)) is not None:
                 self.forms[found[0]] += 1
                 self.example = self.example or found[1]
@@ -94,8 +97,9 @@ class ToolUse:
                 f" {form}, which is not read here: {self.example!r}. {check}; give the one of that form with "
                 "--chat_template, or --call_format"
             )
+        shown = self.said if len(self.said) <= _SHOWN else f"{self.said[:_SHOWN]}..."
         return (
-            f"tools are offered, and none was called in {self.episodes} episodes: what is never tried is never "
-            f"rewarded. {check}; if that is right, ask for a call in the system prompt, or begin with a model that was "
-            "taught to call tools"
+            f"tools are offered, and none was called in {self.episodes} episodes (the first turn: {shown!r}): what is "
+            f"never tried is never rewarded. {check}; if that is right, ask for a call in the system prompt, or begin "
+            "with a model that was taught to call tools"
         )

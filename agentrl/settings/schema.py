@@ -186,7 +186,9 @@ class RunConfig(Section):
     load_best: bool = Field(
         False, description="the model at the end is that of the best evaluation (eval.metric), not the last step's"
     )
-    trackers: CommaSeparated = Field((), description="wandb, tensorboard, trackio, mlflow ...; commas between them")
+    trackers: CommaSeparated = Field(
+        (), description="wandb, tensorboard, trackio, mlflow ...; commas between them; none: no tracker"
+    )
     callbacks: CommaSeparated = Field(
         (), description="callbacks by name: file.py:Class; commas between them (agentrl list callbacks)"
     )
@@ -194,6 +196,11 @@ class RunConfig(Section):
         (), description="functions of a step's episodes that return numbers to log: file.py:function; docs/extend.md"
     )
     project: str = Field("agentrl", description="what the trackers call the place of many runs")
+
+    @pydantic.field_validator("trackers")
+    @classmethod
+    def _unset(cls, trackers: tuple[str, ...]) -> tuple[str, ...]:
+        return () if trackers == ("none",) else trackers  # as TRL's report_to: what a file names is unset
 
     @pydantic.model_validator(mode="after")
     def _placed(self) -> RunConfig:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from agentrl.errors import ConfigError, UserError, author_errors
 from agentrl.learner.learner import Learner
 from agentrl.learner.optimizers import OptimizerSource
+from agentrl.models.hub import silence_libraries
 from agentrl.settings.names.translation import find_name
 from agentrl.settings.schema import TrainConfig
 
@@ -68,6 +69,7 @@ def compute_lr_scale(config: TrainConfig) -> Callable[[int], float]:
     Raises:
         ConfigError: the scheduler does not take its settings.
     """
+    silence_libraries()  # the import below loads bitsandbytes, which speaks of a kernel that is not used here
     from transformers import get_scheduler
 
     c = config.learner

@@ -31,7 +31,7 @@ def explain(*episodes: Trajectory) -> str | None:
 def test_tools_that_nobody_calls_are_told_of() -> None:
     told = explain(*[make_episode("It is 42.")] * 8)
     assert told is not None
-    assert "none was called in 8 episodes" in told
+    assert "none was called in 8 episodes (the first turn: 'It is 42.')" in told
     assert "agentrl check model my/model" in told
     assert explain(*[make_episode("It is 42.")] * 7) is None
 

@@ -170,3 +170,9 @@ def test_in_python_an_entry_may_be_the_function() -> None:
 
 def test_a_loop_of_one_s_own_takes_any_function_as_the_loss() -> None:
     assert agentrl.LossSettings(loss=lambda t, log_ratio: log_ratio).loss_entry.what == "loss '<lambda>'"
+
+
+def test_none_unsets_the_trackers_of_a_file() -> None:
+    file = ("run.toml", {"env": "math-tools", "run": {"trackers": ["wandb"]}})
+    assert build_config(file).run.trackers == ("wandb",)
+    assert build_config(file, read_overrides(["--run.trackers", "none"])).run.trackers == ()
