@@ -7,6 +7,7 @@ was read is made an ordinary model, which is trained, saved and sent like any ot
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ def check_gguf_file(path: Path) -> None:
             magic = file.read(4)
         if magic != _MAGIC:
             raise ValueError("it does not begin as a GGUF file does")
-        _check_sizes(path)
+        stat = path.stat()
+        _check_sizes(path, stat.st_mtime_ns, stat.st_size)
     except OSError as error:
         raise UserError(f"model {str(path)!r} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a stranger's file, which gguf's reader takes as it comes
@@ -53,7 +55,9 @@ def check_gguf_file(path: Path) -> None:
         raise UserError(f"model {str(path)!r} is no GGUF file that can be read: {why}") from None
 
 
-def _check_sizes(path: Path) -> None:
+@lru_cache(maxsize=8)
+def _check_sizes(path: Path, changed: int, size: int) -> None:
+    """Read a file of that state once: a vocabulary takes gguf seconds, and a model's parts are loaded one by one."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)  # maps the file; a tensor that is not in it raises

@@ -71,6 +71,15 @@ def test_a_file_that_describes_more_than_it_holds_is_refused(changed: dict[str, 
         check_gguf_file(tmp_path / "odd.gguf")
 
 
+def test_a_file_that_was_changed_is_looked_at_again(tmp_path: Path) -> None:
+    path = tmp_path / "changed.gguf"
+    write_gguf(path)
+    check_gguf_file(path)
+    write_gguf(path, block_count=10_000)
+    with pytest.raises(UserError, match="block_count is 10,000"):
+        check_gguf_file(path)
+
+
 @pytest.mark.parametrize("cut", [0, 3, 4, 100, 5_000, 60_000])
 def test_a_file_that_is_cut_off_is_refused_in_a_sentence(file: tuple[Path, Any], cut: int, tmp_path: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(file[0].read_bytes()[:cut])
