@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from agentrl.errors import UserError
+
+PROBE_S = 5.0  # for the hub to answer that it is there
 
 
 def silence_libraries() -> None:
@@ -17,14 +19,19 @@ def silence_libraries() -> None:
 
 
 @contextmanager
-def explain_load_errors(what: str, hint: str = "") -> Iterator[None]:
-    """Raise UserError, which names ``what``, if the block fails to load something with transformers."""
+def explain_load_errors(what: str, hint: str = "", *, local: bool = False) -> Iterator[None]:
+    """Raise UserError, which names ``what``, if the block fails to load something with transformers.
+
+    Args:
+        local: it is a folder, for which the hub is not asked.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     silence_libraries()
     try:
-        yield
+        with nullcontext() if local else _use_cache_without_hub():
+            yield
     except UserError:
         raise
     except Exception as error:  # other people's files, read by other people's code
@@ -34,6 +41,30 @@ def explain_load_errors(what: str, hint: str = "") -> Iterator[None]:
                 f"it brings code of its own: read that, and if you trust it, say load.trust_remote_code true ({reason})"
             )
         raise UserError(f"cannot load {what}: {reason}{hint}") from error
+
+
+@contextmanager
+def _use_cache_without_hub() -> Iterator[None]:
+    """Have files read from the cache alone where the hub does not answer: each would be tried for a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _answers()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _answers() -> bool:
+    """Return True if the hub answers within seconds, whatever it says."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PROBE_S)
+    except Exception:  # of its client's own kinds
+        return False
+    return True
 
 
 def check_push_token(name: str) -> None:

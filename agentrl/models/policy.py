@@ -241,4 +241,5 @@ def find_template(tokenizer: Any, given: str | None) -> str | None:
 def _load_errors(name: str) -> AbstractContextManager[None]:
     """Explain errors of loading a model. One that is here is no misspelt name."""
     found = Path(locate_model(name)).exists()
-    return explain_load_errors(f"model {name!r}", "" if found else suggest(name, registry.list_registered("model")))
+    hint = "" if found else suggest(name, registry.list_registered("model"))
+    return explain_load_errors(f"model {name!r}", hint, local=found)
