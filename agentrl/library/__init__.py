@@ -2,6 +2,5 @@
 
 import logging
 
-logging.getLogger("bitsandbytes").setLevel(
-    logging.ERROR
-)  # transformers loads it, and it speaks of a kernel not used here
+# transformers loads it, and it speaks of a kernel that is not used here
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
