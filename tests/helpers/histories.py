@@ -16,6 +16,7 @@ from agentrl.renderer.call_formats.choice import Learnt, learn_call_format
 from agentrl.renderer.chat_template import list_words, render_chat, render_template
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.renderer.thoughts import ThoughtMarks, Thoughts, find_opened, learn_thoughts
+from agentrl.settings.template import History as HistoryMode
 from tests.helpers.families import build_byte_level
 
 BOS, EOS = "<s>", "</s>"
@@ -86,6 +87,7 @@ class Comparison:
     exact: int = 0
     dropped: int = 0
     rewritten: int = 0
+    anew: bool = False  # with template.history as_template
     differs: list[str] = field(default_factory=list)
 
     @property
@@ -98,20 +100,22 @@ class Comparison:
             return "no form"
         if self.differs or self.rewritten:
             return "differs" if self.differs else "appended"
+        if self.anew:
+            return "as template"
         return "but for thoughts" if self.dropped else "exact"
 
 
 class History:
     """The two tellings of one template."""
 
-    def __init__(self, source: str, *, thoughts: bool = False) -> None:
+    def __init__(self, source: str, *, thoughts: bool = False, mode: HistoryMode = "as_sampled") -> None:
         self.source = source
         self.tokenizer = _make_tokenizer(source)
         known = list_words(self.tokenizer, None)
         self.words: dict[str, Any] = {
             word: True for word in ("enable_thinking", "thinking") if thoughts and word in known
         }
-        self.renderer = TemplateRenderer(self.tokenizer, words=self.words)
+        self.renderer = TemplateRenderer(self.tokenizer, words=self.words, history=mode)
         added = {t.content for t in self.tokenizer.added_tokens_decoder.values()}
         self.learnt: Learnt = learn_call_format(lambda m, t: self.render(m, tools=t), added)
         self.thoughts: Thoughts = learn_thoughts(lambda m, p: self.render(m, prompt=p))
@@ -169,7 +173,13 @@ class History:
             end = next((i for i, m in enumerate(messages) if i > at and m["role"] == "assistant"), len(messages))
             if end < len(messages):
                 prompt = [*ids, *turn]
-                ids = self.renderer.bridge_to_next_turn(ids, turn, messages[at + 1 : end], tools=TOOLS)  # type: ignore[arg-type]
+                past: Any = [_as_stored(m) for m in messages[: at + 1]]
+                new: Any = messages[at + 1 : end]
+                anew = self.renderer.rewrite_history(ids, turn, past, new, tools=TOOLS)
+                if anew is not None:
+                    ids, before, appended = [*anew.history, *anew.observation], "", ""
+                    continue
+                ids = self.renderer.bridge_to_next_turn(ids, turn, new, tools=TOOLS)
                 before, appended = self.renderer.decode(prompt[:-1]), self.renderer.decode(ids[len(prompt) :])
         return found
 
@@ -182,6 +192,8 @@ class History:
             else self._find_turn(written, prompt, _last_line(messages[at - 1]), thought)
         )
         said = [str(messages[at]["content"]), *re.findall("Paris, now|Paris|Lyon", rest)]
+        if not any(said):
+            raise TemplateError(f"it writes turn {at} without what was said")
         since = max(rest.rfind(text) for text in said if text)
         if stop := re.compile("|".join(map(re.escape, self.stops))).search(rest, since):
             return rest[: stop.end()]
@@ -283,7 +295,17 @@ def compare_history(source: str) -> tuple[Comparison, ...]:
         thinking = History(source, thoughts=True)
         if not thinking.shuts_thoughts():
             results.append(_compare(thinking, thought=True))
-    return tuple(results)
+    return tuple(
+        _compare_anew(source, thought=bool(n)) or found if found.differs or found.rewritten else found
+        for n, found in enumerate(results)
+    )
+
+
+def _compare_anew(source: str, *, thought: bool) -> Comparison | None:
+    """Compare where the conversation is written anew each turn; None if that differs, too."""
+    found = _compare(History(source, thoughts=thought, mode="as_template"), thought=thought)
+    found.anew = True
+    return None if found.differs or found.rewritten else found
 
 
 def _compare(history: History, *, thought: bool) -> Comparison:
@@ -294,6 +316,13 @@ def _compare(history: History, *, thought: bool) -> Comparison:
         )
     except TemplateError as error:
         return Comparison(differs=[f"refused: {error}"])
+
+
+def _as_stored(message: Mapping[str, Any]) -> Any:
+    """Return a message as an episode keeps it, its thought in its content."""
+    kept = {k: v for k, v in message.items() if k != "thought"}
+    thought = message.get("thought")
+    return kept | {"content": f"<think>\n{thought}\n</think>\n\n{message['content']}"} if thought else kept
 
 
 def _make_tokenizer(source: str) -> Any:

@@ -89,7 +89,11 @@ def test_the_templates_of_trl_are_followed_in_their_own_form() -> None:
 
 
 def compare_histories(templates: Iterable[tuple[str, str]]) -> tuple[int, int]:
-    """Tell whole conversations by our renderer and by the template; return how many are equal, and of how many."""
+    """Tell whole conversations by our renderer and by the template; return how many are equal, and of how many.
+
+    They are equal where turns are appended, or with ``template.history = "as_template"`` where the template rewrites
+    its history.
+    """
     verdicts = dict[str, str]()
     for name, source in templates:
         if "tool_calls" not in source:
@@ -99,7 +103,9 @@ def compare_histories(templates: Iterable[tuple[str, str]]) -> tuple[int, int]:
         print(f"{name}: {verdicts[name]}", *[f"  {why}" for c in comparisons for why in c.reasons], sep="\n")
     with_form = [v for v in verdicts.values() if v != "no form"]
     equal = sum("differs" not in v and "appended" not in v for v in with_form)
-    print(f"{equal} of {len(with_form)} with a form are told as the template tells them, {Counter(verdicts.values())}")
+    anew = sum("as template" in v and "differs" not in v and "appended" not in v for v in with_form)
+    print(f"{equal} of {len(with_form)} with a form are told as the template tells them, {anew} of them with")
+    print(f"template.history as_template, {Counter(verdicts.values())}")
     return equal, len(with_form)
 
 
