@@ -22,6 +22,7 @@ from agentrl.renderer.chat_template import check_words, describe_choice, list_te
 from agentrl.renderer.control_tokens import Piece, SafeEncoder, find_structural_tokens
 from agentrl.renderer.description import Description
 from agentrl.renderer.frames import FrameLearner, Shape
+from agentrl.renderer.headers import Headers, learn_headers
 from agentrl.renderer.history import NewContext, say_alike
 from agentrl.renderer.placeholders import Part, Rendering, TemplatedMessages, format_placeholder
 from agentrl.renderer.plain_fences import Conversation, PlainFences, find_fences
@@ -186,7 +187,8 @@ class TemplateRenderer:
         if getattr(self.call_format, "owns_thoughts", False):
             reply = write_thought(self.call_format.parse(before, tools=tools, thinking=opened is not None))
         else:
-            reply = read_turn(before, partial(self.call_format.parse, tools=tools), self._marks, opened)
+            parse = partial(self.call_format.parse, tools=tools)
+            reply = read_turn(before, parse, self._marks, opened, self._headers.cut)
         return place_reply(reply, text, ids, self.tokenizer.backend_tokenizer)
 
     def encode_turn(self, text: str) -> list[int]:
@@ -293,6 +295,21 @@ class TemplateRenderer:
     def _marks(self) -> tuple[ThoughtMarks, ...]:
         """Return the marks of thoughts: the template's own, and those that a prompt may ask for in words."""
         return tuple(dict.fromkeys((self._thoughts.marks, PLAIN)))
+
+    @cached_property
+    def _headers(self) -> Headers:
+        """Return what the template writes in a turn round the model's own words, which the model samples."""
+
+        def read(text: str, prompt: str) -> Reply:
+            while ending := next((s for s in self._stops.values() if text.rstrip().endswith(s)), ""):
+                text = text.rstrip().removesuffix(ending)
+            parse = partial(self.call_format.parse, tools=[PROBE_TOOL])
+            return read_turn(text, parse, self._marks, find_opened(prompt, self._marks))
+
+        def think(message: Rendering) -> Rendering:
+            return self._thoughts.put(message, _THOUGHT, message["content"])
+
+        return learn_headers(self._apply, read, think if self._thoughts.field else None)
 
     @cached_property
     def _first_prompt(self) -> str:

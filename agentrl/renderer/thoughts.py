@@ -116,6 +116,7 @@ def read_turn(
     parse: Callable[[str], Reply],
     marks: Sequence[ThoughtMarks],
     opened: tuple[ThoughtMarks, str] | None = None,
+    cut_headers: Callable[[str], str] = str,
 ) -> Reply:
     """Read a turn: its thoughts by their marks, and all else by ``parse``. A mark inside a call is the call's.
 
@@ -123,6 +124,7 @@ def read_turn(
         parse: reads text without thoughts; its calls have spans in that text.
         marks: of the thoughts that may stand in the turn.
         opened: of a thought that the prompt has opened already, and the white space behind its opening.
+        cut_headers: leaves out of what is said the headers of the template's that the model sampled with it.
     """
     content: list[str] = []
     calls: list[ToolCall] = []
@@ -130,7 +132,7 @@ def read_turn(
     for start, end, mark in _split(text, parse, marks, opened):
         if mark is None:
             reply = parse(text[start:end])
-            content.append(_cut_calls(text[start:end], reply))
+            content.append(cut_headers(_cut_calls(text[start:end], reply)))
             calls += [replace(c, span=c.span and (c.span[0] + start, c.span[1] + start)) for c in reply.tool_calls]
         else:
             space = opened[1] if opened and not thoughts and not start else None
