@@ -45,14 +45,12 @@ def test_headers_are_no_part_of_what_is_said(history: History) -> None:
 
 
 def test_what_only_looks_like_one_is_said(history: History) -> None:
-    assert (
-        read(history, "Write to=user<|say|>, then the text.<|im_end|>").text == "Write to=user<|say|>, then the text."
-    )
-    assert read(history, "It is six.<|im_end|>").text == "It is six."
+    for said in ("Write to=user<|say|>, then the text.", "It is six."):
+        assert read(history, f"{said}<|im_end|>").text == said
 
 
 def test_a_whole_conversation_is_told_as_the_template_tells_it() -> None:
-    assert [c.reasons for c in compare_history(RECIPIENTS)][0] == []
+    assert compare_history(RECIPIENTS)[0].reasons == []
 
 
 def test_a_template_without_headers_has_none() -> None:
