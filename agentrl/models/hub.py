@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 
 from agentrl.errors import UserError
 
@@ -49,19 +51,20 @@ def _use_cache_without_hub() -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not _answers()
+    constants.HF_HUB_OFFLINE = before or not _answers(constants.ENDPOINT, int(monotonic() // 60))
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
 
 
-def _answers() -> bool:
-    """Return True if the hub answers within seconds, whatever it says."""
-    from huggingface_hub import constants, get_session
+@lru_cache(maxsize=1)
+def _answers(endpoint: str, minute: int) -> bool:
+    """Return True if the hub answers within seconds, whatever it says; it is asked once in a minute."""
+    from huggingface_hub import get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=PROBE_S)
+        get_session().head(endpoint, timeout=PROBE_S)
     except Exception:  # of its client's own kinds
         return False
     return True

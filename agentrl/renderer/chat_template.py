@@ -173,3 +173,10 @@ def render_chat(
         raise TemplateError(str(error)) from None
     values = {**tokenizer.special_tokens_map, "messages": list(messages), "tools": offered, "documents": None}
     return render_template(source, {**words, **values, "add_generation_prompt": add_generation_prompt})
+
+
+def find_shared_beginning(one: str, other: str) -> str:
+    """Return the beginning that two renderings share."""
+    return one[
+        : next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    ]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from agentrl.errors import TemplateError
 from agentrl.renderer.call_formats.hermes import make_call_id
+from agentrl.renderer.chat_template import find_shared_beginning
 from agentrl.types import THOUGHT_MARKS, Reply, Span, ToolCall
 
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]  # messages, and whether to open the next turn
@@ -279,7 +280,7 @@ def _read_marks(prompt: str, turn: str) -> ThoughtMarks | None:
     between, said, _ = rest.partition(_SAID)
     if not (found and said and between.strip()) or "type" in between:  # a block written out is none
         return None
-    header = before[: next((i for i, (a, b) in enumerate(zip(prompt, before, strict=False)) if a != b), len(prompt))]
+    header = find_shared_beginning(prompt, before)
     if (bracket := header.rfind("<")) > header.rfind(">"):  # the two differ within a tag
         header = header[:bracket]
     opening = before[len(header) :].strip() or _find_tail(before.rstrip()) or _find_tail(prompt.rstrip())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TemplateError
+from agentrl.renderer.chat_template import find_shared_beginning
 from agentrl.renderer.probe_turns import REPLY, REPLY_TEXT, USER_TURN, Render, make_probe_result
 
 
@@ -63,7 +64,7 @@ def cut_closing(last: str, followed: str, added: Mapping[str, int]) -> str:
     Raises:
         TemplateError: something else goes.
     """
-    kept = _common(last, followed)
+    kept = find_shared_beginning(last, followed)
     cut = (i for i in range(len(last)) if any(i < len(kept) < i + len(t) for t in added if last.startswith(t, i)))
     kept = kept[: next(cut, None)]
     gone = last[len(kept) :].strip()
@@ -110,8 +111,3 @@ def _find_stops(render: Render, closer: str, last: str, eos: str, added: Mapping
     if not ids:
         raise TemplateError("no token ends a turn, neither the template's nor the tokenizer's; set eos_token")
     return ids
-
-
-def _common(a: str, b: str) -> str:
-    """Return the beginning that two texts share."""
-    return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]

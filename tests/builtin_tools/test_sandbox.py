@@ -328,7 +328,7 @@ def test_a_server_to_which_nobody_speaks_ends(given: bytes) -> None:
 
 @pytest.mark.parametrize(("kept", "most"), [(90, 128), pytest.param(400, None, marks=pytest.mark.slow)])
 def test_many_sessions_are_kept_and_each_answers_with_its_own_name(kept: int, most: int | None) -> None:
-    """Where descriptors do not suffice, one request is told so, and the server goes on."""
+    """One request is told so where descriptors do not suffice, and the server goes on."""
     program = f"""
 import asyncio, resource
 if {most}: resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))

@@ -62,7 +62,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\x00"
 
 
 def shown(program: str, terminal: bool, **environment: str) -> str:
-    """What a program under `silence_when_closed` writes to a pipe, or to a terminal."""
+    """Return what a program under `silence_when_closed` writes to a pipe, or to a terminal."""
     text = f"from agentrl.cli.output import *\nHOSTILE = {HOSTILE!r}\nwith silence_when_closed():\n    {program}"
     command, variables = [sys.executable, "-c", text], {**os.environ, "TERM": "xterm", **environment}
     if not terminal:

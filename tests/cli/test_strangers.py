@@ -1,4 +1,4 @@
-"""What a stranger hands over runs nothing, with any verb, and costs neither the memory nor a traceback."""
+"""Things that a stranger hands over run nothing, with any verb, and cost neither the memory nor a traceback."""
 
 from __future__ import annotations
 

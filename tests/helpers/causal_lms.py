@@ -234,7 +234,7 @@ def own_answers(model: Any) -> tuple[Tensor, Tensor]:
 
 
 async def sampled(model: Any, engine: TransformersEngine) -> float:
-    """How far the logprobs of two turns of three episodes at once are off the model's own forward pass."""
+    """Measure how far the logprobs of two turns of three episodes at once are off the model's own forward pass."""
     rng = random.Random(1)
     trunk = rng.choices(range(WORDS), k=30)
     contexts = [trunk, trunk, [*trunk, *rng.choices(range(WORDS), k=3)]]
@@ -297,7 +297,7 @@ def run_in_double(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def describe_way(view: object) -> str:
-    """How the engine goes through a model, as the table says it."""
+    """Name the engine's way through a model, as the table says it."""
     if not isinstance(view, PlainModel):
         return "fast"
     if view.way is None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import TemplateError
 from agentrl.renderer.call_formats.choice import Learnt, learn_call_format
-from agentrl.renderer.chat_template import list_words, render_chat, render_template
+from agentrl.renderer.chat_template import find_shared_beginning, list_words, render_chat, render_template
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.renderer.thoughts import ThoughtMarks, Thoughts, find_opened, learn_thoughts
 from agentrl.settings.template import History as HistoryMode
@@ -79,7 +79,7 @@ def make_conversation(*, parallel: bool, thought: bool, beside: bool) -> list[di
 
 @dataclass
 class Comparison:
-    """What was found: ``differs`` says where and how; ``dropped``: equal but for earlier thoughts, which
+    """A comparison's findings: ``differs`` says where and how; ``dropped``: equal but for earlier thoughts, which
     it drops; ``rewritten``: it rewrites what it wrote itself, and what is appended is equal.
     """
 
@@ -223,7 +223,7 @@ class History:
     def header(self, messages: Sequence[dict[str, Any]]) -> str:
         """Return what the template writes to begin the model's turn."""
         closed, opened = self.write(messages), self.write(messages, prompt=True)
-        return opened[len(_common(closed, opened)) :]
+        return opened[len(find_shared_beginning(closed, opened)) :]
 
     def _note(
         self, found: Comparison, what: str, ids: Sequence[int], expected: str, before: str, appended: str
@@ -369,12 +369,6 @@ def _last_line(message: Mapping[str, Any]) -> str:
 def _cut_thoughts(text: str, marks: ThoughtMarks) -> str:
     opening, ending = re.escape(marks.opening), re.escape(marks.ending)
     return re.sub(rf"\s*(?:{opening}(?:(?!{opening}).)*?)?{ending}\s*", "", text, flags=re.S)
-
-
-def _common(one: str, other: str) -> str:
-    return one[
-        : next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    ]
 
 
 def _show_difference(own: str, expected: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
+
+_HOME = expanduser("~root")  # the host's
 SOCKET = "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('socket')\" || ln -s /nowhere socket"
 _CALL = "python3 -c \"import ctypes, os; c = ctypes.CDLL(None); print(os.environ['W'] if {0} else 'no')\""
 
 QUICK_SHELL_ATTACKS = {
     "read the users": "grep -q root: /etc/passwd && echo $W; grep -q root /etc/shadow && echo $W",
-    "list the host": "ls /root/.ssh /var /boot /sys >/dev/null 2>&1 && echo $W",
-    "climb out": "cd /proc/1/root 2>/dev/null && echo $W; ls /home/../../root/.bashrc 2>/dev/null && echo $W",
+    "list the host": f"ls {_HOME}/.ssh /var /boot /sys >/dev/null 2>&1 && echo $W",
+    "climb out": f"cd /proc/1/root 2>/dev/null && echo $W; ls /home/../..{_HOME}/.bashrc 2>/dev/null && echo $W",
     "write to /": "touch /x 2>/dev/null && echo $W; mkdir /etc/x 2>/dev/null && echo $W; touch /home/x/../../y 2>/dev/null && echo $W",
     "write to /usr": "touch /usr/x 2>/dev/null && echo $W; touch /usr/bin/bash 2>/dev/null && echo $W",
     "write to the agent": "echo >> /agentrl/agent.py && echo $W",

@@ -1,10 +1,11 @@
-"""What vLLM runs in ends with the process that started it, whenever that goes."""
+"""The processes of vLLM end with the one that started them, whenever that goes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,7 @@ def owned(process: Path) -> list[str]:
     return [w.decode().partition("=")[2] for w in words if w.startswith(b"AGENTRL_VLLM_OWNER=")]
 
 
-def until(holds: object, seconds: float = 60.0) -> None:
-    assert callable(holds)
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""What agentrl imports, calls, starts and reads of vLLM is there, in each version of the window.
+"""All that agentrl imports, calls, starts and reads of vLLM is there, in each version of the window.
 
 vLLM's source is read and not run: of the version that is installed, and of wheels on the index.
 """
