@@ -24,7 +24,7 @@ from agentrl.settings.secret import Secret
 from agentrl.tools.tool import Tool, tool
 from agentrl.tools.toolset import Toolset
 from agentrl.training.callbacks import Callback
-from agentrl.types import Message, Reply, Step, Trajectory
+from agentrl.types import Message, Reply, Step, ToolCall, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.environments.gymnasium.from_gymnasium import from_gymnasium
@@ -54,6 +54,7 @@ __all__ = [
     "Secret",
     "Step",
     "Tool",
+    "ToolCall",
     "ToolEnv",
     "ToolError",
     "Toolset",

@@ -60,6 +60,11 @@ class ToolCall:
     kind: str = field(default="", compare=False)
     span: Span | None = field(default=None, compare=False)
 
+    @classmethod
+    def of(cls, name: str, /, **arguments: Any) -> ToolCall:
+        """Return a call of a tool by its arguments, for an expert to yield; the rollout gives it its id."""
+        return cls("", name, arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -93,6 +98,7 @@ class Reply:
         return message
 
 
+ExpertTurn = str | ToolCall | Sequence[ToolCall] | Reply  # what `Env.expert` yields: a turn of the assistant's
 Observation = str | Sequence[Message]
 ERROR_PREFIX = "error: "  # how the answer to a failed call begins, as the model reads it
 TOOL_ERRORS = ("parse", "unknown_tool", "arguments", "tool", "provoked")  # what may be wrong with a call

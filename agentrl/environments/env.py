@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, Self
@@ -19,7 +19,7 @@ from agentrl.runtime.threads import SerialThread, open_task_group
 from agentrl.tools.call import call_tool
 from agentrl.tools.tool import Tool
 from agentrl.tools.toolset import Toolset
-from agentrl.types import ERROR_PREFIX, CallRecord, Message, Observation, Reply, Step, ToolCall, Trajectory
+from agentrl.types import ERROR_PREFIX, CallRecord, ExpertTurn, Message, Observation, Reply, Step, ToolCall, Trajectory
 
 Shared = TypeVar("Shared", default=Any)
 
@@ -89,6 +89,18 @@ class Env(Generic[Shared]):
         is closed by then. Members that ended in a fault are not among them. It is bounded as `score` is.
         """
         return trajectories
+
+    def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Play this episode well, from the model's side, after ``reset``: an async generator (optional).
+
+        It yields each of the assistant's turns, a text, a `ToolCall` or several, or a `Reply`, and ``yield`` returns
+        the messages that answered it. ``agentrl sft`` learns from it, ``agentrl play --expert`` shows it, and
+        ``agentrl check env`` says what it earns. It is closed where the episode ends.
+        """
+        raise ContractError(
+            f"{type(self).__name__} has no expert: write `async def expert(self)`, which yields each of the model's "
+            "turns and is given the messages that answer it (docs/write-an-environment.md)"
+        )
 
     async def health_check(self) -> None:
         """Raise if the world that ``step`` and ``score`` depend on does not work now.

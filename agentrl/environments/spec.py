@@ -114,6 +114,11 @@ class EnvSpec:
         """Return True if the environment has a health check of its own."""
         return self.cls.health_check is not Env.health_check
 
+    @property
+    def has_expert(self) -> bool:
+        """Return True if the environment has an expert."""
+        return self.cls.expert is not Env.expert
+
     async def check_health(self) -> None:
         """Call ``health_check`` of a fresh environment, and close that. Raises what it raises."""
         env = self.make()

@@ -1,5 +1,6 @@
 """Arithmetic questions with integer answers. A seed is a task."""
 
+import ast
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,32 @@ class _MathTask:
     answer: int
     expression: str  # one right way to compute the answer
     family: str
+
+
+@dataclass(frozen=True)
+class ExpressionPart:
+    """A part of an expression that can be computed first: its text, and what stands before and behind it."""
+
+    text: str
+    before: str
+    behind: str
+
+    def put(self, value: str) -> str:
+        """Put a value in the place of the part."""
+        return f"{self.before}{f'({value})' if value.startswith('-') else value}{self.behind}"
+
+
+def draw_part(rng: random.Random, expression: str) -> ExpressionPart | None:
+    """Draw a part that has an operation and leaves one, in parentheses or a product; None if there is none."""
+    found = []
+    for node in ast.walk(ast.parse(expression, mode="eval").body):
+        if isinstance(node, ast.BinOp) and node.end_col_offset is not None:
+            start, end = node.col_offset, node.end_col_offset
+            inside = expression[start - 1 : start] == "(" and expression[end : end + 1] == ")"
+            found.append((start - inside, end + inside, expression[start:end]))
+    whole = (0, len(expression))
+    parts = [ExpressionPart(text, expression[:a], expression[b:]) for a, b, text in found if (a, b) != whole]
+    return rng.choice(parts) if parts else None
 
 
 def draw(seed: int, *, split: Split, level: int = 3, families: Sequence[str] | None = None) -> _MathTask:
