@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,15 +11,16 @@ from typing import Any
 
 from anyio import to_thread
 
-from agentrl import ContractError, Reply, Step, Tool, ToolEnv, Trajectory, UserError
+from agentrl import ContractError, Reply, Step, Tool, ToolCall, ToolEnv, Trajectory, UserError
 from agentrl.errors import suggest
-from agentrl.types import Message, Observation
+from agentrl.types import ExpertTurn, Message, Observation
 from agentrl_envs import bfcl_world
 from agentrl_envs.bfcl_world import ApiInstances, read_json_lines
 from agentrl_envs.splits import assign_split
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 STEPS = 20  # replies with calls, to one user's message; their runner gives up there too
+DONE, ASKS = "It is done.", "I cannot do that with what I know; please tell me more."
 _MORE = "I have updated some more functions you can choose from. What about now?"
 
 Row = Mapping[str, Any]
@@ -114,6 +115,19 @@ class BFCL(ToolEnv):
         self.hidden = self.hidden - set(added)
         schemas = [t.schema for t in self.tool_list if t.name in added]
         return [{"role": "user", "content": f"{json.dumps(schemas)}\n{_MORE}"}]
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Make the calls of the ground truth, request by request; where something lacks, ask for it."""
+        for wanted in self.row["ground_truth"]:
+            for call in map(self._make_call, wanted):
+                yield call
+            yield DONE if wanted else ASKS
+
+    def _make_call(self, text: str) -> ToolCall:
+        """Make a call out of the ground truth, its arguments by their names."""
+        name, positional, named = bfcl_world.parse_call(text)
+        parameters = next(t.parameters["properties"] for t in self.tool_list if t.name == name)
+        return ToolCall("", name, {**dict(zip(parameters, positional, strict=False)), **named})
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         return {"correct": float(self.valid and self.over)}

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from anyio import to_thread
 
-from agentrl import ToolEnv, Trajectory, UserError
-from agentrl.types import Observation
+from agentrl import ContractError, Message, ToolCall, ToolEnv, Trajectory, UserError
+from agentrl.types import ExpertTurn, Observation
 from agentrl_envs import code_tasks, dataset
 from agentrl_envs.rewards import Code
 
 COLUMNS = ("prompt", "tests")
+TRIED = 0.4  # of the expert's functions are tried out first
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,26 @@ class WriteCode(ToolEnv):
     async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         split = (options or {}).get("split", "train")
         if self.shared.rows is None:
-            task = code_tasks.draw(seed, split=split)
+            self.task = task = code_tasks.draw(seed, split=split)
             self.tests, self.function = [list(t) for t in task.tests], task.function
             return self.ask(task.question), {"family": task.family}
         places = self._rows(split)
         row = self.shared.rows[places[seed % len(places)]]
         self.tests, self.function = row["tests"], row.get("function")
         return self.ask(row["prompt"]), {}
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Write the function, at once or after trying out the question's examples.
+
+        Of rows of one's own nobody knows the solution.
+        """
+        if self.shared.rows is not None:
+            raise ContractError("the expert of env 'code' knows the solutions of its own tasks, and not of env.data")
+        if self.tools and random.Random(self.task.question).random() < TRIED:
+            examples = [line.partition(" is ")[0] for line in self.task.question.splitlines()[1:]]
+            tried = "".join(f"print({example})\n" for example in examples)
+            yield ToolCall.of("python", code=f"{self.task.solution}{tried}")
+        yield f"```python\n{self.task.solution}```"
 
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
         tests = self.tests if not isinstance(self.tests, str) else _pairs(self.tests)

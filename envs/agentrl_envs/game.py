@@ -7,13 +7,15 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Literal
 
-from agentrl import ContractError, Env, Reply, Step, Trajectory
+from agentrl import ContractError, Env, Message, Reply, Step, Trajectory
 from agentrl.environments.task_sampler import task_index
-from agentrl.types import Observation, strip_thoughts
+from agentrl.runtime.threads import run_in_thread
+from agentrl.types import ExpertTurn, Observation, strip_thoughts
 from agentrl_envs.rewards import extract_boxed
 from agentrl_envs.splits import Split, assign_split
 
@@ -102,12 +104,38 @@ class Game(Env):
             self.possible = tuple(code for code in self.possible if _count_matches(guess, code) == told)
         return "Right." if self.found else f"{there} in place, {elsewhere} elsewhere."
 
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Guess so that the turns that are left are enough, whatever the answer; among such guesses draw one."""
+        rng = random.Random(f"{self.hidden}/{self.numbers}")
+        if self.kind == "code":
+            left = CODES
+            while True:
+                guess = await run_in_thread(partial(_split_codes, left))
+                told = yield f"\\boxed{{{guess}}}"
+                there, elsewhere = map(int, re.findall("[0-9]+", told[-1]["content"])[:2])
+                left = tuple(code for code in left if _count_matches(guess, code) == (there, elsewhere))
+        low, high = self.low, self.high
+        for turns in range(self.max_turns - 1, -1, -1):  # that are left after a guess
+            most = 2**turns - 1  # numbers that they tell apart
+            number = rng.randint(max(low, high - most), min(high, low + most))
+            told = yield f"\\boxed{{{number}}}"
+            low, high = (number + 1, high) if told[-1]["content"].startswith("Higher") else (low, number - 1)
+
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         return {"found": float(self.found)}
 
     def clone(self) -> Game:
         """Copy the game; nothing that it holds is ever changed in place."""
         return copy.copy(self)
+
+
+@lru_cache(maxsize=512)  # the second guess depends on the first answer alone
+def _split_codes(left: tuple[str, ...]) -> str:
+    """Return the code of those that are left whose answer leaves the fewest at worst; of many, a sample is tried."""
+    if len(left) == len(CODES):
+        return "1123"
+    tried = random.Random(left[0]).sample(left, min(len(left), 60))
+    return min(tried, key=lambda guess: max(Counter(_count_matches(guess, code) for code in left).values()))
 
 
 def _count_matches(guess: str, code: str) -> tuple[int, int]:

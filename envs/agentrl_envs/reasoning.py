@@ -7,7 +7,7 @@ import random
 import re
 import warnings
 from ast import literal_eval
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from agentrl import ContractError, Env, Reply, Step, Trajectory
 from agentrl.environments.task_sampler import task_index
 from agentrl.errors import suggest
 from agentrl.runtime.processes import call_in_process
-from agentrl.types import Message, Observation
+from agentrl.types import ExpertTurn, Message, Observation
 from agentrl_envs.rewards import extract_boxed
 from agentrl_envs.splits import Split, assign_split
 
@@ -66,6 +66,12 @@ class ReasoningGym(Env):
 
     async def step(self, action: Reply) -> Step:
         return Step([], 0.0, True, False, {})
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Say the right answer in its form; how to find it nobody tells."""
+        if self.entry["answer"] is None:
+            raise ContractError(f"reasoning-gym:{self.name} names no answer to this task, so it has no expert")
+        yield f"<answer>{self.entry['answer']}</answer>"
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer, score = extract_answer(trajectory.answer), 0.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from agentrl_tools.search import Search
 from anyio import to_thread
 
-from agentrl import ContractError, ToolEnv, Trajectory, UserError
+from agentrl import ContractError, Message, ToolCall, ToolEnv, Trajectory, UserError
 from agentrl.errors import suggest
-from agentrl.types import Observation
+from agentrl.types import ExpertTurn, Observation
 from agentrl_envs import dataset, search_qa_tasks
 from agentrl_envs.rewards import extract_boxed, is_same_answer
+
+OPENED = 0.15  # of the pages that its search has found, the expert opens all the same
+ANSWERS = ("The answer is \\boxed{{{}}}.", "\\boxed{{{}}}")
 
 Questions = Mapping[str, Sequence[dataset.Row]]
 
@@ -79,8 +83,22 @@ class SearchQA(ToolEnv):
             task = search_qa_tasks.draw(seed, split=split, hops=self.hops, world=self.world)
         except ValueError as error:
             raise ContractError(f"env 'search-qa': {error}") from None
-        self.answers = [task.answer]
+        self.task, self.answers = task, [task.answer]
         return self.ask(task.question), {"hops": len(task.path), "expected": task.answer}
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Find page after page, by a search or by its title; answer what the last one says.
+
+        Of a corpus of one's own nobody knows which pages lead to an answer.
+        """
+        if self.shared:
+            raise ContractError("the expert of env 'search-qa' knows its made-up worlds, and not env.corpus")
+        rng = random.Random(self.task.question)
+        for page in self.task.path:
+            found = yield ToolCall.of("search", query=page)
+            if not any(page in m["content"] for m in found) or rng.random() < OPENED:
+                yield ToolCall.of("open_page", title_or_id=page)
+        yield rng.choice(ANSWERS).format(self.task.answer)
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = extract_boxed(trajectory.answer)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import anyio
 
-from agentrl import ContractError, ToolEnv, ToolError, Trajectory, tool
+from agentrl import ContractError, Message, ToolCall, ToolEnv, ToolError, Trajectory, tool
 from agentrl.environments.task_sampler import task_index
-from agentrl.types import Observation
+from agentrl.types import ExpertTurn, Observation
 from agentrl_envs import shop_tasks
 from agentrl_envs.rewards import extract_boxed, is_same_answer
+
+ANSWERS = ("The answer is \\boxed{{{}}}.", "\\boxed{{{}}}", "That costs \\boxed{{{}}}.")
 
 
 class Shop(ToolEnv):
@@ -50,6 +52,20 @@ class Shop(ToolEnv):
         self.task = shop_tasks.draw(seed, split=(options or {}).get("split", "train"))
         self.random = random.Random(task_index(seed))
         return self.ask(self.task.question), {"items": len(self.task.basket), "expected": str(self.task.answer)}
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Look up the prices, together or one by one; calculate; answer."""
+        rng, basket = random.Random(self.task.question), self.task.basket
+        calls = [ToolCall.of("price", item=item) for item in basket]
+        if rng.random() < 0.5:
+            prices = [m["content"] for m in (yield calls)]
+        else:
+            prices = []
+            for call in calls:
+                prices += [m["content"] for m in (yield call)]
+        terms = [f"{count}*{price}" for count, price in zip(basket.values(), prices, strict=True)]
+        told = yield ToolCall.of("calculator", expression="+".join(terms))
+        yield rng.choice(ANSWERS).format(told[-1]["content"])
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = extract_boxed(trajectory.answer)

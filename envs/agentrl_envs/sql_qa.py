@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,15 +15,16 @@ from uuid import uuid4
 from agentrl_tools.database import Database
 from agentrl_tools.sql_workers import WorkerPool, open_workers
 
-from agentrl import ContractError, ToolEnv, Trajectory, tool
+from agentrl import ContractError, Message, ToolCall, ToolEnv, Trajectory, tool
 from agentrl.runtime.threads import run_in_thread
-from agentrl.types import Observation
+from agentrl.types import ExpertTurn, Observation
 from agentrl_envs import sql_qa_tasks
 from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 MAX_ROWS = 20
 TIMEOUT_S = 2.0
 WORKERS = 16
+ANSWERS = ("The answer is \\boxed{{{}}}.", "\\boxed{{{}}}")
 
 
 class _SqlShared(NamedTuple):
@@ -78,6 +80,14 @@ class SqlQA(ToolEnv):
         self.database = Database(self.path, self.shared.workers, max_rows=MAX_ROWS, timeout_s=TIMEOUT_S)
         tables = f"\n{self.task.script}" if self.show_schema else ""
         return self.ask(self.task.question + tables), {"family": self.task.family, "expected": self.task.answer}
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Ask for the tables where they are not told, query, and answer what the result says."""
+        rng = random.Random(self.task.question)
+        if not self.show_schema:
+            yield ToolCall.of("schema")
+        told = yield ToolCall.of("sql", query=self.task.query)
+        yield rng.choice(ANSWERS).format(told[-1]["content"].splitlines()[-1])
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = extract_boxed(trajectory.answer)

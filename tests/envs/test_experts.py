@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from agentrl_tools.bm25_index import build_corpus
+from agentrl_tools.passages import Passage
 
-from agentrl import EnvSpec, Trajectory
+from agentrl import ContractError, EnvSpec, Trajectory
 from agentrl.environments.task_sampler import task_integer
 from agentrl.rollout.expert import play_expert
 from agentrl.settings.schema import RolloutConfig
@@ -45,3 +48,63 @@ def test_math_tools_writes_python_where_that_is_the_tool() -> None:
     played = play("math-tools", 20, tool="python", level=4)
     assert {t.reward for t in played} == {1.0}
     assert ways(played) <= {("python",), ("python", "python")}
+
+
+def test_shop_looks_prices_up_together_or_one_by_one() -> None:
+    played = play("shop", 100)
+    assert {t.reward for t in played} == {1.0}
+    turns = {(t.info["items"], t.turns) for t in played}
+    assert {(3, 3), (3, 5), (1, 3)} <= turns
+
+
+@pytest.mark.parametrize("hops", [[1], [2, 3]])
+def test_search_qa_goes_from_page_to_page(hops: list[int]) -> None:
+    played = play("search-qa", 100, hops=hops)
+    assert {t.reward for t in played} == {1.0}
+    assert all(sum(c.name == "search" for c in t.calls) == t.info["hops"] for t in played)
+    assert {c.name for t in played for c in t.calls} == {"search", "open_page"}
+    for t in played:
+        read = " ".join(m["content"] for m in t.messages if m["role"] == "tool")
+        assert str(t.info["expected"]) in read  # nothing is answered that was not read
+
+
+def test_search_qa_has_no_expert_for_a_corpus_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "answer": "Ada"}\n' * 3)
+    corpus = tmp_path / "corpus.db"
+    build_corpus([Passage("Ada", "Ada", "Ada is who.")], corpus)
+    with pytest.raises(ContractError, match="the expert of env 'search-qa' knows its made-up worlds, and not"):
+        play("search-qa", 1, corpus=str(corpus), questions=str(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize("show_schema", [False, True])
+def test_sql_qa_asks_for_the_tables_and_queries(show_schema: bool) -> None:
+    played = play("sql-qa", 60, show_schema=show_schema)
+    assert {t.reward for t in played} == {1.0}
+    assert ways(played) == {("sql",) if show_schema else ("schema", "sql")}
+
+
+def test_code_writes_the_function_at_once_or_tries_it_out() -> None:
+    played = play("code", 40)
+    assert {t.reward for t in played} == {1.0}
+    assert ways(played) == {(), ("python",)}
+    assert ways(play("code", 10, tool=False)) == {()}
+
+
+def test_game_finds_the_number_and_the_code_in_time() -> None:
+    for numbers in (2, 3, 7, 8, 1000):
+        assert {t.reward for t in play("game", 60, numbers=numbers)} == {1.0}
+    opened = [t.messages[1]["content"] for t in play("game", 60, numbers=600)]
+    assert len(set(opened)) > 30  # no guess is the only good one
+    assert {t.reward for t in play("game:code", 100)} == {1.0}
+
+
+def test_bfcl_makes_the_calls_of_the_ground_truth() -> None:
+    pytest.importorskip("bfcl_eval")
+    for category in ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param"):
+        assert {t.reward for t in play(f"bfcl:{category}", 12)} == {1.0}
+
+
+@pytest.mark.slow
+def test_reasoning_gym_says_the_answer() -> None:
+    pytest.importorskip("reasoning_gym")
+    assert {t.reward for t in play("reasoning-gym:chain_sum", 4)} == {1.0}
