@@ -34,6 +34,10 @@ class ContractError(UserError):
     """An environment, tool or reward function returned something its contract does not allow."""
 
 
+class NoExpertError(ContractError):
+    """An environment has no expert: none was written, or none knows these tasks."""
+
+
 class TemplateError(UserError):
     """A chat template that cannot be followed token by token."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from agentrl.checks import branches, determinism, faults, free_reward, isolated_loop, isolation, tool_schemas
+from agentrl.checks import branches, determinism, expert, faults, free_reward, isolated_loop, isolation, tool_schemas
 from agentrl.checks.budget import Check, CheckRun, FindingCallback
 from agentrl.checks.consent import select_allowed
 from agentrl.checks.finding import Finding, fail, failures, ok, skip
@@ -61,6 +61,7 @@ async def _inspect(spec: EnvSpec, tasks: int, allow_writes: Collection[str], run
         snapshot = isolation.make_state_snapshot(spec, tools)
         before = snapshot()
         await _play(harness, spec, run, train, wide, test)
+        await run.run(expert.EXPERT, lambda: expert.check_expert(spec, train, [f.why for f in skipped]))
         run.add(*isolation.check_state_kept(before, snapshot()), *faults.check_contract(harness))
         run.add(
             *faults.check_blocking(harness),

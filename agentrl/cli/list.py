@@ -11,6 +11,7 @@ from rich.text import Text
 
 from agentrl.cli.arguments import Arguments, Command, NoOptions
 from agentrl.cli.output import Console, print_line
+from agentrl.environments.env import Env
 from agentrl.errors import UserError, suggest
 from agentrl.settings import registry
 from agentrl.settings.catalogue import CHOICES
@@ -114,10 +115,19 @@ def _describe(kind: RegistryKind, name: str) -> str:
         return _describe_entry(name, thing)
     prefix = {"env": "env", "tool": f"tool.{name}", "reward": f"env.reward_settings.{name}"}.get(kind)
     if prefix is not None and isinstance(thing, type):
+        if kind == "env" and issubclass(thing, Env):
+            return f"{_describe_class(f'env {name}', thing, prefix)}\n\n{_describe_expert(name, thing)}"
         return _describe_class(f"{kind} {name}", thing, prefix)
     if isinstance(thing, Tool):
         return f"tool {name}: {thing.description}\n{thing.parameters}"
     return f"{kind} {name}: {inspect.getdoc(thing) or ''}\n{thing() if kind == 'model' else ''}".strip()
+
+
+def _describe_expert(name: str, cls: type[Env]) -> str:
+    if cls.expert is Env.expert:
+        return "expert: none"
+    about = (inspect.getdoc(cls.expert) or "").partition("\n")[0]
+    return f"expert: {about} (agentrl play --env {name} --expert)"
 
 
 def _describe_class(what: str, cls: Any, prefix: str) -> str:

@@ -22,6 +22,7 @@ from agentrl.play.human_engine import HumanEngine, ObservedEngine
 from agentrl.play.typed_calls import format_demonstration
 from agentrl.renderer.json_lines import ChatRenderer
 from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.expert import open_expert_rollout
 from agentrl.rollout.rollout import Rollout
 from agentrl.settings.loader import build_config
 from agentrl.settings.schema import TrainConfig
@@ -32,6 +33,7 @@ from agentrl.view.escaping import escape_controls
 TEXT = """\
   agentrl play --env shop
   agentrl play --env shop --script turns.txt --save demonstrations.jsonl
+  agentrl play --env shop --expert
   agentrl play --env shop --endpoint http://127.0.0.1:8000/v1 --model NAME
 
 You see what the model sees, and write its turns: text ends the turn; a call such as price(item="lamp") is added to it,
@@ -44,6 +46,7 @@ class _PlayOptions(Section):
     task: int = Field(0, ge=0, description="the task")
     split: str = Field("train", description="the split of the task: train or test")
     script: Path | None = Field(None, description="take the lines from a file")
+    expert: bool = Field(False, description="let the environment's own expert play, and watch")
     endpoint: str | None = Field(
         None, description="URL of a server that speaks OpenAI's chat completions: it plays, and you watch"
     )
@@ -70,8 +73,9 @@ def _run(arguments: Arguments[_PlayOptions]) -> int:
 def _read(arguments: Arguments[_PlayOptions]) -> TrainConfig:
     """Build the config. Raises ConfigError for options that do not go together."""
     own, (_, given) = arguments.options, arguments.settings
-    if own.script is not None and own.endpoint is not None:
-        raise ConfigError("--script and --endpoint do not go together: one of them acts")
+    acting = [f"--{name}" for name in ("script", "expert", "endpoint") if getattr(own, name)]
+    if len(acting) > 1:
+        raise ConfigError(f"{' and '.join(acting)} do not go together: one of them acts")
     if own.endpoint is None and "key_env" in own.model_fields_set:
         raise ConfigError("--key_env does nothing without --endpoint: it names the variable that holds its key")
     if own.endpoint is None and "model" in given:
@@ -84,16 +88,31 @@ def _read(arguments: Arguments[_PlayOptions]) -> TrainConfig:
 
 
 async def _play(own: _PlayOptions, config: TrainConfig, spec: EnvSpec, transcript: Transcript) -> Trajectory:
-    async with spec.open(), _open_engine(own, config, transcript) as engine:
+    async with spec.open(), _open_rollout(own, config, spec, transcript) as rollout:
         count = spec.count(own.split)
         if count is not None and own.task >= count:
             have = f"split {own.split!r} of env {spec.name!r} has {count} tasks"
             raise UserError(f"{have}, 0 to {count - 1}; not {own.task}")
-        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(config.template_words), own.split)
-        if own.endpoint is None:  # a person takes their time
-            rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
         task = own.task if count is not None else task_integer(own.split, own.task)
         return await rollout.episode(task, seed=config.seed)
+
+
+@asynccontextmanager
+async def _open_rollout(
+    own: _PlayOptions, config: TrainConfig, spec: EnvSpec, transcript: Transcript
+) -> AsyncIterator[Rollout]:
+    """Open the rollout that is shown: of the environment's expert, or of whoever else plays."""
+    words = config.template_words
+    if own.expert:
+        async with open_expert_rollout(spec, config.rollout, words=words, split=own.split) as rollout:
+            rollout.engine = ObservedEngine(transcript.show, rollout.engine)
+            yield rollout
+        return
+    async with _open_engine(own, config, transcript) as engine:
+        rollout = Rollout.from_config(config.rollout, spec, engine, ChatRenderer(words), own.split)
+        if own.endpoint is None:  # a person takes their time
+            rollout.limits = replace(rollout.limits, episode_timeout_s=math.inf)
+        yield rollout
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import anyio
 from typing_extensions import TypeVar
 
 from agentrl.environments.tool_binding import ToolBinding, ToolSpec, check_tool_names
-from agentrl.errors import ContractError, ToolError
+from agentrl.errors import ContractError, NoExpertError, ToolError
 from agentrl.runtime.lanes import Track
 from agentrl.runtime.threads import SerialThread, open_task_group
 from agentrl.tools.call import call_tool
@@ -96,8 +96,11 @@ class Env(Generic[Shared]):
         It yields each of the assistant's turns, a text, a `ToolCall` or several, or a `Reply`, and ``yield`` returns
         the messages that answered it. ``agentrl sft`` learns from it, ``agentrl play --expert`` shows it, and
         ``agentrl check env`` says what it earns. It is closed where the episode ends.
+
+        Raises:
+            NoExpertError: there is none, or none for this task.
         """
-        raise ContractError(
+        raise NoExpertError(
             f"{type(self).__name__} has no expert: write `async def expert(self)`, which yields each of the model's "
             "turns and is given the messages that answer it (docs/write-an-environment.md)"
         )

@@ -70,3 +70,6 @@ class ObservedEngine(HumanEngine):
         self.show(Turn(tools, messages, messages[-1:]))
         self._seen = len(messages)
         return done
+
+    def end_session(self, session: str) -> None:
+        self.engine.end_session(session)

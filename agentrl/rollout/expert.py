@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,13 +69,10 @@ async def play_expert(
         on_episode: called with each episode as it ends.
 
     Raises:
-        ContractError: the environment has no expert, or the expert broke its contract.
+        NoExpertError: the environment has no expert, or none for one of the tasks.
+        ContractError: the expert broke its contract.
     """
-    if not spec.has_expert:
-        spec.sample().expert()
-    async with open_task_group() as closing:
-        engine = ExpertEngine(lambda close: closing.start_soon(close))
-        rollout = build_expert_rollout(spec, engine, config, words, split)
+    async with open_expert_rollout(spec, config, words=words, split=split) as rollout:
         groups = await rollout.batch(tasks, 1, on_episode=on_episode)
     played = [ExpertEpisode(t, _read_tools(t)) for group in groups for t in group]
     for one in played:
@@ -83,13 +80,18 @@ async def play_expert(
     return played
 
 
-def build_expert_rollout(
-    spec: EnvSpec, engine: ExpertEngine, config: RolloutConfig, words: Mapping[str, Any] = {}, split: str = "train"
-) -> Rollout:
-    """Build the rollout of an expert: one episode a task, whole, however long its turns are."""
+@asynccontextmanager
+async def open_expert_rollout(
+    spec: EnvSpec, config: RolloutConfig, *, words: Mapping[str, Any] = {}, split: str = "train"
+) -> AsyncIterator[Rollout]:
+    """Open the rollout of an expert, whose turns may be as long as they are. Raises as `play_expert`."""
+    if not spec.has_expert:
+        spec.sample().expert()  # says so
     plain = config.model_copy(update={"oversample": 0, "branches": 1, "stop": [], "max_episode_tokens": None})
-    engine.rollout = rollout = Rollout.from_config(plain, spec, engine, ChatRenderer(words), split)
-    return rollout
+    async with open_task_group() as closing:
+        engine = ExpertEngine(lambda close: closing.start_soon(close))
+        engine.rollout = rollout = Rollout.from_config(plain, spec, engine, ChatRenderer(words), split)
+        yield rollout
 
 
 def check_ended(trajectory: Trajectory, spec: EnvSpec, split: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from anyio import to_thread
 
-from agentrl import ContractError, Message, ToolCall, ToolEnv, Trajectory, UserError
+from agentrl import Message, ToolCall, ToolEnv, Trajectory, UserError
+from agentrl.errors import NoExpertError
 from agentrl.types import ExpertTurn, Observation
 from agentrl_envs import code_tasks, dataset
 from agentrl_envs.rewards import Code
@@ -88,7 +89,7 @@ class WriteCode(ToolEnv):
         Of rows of one's own nobody knows the solution.
         """
         if self.shared.rows is not None:
-            raise ContractError("the expert of env 'code' knows the solutions of its own tasks, and not of env.data")
+            raise NoExpertError("the expert of env 'code' knows the solutions of its own tasks, and not of env.data")
         if self.tools and random.Random(self.task.question).random() < TRIED:
             examples = [line.partition(" is ")[0] for line in self.task.question.splitlines()[1:]]
             tried = "".join(f"print({example})\n" for example in examples)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 from agentrl import ContractError, Reply, Step, ToolEnv, Trajectory, UserError
-from agentrl.errors import suggest
+from agentrl.errors import NoExpertError, suggest
 from agentrl.rewards.functions import Reward, call_rewards, is_per_episode, resolve_rewards
 from agentrl.rewards.reward_log import RewardLog
 from agentrl.runs.episode_info import find_expected_answer
 from agentrl.runtime.threads import run_in_thread
-from agentrl.types import THOUGHT_MARKS, Message, Observation, get_final_text
+from agentrl.types import THOUGHT_MARKS, ExpertTurn, Message, Observation, get_final_text
 from agentrl_envs.prompt_rows import PromptColumns, PromptRows, load_prompt_rows, name_test_splits
 from agentrl_envs.rewards import apply_gate, soft_overlong_punishment
 
@@ -154,6 +154,18 @@ class Prompts(ToolEnv[PromptRows]):
 
     def clone(self) -> Self:
         return copy.copy(self)
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Say the row's ``completion``: a text, or a list of one message of the assistant's."""
+        said = self.row.get("completion")
+        if isinstance(said, Sequence) and not isinstance(said, str) and len(said) == 1:
+            said = said[0].get("content") if isinstance(said[0], Mapping) else said
+        if not isinstance(said, str) or not said:
+            raise NoExpertError(
+                "env 'prompts' has an expert where each row has a `completion`, a text or one message of the "
+                f"assistant's; this row has {said!r:.60}"
+            )
+        yield said
 
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
         (scored,) = await self._scored([trajectory], self.own)

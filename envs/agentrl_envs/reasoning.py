@@ -16,7 +16,7 @@ import anyio
 
 from agentrl import ContractError, Env, Reply, Step, Trajectory
 from agentrl.environments.task_sampler import task_index
-from agentrl.errors import suggest
+from agentrl.errors import NoExpertError, suggest
 from agentrl.runtime.processes import call_in_process
 from agentrl.types import ExpertTurn, Message, Observation
 from agentrl_envs.rewards import extract_boxed
@@ -70,7 +70,7 @@ class ReasoningGym(Env):
     async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
         """Say the right answer in its form; how to find it nobody tells."""
         if self.entry["answer"] is None:
-            raise ContractError(f"reasoning-gym:{self.name} names no answer to this task, so it has no expert")
+            raise NoExpertError(f"reasoning-gym:{self.name} names no answer to this task, so it has no expert")
         yield f"<answer>{self.entry['answer']}</answer>"
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:

@@ -13,7 +13,7 @@ from agentrl_tools.search import Search
 from anyio import to_thread
 
 from agentrl import ContractError, Message, ToolCall, ToolEnv, Trajectory, UserError
-from agentrl.errors import suggest
+from agentrl.errors import NoExpertError, suggest
 from agentrl.types import ExpertTurn, Observation
 from agentrl_envs import dataset, search_qa_tasks
 from agentrl_envs.rewards import extract_boxed, is_same_answer
@@ -92,7 +92,7 @@ class SearchQA(ToolEnv):
         Of a corpus of one's own nobody knows which pages lead to an answer.
         """
         if self.shared:
-            raise ContractError("the expert of env 'search-qa' knows its made-up worlds, and not env.corpus")
+            raise NoExpertError("the expert of env 'search-qa' knows its made-up worlds, and not env.corpus")
         rng = random.Random(self.task.question)
         for page in self.task.path:
             found = yield ToolCall.of("search", query=page)

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,24 @@ import pexpect
 import pytest
 from agentrl_envs.rewards import extract_boxed, is_same_answer
 
-from agentrl import ContractError, Env, EnvSpec, Reply, Step, ToolEnv, ToolError, Trajectory, UserError, tool
+from agentrl import (
+    ContractError,
+    Env,
+    EnvSpec,
+    Message,
+    Reply,
+    Step,
+    ToolCall,
+    ToolEnv,
+    ToolError,
+    Trajectory,
+    UserError,
+    tool,
+)
 from agentrl.checks import Finding, check_env, failures
+from agentrl.checks.expert import check_expert
 from agentrl.cli import main
-from agentrl.types import Observation
+from agentrl.types import ExpertTurn, Observation
 
 Start = tuple[Observation, dict[str, Any]]
 Options = Mapping[str, Any] | None
@@ -80,7 +94,7 @@ def only(cls: type[Env], name: str, verdict: str = "fail", **settings: Any) -> s
 
 def test_what_is_right_is_clean() -> None:
     findings = check_env(Sound, tasks=4)
-    assert [f for f in findings if f.verdict != "ok"] == []
+    assert [(f.what, f.verdict) for f in findings if f.verdict != "ok"] == [("expert", "skip")]
     assert len({f.what for f in findings}) >= 16
 
 
@@ -88,7 +102,7 @@ def test_what_is_right_is_clean() -> None:
 def test_the_built_in_environments_are_clean(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "env", name]) == 0
     said = capsys.readouterr().out
-    assert f"{name}: 17 ok, 0 to look at, 0 failed" in said
+    assert f"{name}: 18 ok, 0 to look at, 0 failed" in said
 
 
 @pytest.mark.slow
@@ -599,3 +613,64 @@ class Ordering(Sound):
 def test_wrong_words_are_sentences(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "env", "math-tools", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+class Demonstrated(Sound):
+    """The same, with an expert."""
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        told = yield [ToolCall.of("worth_of", word=word) for word in self.worth]
+        yield f"\\boxed{{{sum(int(m['content']) for m in told)}}}"
+
+
+def on_the_expert(cls: type[Env]) -> Finding:
+    """The finding on the expert, out of no other check."""
+
+    async def check() -> list[Finding]:
+        async with EnvSpec(cls).open() as spec:
+            return await check_expert(spec, range(3), [])
+
+    (finding,) = anyio.run(check)
+    return finding
+
+
+def test_an_expert_is_played_and_what_it_earns_is_told() -> None:
+    class Careless(Demonstrated):
+        async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+            yield "no idea"
+
+    class Broken(Demonstrated):
+        async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+            yield None  # type: ignore[misc]
+
+    class Unlucky(Demonstrated):
+        async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
+            if trajectory.calls:
+                raise OSError("the judge is away")
+            return {"correct": 0.0}
+
+    class Writes(Demonstrated):
+        @tool(writes=True)
+        async def order(self, word: str) -> str:
+            """Order a word.
+
+            Args:
+                word: one of the words.
+            """
+            return word
+
+    good = on_the_expert(Demonstrated)
+    assert (good.verdict, good.why) == ("ok", "it earns 1 on each of 3 tasks, in 2 turns")
+    none = on_the_expert(Sound)
+    assert none.verdict == "skip"
+    assert none.why.startswith("it has none; an `async def expert(self)` would show")
+    careless = on_the_expert(Careless)
+    assert careless.verdict == "warn"
+    assert re.fullmatch(r"it earned 0 on task \d+ \(terminated\); best_reward is 1", careless.why)
+    broken = on_the_expert(Broken)
+    assert broken.verdict == "fail"
+    assert "Broken.expert of task 0 yielded None; it yields a text, a ToolCall" in broken.why
+    assert "ended in a fault, and demonstrates nothing: env_score" in on_the_expert(Unlucky).why
+    (unplayed,) = (f for f in check_env(Writes, tasks=2) if f.what == "expert")
+    assert unplayed.verdict == "skip"
+    assert "it was not played: tool 'order' was not called: it may change" in unplayed.why

@@ -200,3 +200,30 @@ def test_nobody_at_the_keyboard() -> None:
     )
     assert "the input is over; nothing was scored" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_expert_of_an_environment_plays(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["play", "--env", "shop", "--task", "0", "--expert", "--save", "made.jsonl"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert 'call       price({"item": "shirt"})' in shown
+    assert shown.count("That costs") == 1  # each message once
+    assert "which is what a model would have got" in shown
+    (line,) = Path("made.jsonl").read_text().splitlines()
+    assert json.loads(line)["reward"] == 1.0
+    assert json.loads(line)["messages"][-1]["role"] == "assistant"
+
+
+def test_an_expert_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("silent.py").write_text(
+        "from agentrl import Env, Step\n\n\nclass Silent(Env):\n"
+        "    async def reset(self, *, seed, options=None):\n        return 'Say.', {}\n"
+    )
+    assert main(["play", "--env", "silent.py:Silent", "--expert"]) == 2
+    assert "Silent has no expert: write `async def expert(self)`" in capsys.readouterr().err
+    assert main(["play", "--env", "shop", "--expert", "--script", "turns.txt"]) == 2
+    assert "--script and --expert do not go together" in capsys.readouterr().err
+    assert main(["list", "shop"]) == 0
+    assert "expert: Look up the prices" in capsys.readouterr().out
+    assert main(["list", "silent.py:Silent"]) == 0
+    assert "expert: none" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from agentrl_tools.passages import Passage
 
 from agentrl import ContractError, EnvSpec, Trajectory
 from agentrl.environments.task_sampler import task_integer
+from agentrl.errors import NoExpertError
 from agentrl.rollout.expert import play_expert
 from agentrl.settings.schema import RolloutConfig
 
@@ -108,3 +109,19 @@ def test_bfcl_makes_the_calls_of_the_ground_truth() -> None:
 def test_reasoning_gym_says_the_answer() -> None:
     pytest.importorskip("reasoning_gym")
     assert {t.reward for t in play("reasoning-gym:chain_sum", 4)} == {1.0}
+
+
+def test_prompts_says_what_the_row_completes() -> None:
+    rows = [{"prompt": f"{n} + 1?", "completion": rf"\boxed{{{n + 1}}}", "solution": str(n + 1)} for n in range(12)]
+    assert {t.reward for t in play("prompts", 8, data=rows)} == {1.0}
+    chats = [
+        {"messages": [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r["completion"]}]}
+        for r in rows
+    ]
+    solved = [{**chat, "solution": r["solution"]} for chat, r in zip(chats, rows, strict=True)]
+    played = play("prompts", 8, data=solved, prompt_column="messages")
+    assert {t.reward for t in played} == {1.0}
+    assert played[0].messages[-1] == chats[played[0].task]["messages"][-1]
+    bare = [{"prompt": r["prompt"], "solution": r["solution"]} for r in rows]
+    with pytest.raises(NoExpertError, match=r"where each row has a `completion`.*this row has None"):
+        play("prompts", 2, data=bare)
