@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentrl.learner.optimizers import make_optimizers
     from agentrl.library.rollouts import open_rollouts
     from agentrl.library.run import Run
+    from agentrl.library.sft import sft
     from agentrl.library.train import train
 
 __version__ = "0.1.0"
@@ -75,6 +76,7 @@ __all__ = [
     "optimizer",
     "register_gymnasium",
     "sampler",
+    "sft",
     "tool",
     "train",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from math import nan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, SupportsFloat, TypedDict, TypeGuard
 
 if TYPE_CHECKING:
@@ -227,7 +228,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens by one author. Model segments carry the engine's logprobs and the policy's versions."""
+    """A run of tokens by one author.
+
+    Model segments carry the engine's logprobs and the policy's versions; one without was demonstrated, not sampled.
+    """
 
     author: Author
     token_ids: tuple[int, ...]
@@ -238,8 +242,10 @@ class Segment:
     def __post_init__(self) -> None:
         if self.kept is not None and (self.author != "model" or len(self.kept) != len(self.token_ids)):
             raise ValueError(f"{len(self.kept)} sets of kept tokens for {len(self.token_ids)} of the {self.author}")
+        if (self.logprobs is None) != (self.versions is None):
+            raise ValueError("logprobs and versions go together")
         for values in (self.logprobs, self.versions):
-            if (values is not None) != (self.author == "model"):
+            if values is not None and self.author != "model":
                 raise ValueError(f"a {self.author} segment and logprobs/versions do not go together")
             if values is not None and len(values) != len(self.token_ids):
                 raise ValueError(f"{len(values)} values for {len(self.token_ids)} tokens")
@@ -322,13 +328,13 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> list[int]:
-        """Return one entry a token: 1 where the engine sampled it."""
+        """Return one entry a token: 1 where the engine sampled it, or an expert wrote it."""
         return [int(s.author == "model") for s in self.segments for _ in s.token_ids]
 
     @property
     def logprobs(self) -> list[float]:
-        """Return one entry a token: the engine's logprob where it sampled, 0.0 elsewhere."""
-        return [p for s in self.segments for p in (s.logprobs or (0.0,) * len(s.token_ids))]
+        """Return one entry a token: the engine's logprob where it sampled, 0.0 elsewhere; nan of a demonstration."""
+        return [p for s in self.segments for p in (s.logprobs or (_without_logprob(s),) * len(s.token_ids))]
 
     @property
     def versions(self) -> list[int]:
@@ -364,13 +370,22 @@ class Trajectory:
         return observed
 
     @property
+    def is_demonstration(self) -> bool:
+        """Return True where an expert, a person or a file said what the model says, and no engine."""
+        return any(s.author == "model" and s.logprobs is None for s in self.segments)
+
+    @property
     def sampled_tokens(self) -> int:
+        """Count the model's tokens; of a demonstration those that are to be its."""
         return sum(len(s.token_ids) for s in self.segments if s.author == "model")
 
     @property
     def own_tokens(self) -> int:
-        """Count the sampled tokens without those of shared turns: over all episodes each token once."""
-        turns = [len(s.token_ids) for s in self.segments if s.author == "model"]
+        """Count the sampled tokens without those of shared turns: over all episodes each token once.
+
+        Those of a demonstration were not sampled.
+        """
+        turns = [len(s.logprobs or ()) for s in self.segments if s.author == "model"]
         return sum(turns[self.shared_turns :])
 
     @property
@@ -396,6 +411,10 @@ class Trajectory:
     def is_lost(self) -> bool:
         """Return True if an infrastructure error ended it that was the world's: it says nothing about the model."""
         return self.fault is not None and not self.fault.provoked
+
+
+def _without_logprob(segment: Segment) -> float:
+    return nan if segment.author == "model" else 0.0
 
 
 def find_failed_answers(messages: Sequence[Mapping[str, Any]], any_failed: bool) -> list[bool]:

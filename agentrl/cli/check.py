@@ -98,7 +98,7 @@ def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
     from agentrl.models import policy
     from agentrl.models.call_formats import build_call_format
     from agentrl.renderer.chat_template import check_words
-    from agentrl.renderer.demonstration import demonstrate
+    from agentrl.renderer.shown_conversation import show_conversation
     from agentrl.renderer.template import TemplateRenderer
 
     console = Console(highlight=False)
@@ -114,7 +114,7 @@ def _check_model(name: str, arguments: Arguments[_CheckOptions]) -> int:
             words = renderer.list_words()
             check_words(config.template_words, words)
             renderer = renderer.with_words(config.template_words)
-            found, shown = renderer.describe(), demonstrate(renderer)
+            found, shown = renderer.describe(), show_conversation(renderer)
         except TemplateError as error:
             print_refusal(console, name, str(error))
             return 1

@@ -18,6 +18,7 @@ from agentrl.view.escaping import escape_controls
 
 VERBS = {  # each one's module is named as the verb, and has its `Command` as COMMAND
     "train": "train a model on an environment",
+    "sft": "fine-tune a model on demonstrations, as a warm start",
     "eval": "evaluate a model on an environment's held-out tasks",
     "compare": "compare evaluations task by task, with paired intervals",
     "serve": "start a vLLM server for --engine server",

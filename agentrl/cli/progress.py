@@ -51,7 +51,7 @@ class LiveTable(Display):
     def __init__(self, config: TrainConfig) -> None:
         self.steps = config.steps
         self.title, self.verdict = Text("starting", style="bold"), Text("")
-        self.rows: list[list[str]] = []
+        self.rows: list[dict[str, str]] = []
         self.rewards: list[float] = []
         self.held_out: list[tuple[int, Evaluation]] = []
         self.note = ""
@@ -83,7 +83,8 @@ class LiveTable(Display):
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append(format_cells(step, metrics))
-        self.rewards.append(metrics.get("reward", 0.0))
+        if "reward" in metrics:
+            self.rewards.append(metrics["reward"])
         self.progress.update(self.overall, completed=step)
 
     def on_interrupt(self, by: str) -> None:
@@ -112,13 +113,13 @@ class LiveTable(Display):
         yield from parts
 
 
-def _table(rows: list[list[str]], width: int) -> Table:
+def _table(rows: list[dict[str, str]], width: int) -> Table:
     """Return the steps as a table, narrow where two spaces between its columns would cut their names."""
-    table = Table(*COLUMNS, box=None, header_style="bold cyan", collapse_padding=width < WIDE)
+    table = Table(*(rows[-1] if rows else COLUMNS), box=None, header_style="bold cyan", collapse_padding=width < WIDE)
     for column in table.columns:
         column.justify = "right"
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row.values())
     return table
 
 

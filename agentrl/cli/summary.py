@@ -46,10 +46,10 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
     console.print()
     console.print(table)
     console.print(f"\n{_difference(summary['difference'])}", highlight=False, soft_wrap=not console.is_terminal)
+    sampled = f", {summary['sampled_tokens']:,} tokens sampled" if summary["sampled_tokens"] else ""
     console.print(
         f"\n{summary['steps']} step{'s' if summary['steps'] != 1 else ''}, "
-        f"{summary['train_seconds']:.0f} s of training, "
-        f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['sampled_tokens']:,} tokens sampled",
+        f"{summary['train_seconds']:.0f} s of training, {summary['cpu_seconds']:.0f} CPU-seconds{sampled}",
         highlight=False,
     )
     for title in ("before", "after"):

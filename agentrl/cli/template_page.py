@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.output import Console
-from agentrl.renderer.demonstration import Demonstration, Token
 from agentrl.renderer.description import Description
+from agentrl.renderer.shown_conversation import ShownConversation, Token
 from agentrl.view.escaping import escape_controls
 
 STYLES = {"prompt": "blue", "model": "green", "env": "magenta"}
@@ -20,7 +20,9 @@ _SHOWN = 500  # tokens of a segment; its middle is left out beyond
 _MARGIN = 9
 
 
-def print_page(console: Console, name: str, found: Description, words: Mapping[str, str], shown: Demonstration) -> bool:
+def print_page(
+    console: Console, name: str, found: Description, words: Mapping[str, str], shown: ShownConversation
+) -> bool:
     """Print what was found out about a model's template. Return False if it cannot be trained over several turns."""
     obstacle = found.find_obstacle() or shown.problem
     limits = [] if obstacle else found.list_limits()
@@ -55,7 +57,9 @@ def _choose_style(obstacle: str, limits: Sequence[str]) -> str:
     return "bold red" if obstacle else "bold yellow" if limits else "bold green"
 
 
-def _list_facts(found: Description, words: Mapping[str, str], shown: Demonstration) -> Iterator[tuple[str, str, str]]:
+def _list_facts(
+    found: Description, words: Mapping[str, str], shown: ShownConversation
+) -> Iterator[tuple[str, str, str]]:
     """Yield a title, a sentence, and an example or none."""
     if found.choice:
         yield "template", found.choice, ""
@@ -77,7 +81,7 @@ def _list_facts(found: Description, words: Mapping[str, str], shown: Demonstrati
         yield "turns", f"Appending {' and '.join(verified)} is verified: what is before stays as it is.", ""
 
 
-def _print_conversation(console: Console, shown: Demonstration) -> None:
+def _print_conversation(console: Console, shown: ShownConversation) -> None:
     count = sum(len(tokens) for _, tokens in shown.segments)
     if not count:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.policy import build_model_config
 from agentrl.settings.catalogue import describe_algorithm
 from agentrl.settings.loader import Layer, flatten
+from agentrl.settings.schema import TrainConfig
 from agentrl.settings.section import Section
 from agentrl.settings.trust import read_run_layer
 
@@ -32,15 +34,22 @@ Later settings win: the model's own recommendations, then the file, then the com
 """
 
 
-class _TrainOptions(Section):
+class ResumeOptions(Section):
+    """The options of a verb that makes a run, and resumes it."""
+
     resume: Path | None = Field(None, description="the folder of a run that resumes from its newest checkpoint")
     trust: bool = Field(
         False, description="follow settings of the folder that load code, start programs or connect; it is remembered"
     )
 
 
-def _run(arguments: Arguments[_TrainOptions]) -> int:
-    config = build_model_config(*_build_layers(arguments))
+def _run(arguments: Arguments[ResumeOptions]) -> int:
+    config = build_model_config(*build_layers(arguments.options, arguments))
+    return run_training(config)
+
+
+def run_training(config: TrainConfig) -> int:
+    """Run what a config says, show it, and return the exit status."""
     spec = EnvSpec.from_config(config)
     describe_algorithm(config)
     console = Console()
@@ -52,14 +61,17 @@ def _run(arguments: Arguments[_TrainOptions]) -> int:
         return 0
     with show_loading(console):  # torch: after whatever can be wrong with the words
         from agentrl.cli.progress import open_display
+        from agentrl.library.demonstrations import read_demonstrations
         from agentrl.training.callbacks import Callbacks, load_callbacks
         from agentrl.training.checkpoint import describe_resume
         from agentrl.training.train import run_config
 
+    shown = [] if config.run.resume else read_demonstrations(config, spec)
     try:
         with open_display(console, config) as display:
             named = load_callbacks(config.run.callbacks)
-            summary = run_config(config, spec, Callbacks([*named, display], named)).summary
+            callbacks = Callbacks([*named, display], named)
+            summary = run_config(config, spec, callbacks, demonstrations=shown).summary
     except KeyboardInterrupt:
         if display.run_folder is not None:
             console.print(describe_resume(display.run_folder), highlight=False, soft_wrap=True)
@@ -68,10 +80,10 @@ def _run(arguments: Arguments[_TrainOptions]) -> int:
     return 128 + signal.Signals[summary["signal"]] if summary["interrupted"] else 0
 
 
-def _build_layers(arguments: Arguments[_TrainOptions]) -> list[Layer]:
+def build_layers(own: ResumeOptions, arguments: Arguments[Any]) -> list[Layer]:
     """Put the config of the run to resume first, and its folder last."""
-    folder = arguments.options.resume
-    if folder is None and arguments.options.trust:
+    folder = own.resume
+    if folder is None and own.trust:
         raise ConfigError("--trust is for --resume, whose folder has settings; what you give here is your own")
     if folder is None:
         return arguments.layers
@@ -80,7 +92,7 @@ def _build_layers(arguments: Arguments[_TrainOptions]) -> list[Layer]:
     folder = folder.resolve() if folder.is_symlink() else folder
     last = ("--resume", {"run": {"dir": str(folder), "resume": True}})
     given = {name: value for _, layer in arguments.layers for name, value in flatten(layer).items()}
-    return [read_run_layer(folder, given, trust=arguments.options.trust), *arguments.layers, last]
+    return [read_run_layer(folder, given, trust=own.trust), *arguments.layers, last]
 
 
 COMMAND = Command(
@@ -88,7 +100,7 @@ COMMAND = Command(
     "[FILE.toml] --env NAME [--SETTING VALUE ...]",
     TEXT,
     _run,
-    _TrainOptions,
+    ResumeOptions,
     settings=lambda name: True,
     footer="and --env.NAME: agentrl list ENV shows an environment's own",
 )

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import isfinite
 from statistics import fmean
@@ -389,12 +389,16 @@ class Learner:
             logp, entropy = self._compute_logprobs(packing, batch)
         state.old_logprobs = logp.detach() if state.old_logprobs is None else state.old_logprobs
         device = logp.device
-        sampled, advantages, weights, index = (
+        sampling, advantages, weights, index = (
             t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights, batch.row_index)
         )
         tokens = Tokens(
-            logp, state.old_logprobs, sampled, advantages, index, len(batch.rows), entropy, state.ref_logprobs
+            logp, state.old_logprobs, sampling, advantages, index, len(batch.rows), entropy, state.ref_logprobs
         )
+        if batch.has_demonstrated:
+            sampled = ~sampling.isnan()
+            own = torch.where(sampled, sampling, state.old_logprobs)
+            tokens = replace(tokens, sampling_logprobs=own, sampled=sampled)
         losses, correction, metrics = compute_token_losses(s, tokens, state.high_entropy_mask)
         state.begin(logp, correction)
         loss = (losses * weights).sum()

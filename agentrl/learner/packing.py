@@ -4,7 +4,7 @@ A row is an episode, and has one context or several: those go through the model 
 A micro-batch has one entry for each trained token, in row order:
 
 targets     (trained,) int64     the token itself
-logprobs    (trained,) float32   the engine's
+logprobs    (trained,) float32   the engine's; nan where none sampled the token
 advantages  (trained,) float32
 weights     (trained,) float32   the reduction's
 row_index   (trained,) int64     in which of the micro-batch's rows
@@ -52,6 +52,11 @@ class MicroBatch:
     @cached_property
     def targets(self) -> Tensor:
         return torch.tensor([self.rows[r].token_ids[p] for r, p in self._places], dtype=torch.int64)
+
+    @property
+    def has_demonstrated(self) -> bool:
+        """Return True if no engine sampled some of the trained tokens."""
+        return bool(self.logprobs.isnan().any())
 
     @cached_property
     def logprobs(self) -> Tensor:

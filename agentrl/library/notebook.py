@@ -32,7 +32,7 @@ class NotebookTable(Display):
         self.title = "starting"
         self.steps = self.done = 0
         self.phase, self.announced, self.ended = "", 0, 0  # episodes
-        self.rows: list[list[str]] = []
+        self.rows: list[dict[str, str]] = []
         self.training, self.held_out = Curve("training", [], []), Curve("held out", [], [], dots=True)
         self.evaluation, self.waits = "", ""
         self.sentences: list[str] = []
@@ -103,8 +103,8 @@ class NotebookTable(Display):
         return escape_controls("\n".join([self.title, self._describe_phase(), self.evaluation, *self.sentences]))
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in self.rows)
+        head = "".join(f"<th>{name}</th>" for name in (self.rows[-1] if self.rows else COLUMNS))
+        rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row.values())}</tr>" for row in self.rows)
         lines = [self._describe_phase(), self.evaluation, self.waits, *self.sentences]
         notes = "<br>".join(escape_html(line) for line in lines if line)
         figure = draw_curves("reward", [self.training, self.held_out])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ["step", "reward", "calls", "failed", "tokens/s", "seconds"]
 COLUMNS += ["generate", "tools", "learn", "entropy", "faults"]
+SFT_COLUMNS = ["step", "nll", "entropy", "grad_norm", "tokens", "seconds"]
 _ENGINES = {
     "transformers": "embedded transformers engine",
     "vllm": "vLLM in process",
@@ -49,7 +50,7 @@ class PlainLines(Display):
         self._write(f"held-out at step {step} ({tasks} tasks): {', '.join(means)}")
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        cells = zip(COLUMNS[1:], format_cells(step, metrics)[1:], strict=True)
+        _, *cells = format_cells(step, metrics).items()
         self._write(f"step {step}/{self.steps}  " + "  ".join(f"{name} {cell}" for name, cell in cells if cell))
 
     def on_message(self, text: str) -> None:
@@ -79,10 +80,20 @@ def format_headline(resources: TrainingResources, run: RunFolder) -> str:
     )
 
 
-def format_cells(step: int, v: Mapping[str, float]) -> list[str]:
-    """Format a step as a row, in the order of ``COLUMNS``."""
+def format_cells(step: int, v: Mapping[str, float]) -> dict[str, str]:
+    """Format a step as a row, by the names of ``COLUMNS``; of ``SFT_COLUMNS`` where it learns from demonstrations."""
+    if "nll" in v and "reward" not in v:
+        cells = [
+            str(step),
+            f"{v['nll']:.3f}",
+            f"{v['entropy']:.2f}",
+            f"{v['grad_norm']:.2f}",
+            f"{v['trained_tokens']:,.0f}",
+            f"{v['step_time']:.1f}",
+        ]
+        return dict(zip(SFT_COLUMNS, cells, strict=True))
     faults = int(sum(n for name, n in v.items() if name.startswith("faults/") and name != "faults/provoked"))
-    return [
+    cells = [
         str(step),
         f"{v.get('reward', float('nan')):.3f}",
         f"{v.get('tools/call_frequency', 0.0):.2f}",
@@ -95,6 +106,7 @@ def format_cells(step: int, v: Mapping[str, float]) -> list[str]:
         f"{v['entropy']:.2f}" if "entropy" in v else "-",
         str(faults) if faults else "",
     ]
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def describe_stopping(by: str) -> str:

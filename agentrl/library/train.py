@@ -11,11 +11,13 @@ from transformers import TrainerCallback
 from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
+from agentrl.library.demonstrations import read_demonstrations
 from agentrl.library.notebook import NotebookTable, in_notebook
 from agentrl.library.progress import PlainLines, write_line
 from agentrl.library.run import Run
 from agentrl.library.trainer_callbacks import adapt_callbacks
 from agentrl.models.policy import resolve_settings
+from agentrl.settings.loader import Layer
 from agentrl.settings.names.adoption import take_env_names
 from agentrl.settings.signature import convert_value
 from agentrl.training.callbacks import Callback, Callbacks, load_callbacks
@@ -54,17 +56,50 @@ def train(
     Raises:
         UserError: a setting, the environment, a tool or the model is wrong; the sentence says what and the way out.
     """
+    return run_settings(
+        env,
+        model,
+        settings,
+        tokenizer=tokenizer,
+        env_args=env_args,
+        curriculum=curriculum,
+        callbacks=callbacks,
+        optimizers=optimizers,
+        verbose=verbose,
+    )
+
+
+def run_settings(
+    env: str | type[Env],
+    model: Any,
+    settings: Mapping[str, Any],
+    *,
+    layers: Sequence[Layer] = (),
+    defaults: Layer | None = None,
+    tokenizer: Any = None,
+    env_args: Mapping[str, Any] | None = None,
+    curriculum: Curriculum | None = None,
+    callbacks: Sequence[Callback | TrainerCallback] = (),
+    optimizers: OptimizerPair = (None, None),
+    verbose: bool = True,
+) -> Run:
+    """Run what the settings say, over ``layers``, over what the model recommends, over ``defaults``; return the run.
+
+    The other arguments are those of `train`.
+    """
     named_otherwise, settings = take_env_names(settings)
     own = convert_value("env_args", {} if env_args is None else env_args, dict[str, Any])
     spec = EnvSpec(env, **named_otherwise, **own)
     spec.check_run_settings(settings)
     verbose = convert_value("verbose", verbose, bool)
     named = {"name": spec.name, **spec.settings}
-    config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer)
+    config, loaded = resolve_settings({"env": named, **settings}, model, tokenizer, layers=layers, defaults=defaults)
     check_optimizers(optimizers, settings)
     by_name = load_callbacks(config.run.callbacks)
     callback = Callbacks([*adapt_callbacks(callbacks), *by_name, *_open_progress(verbose)], by_name)
-    result = run_config(config, spec.with_tools(config.tools, config.tool), callback, loaded, curriculum, optimizers)
+    spec = spec.with_tools(config.tools, config.tool)
+    shown = [] if config.run.resume else read_demonstrations(config, spec)
+    result = run_config(config, spec, callback, loaded, curriculum, optimizers, shown)
     return Run(result.summary["run_dir"], result.policy)
 
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,23 +74,35 @@ class Policy:
         write_recommendation(folder, Path(self.source), fp32_head=fp32_head)
 
 
-def build_model_config(*layers: Layer) -> TrainConfig:
-    """Build a config over what the model's own folder recommends."""
+def build_model_config(*layers: Layer, defaults: Layer | None = None) -> TrainConfig:
+    """Build a config over what the model's own folder recommends, and that over a verb's own ``defaults``."""
     models = [layer["model"] for _, layer in layers if "model" in layer]
     model = str(models[-1] if models else TrainConfig.model_fields["model"].default)
-    return build_config((f"recommended by {model}", read_recommendation(Path(locate_model(model)))), *layers)
+    recommended = (f"recommended by {model}", read_recommendation(Path(locate_model(model))))
+    return build_config(*([defaults] if defaults else []), recommended, *layers)
 
 
 def resolve_settings(
-    settings: Mapping[str, object], model: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    settings: Mapping[str, object],
+    model: str | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    layers: Sequence[Layer] = (),
+    defaults: Layer | None = None,
 ) -> tuple[TrainConfig, Policy | None]:
-    """Build the config of settings given in Python; and the policy, where ``model`` is a model and not a name."""
+    """Build the config of settings given in Python; and the policy, where ``model`` is a model and not a name.
+
+    Args:
+        layers: of a verb, under the settings.
+        defaults: of a verb, under what the model recommends.
+    """
     if isinstance(model, str):
         if tokenizer is not None:
             raise ConfigError(f"tokenizer is for a loaded model; {model!r} is a name, and has its own")
-        return build_model_config(("arguments", {**settings, "model": model})), None
+        return build_model_config(*layers, ("arguments", {**settings, "model": model}), defaults=defaults), None
     loaded = wrap_policy(model, tokenizer)
-    config = build_config(("arguments", {**settings, "model": loaded.source}))
+    own = ("arguments", {**settings, "model": loaded.source})
+    config = build_config(*([defaults] if defaults else []), *layers, own)
     for named, value in config.load:
         if value != LoadConfig.model_fields[named].default:
             raise ConfigError(f"load.{named} does nothing here: the model is loaded already")

@@ -204,6 +204,16 @@ class TemplateRenderer:
         return list(self._stops)
 
     @property
+    def thought_marks(self) -> ThoughtMarks:
+        """Return the marks of a thought as the template writes it."""
+        return self._thoughts.marks
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Return the tokens that text must not spell, with their ids."""
+        return self._added
+
+    @property
     def takes_tools(self) -> bool:
         """Return True if the template shows tools, writes calls and takes results; else they are text of the turns."""
         return self._native and self._learnt.shows_tools

@@ -42,6 +42,12 @@ def group_metrics(groups: Sequence[Group], min_group_size: int = 1) -> Metrics:
     }
 
 
+def demonstration_metrics(groups: Sequence[Group]) -> Metrics:
+    """Compute the metrics of demonstrations: how long they are, and their calls. What they earned is no policy's."""
+    episodes = [t for g in groups for t in g]
+    return {**_lengths(episodes), "tools/call_frequency": call_metrics(episodes).get("tools/call_frequency", 0.0)}
+
+
 def add_logged_metrics(values: Mapping[str, float], groups: Sequence[Group]) -> Metrics:
     """Return a step's numbers and, beside them, the mean of each that rewards or environments logged.
 

@@ -226,7 +226,7 @@ def build_trajectory(row: Row) -> Trajectory:
 
 
 def _segment(s: Row) -> Segment:
-    own = s["author"] == "model"
+    own = s["author"] == "model" and s["logprobs"] is not None
     return Segment(
         s["author"],
         tuple(s["token_ids"]),

@@ -142,8 +142,9 @@ def _find_unlike_lengths(segments: pa.Array) -> Mask:
     )
     tokens = length("token_ids")
     wrong = np.zeros(len(flat), dtype=bool)
+    sampled = by_model & ((length("logprobs") >= 0) | (length("versions") >= 0))  # or demonstrated: with neither
     for name in ("logprobs", "versions"):
-        wrong |= length(name) != np.where(by_model, tokens, -1)
+        wrong |= length(name) != np.where(sampled, tokens, -1)
     parents = pc.list_parent_indices(segments).to_numpy(zero_copy_only=False)
     return _lift(parents[wrong], len(segments))
 

@@ -27,7 +27,7 @@ _SEGMENT = pa.struct(
     [
         ("author", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float32())),  # null where the model is not the author
+        ("logprobs", pa.list_(pa.float32())),  # null where no engine sampled it: others' tokens, and demonstrations
         ("versions", pa.list_(pa.int32())),
         ("learner_logprobs", pa.list_(pa.float32())),  # before the update; null where it was not trained
         ("loss_gradients", pa.list_(pa.float32())),  # d loss / d logprob at the first update, likewise

@@ -12,6 +12,7 @@ from agentrl.settings.evaluation import EvalConfig
 from agentrl.settings.learner import LearnerConfig, LoraConfig
 from agentrl.settings.load import DType, LoadConfig
 from agentrl.settings.section import Section
+from agentrl.settings.sft import SftConfig
 from agentrl.settings.signature import is_plain
 from agentrl.settings.template import HISTORY, History, TemplateSettings
 from agentrl.settings.values import (
@@ -249,6 +250,7 @@ class TrainConfig(Section):
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
+    sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig = RunConfig()
@@ -300,6 +302,22 @@ class TrainConfig(Section):
         if self.epochs is not None and (self.rollout.sampler != "order" or self.rollout.curriculum):
             how = "a curriculum" if self.rollout.curriculum else f"sampler {self.rollout.sampler}"
             raise ValueError(f"epochs are passes over all tasks in turn; {how} makes none: give steps")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _demonstrated(self) -> TrainConfig:
+        imitates = self.learner.advantage == "demonstrated"
+        if self.sft.data and not (imitates and self.learner.loss == "sft"):
+            raise ValueError(
+                "sft.data is learned from with learner.loss sft and learner.advantage demonstrated, which agentrl sft "
+                "sets"
+            )
+        if imitates and not self.sft.data:
+            raise ValueError(
+                "learner.advantage demonstrated is of demonstrations, and sft.data names none: agentrl sft"
+            )
+        if self.sft.data and self.stages:
+            raise ValueError("stages are of rollouts, and sft.data of demonstrations: two runs, one after the other")
         return self
 
     @pydantic.model_validator(mode="after")

@@ -17,13 +17,14 @@ from anyio import to_thread
 from agentrl.errors import UserError
 from agentrl.evaluation.measurement import Evaluation
 from agentrl.resources import TrainingResources
-from agentrl.rollout.scheduler import RolloutScheduler, SchedulerState
+from agentrl.rollout.scheduler import SchedulerState
 from agentrl.runs.atomic import describe_os_error
 from agentrl.runs.disk import OVERFLOW_LINK, format_bytes, free_bytes, retry_write
 from agentrl.runs.episode_info import jsonable_info
 from agentrl.runtime.lanes import IDLE
 from agentrl.training import checkpoint
 from agentrl.training.best_policy import BestPolicy
+from agentrl.training.demonstrations import BatchSource
 from agentrl.training.recorder import Recorder
 from agentrl.types import Group
 
@@ -44,7 +45,7 @@ class Checkpointer:
     def __init__(self, resources: TrainingResources, recorder: Recorder) -> None:
         self.resources, self.recorder = resources, recorder
         self.parts: dict[str, _Part] = {}
-        self.scheduler: RolloutScheduler | None = None
+        self.scheduler: BatchSource | None = None
         self.before: Evaluation | None = None
         self.done = self.saved = 0  # the last step that was finished; that has a checkpoint
         self.needs = checkpoint.estimate_disk_needs(resources.policy.model, resources.config)

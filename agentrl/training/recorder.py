@@ -70,6 +70,7 @@ class Recorder:
         config, spec = resources.config, resources.spec
         self.run, self.callback, self.trackers, self.stop, self.step = run, callback, trackers, stop, step
         self.metric_functions = MetricFunctions(config.run.metrics)
+        self.demonstrates = bool(config.sft.data)
         self.trials, self.min_group_size = config.eval.trials, config.rollout.min_group_size
         name, folder = str(config.env["name"]), str(run.folder)
         weights = dict(spec.sample().reward_weights)
@@ -102,7 +103,8 @@ class Recorder:
 
     def check_health(self, step: int, batch: StepBatch) -> None:
         """Sound the alarms that a step's episodes give cause for, before anything is learnt from them."""
-        self._tell(step, self.health.check_episodes([*batch.groups, *batch.resampled]))
+        if not self.demonstrates:
+            self._tell(step, self.health.check_episodes([*batch.groups, *batch.resampled]))
         self.overlap.add_trained(t for g in batch.groups for t in g.trajectories[:1])
 
     async def record_step(
@@ -110,12 +112,15 @@ class Recorder:
     ) -> None:
         """Write a step's metrics, once its episodes are written, and tell of it. ``update``: the learner's metrics."""
         groups = [*batch.groups, *batch.resampled]
-        values = {
-            **metrics.group_metrics(groups, self.min_group_size),
-            **metrics.credit_metrics(credit),
-            "groups/resampled": float(len(batch.resampled)),
-            **update,
-        }
+        if self.demonstrates:
+            values = {**metrics.demonstration_metrics(groups), **update}
+        else:
+            values = {
+                **metrics.group_metrics(groups, self.min_group_size),
+                **metrics.credit_metrics(credit),
+                "groups/resampled": float(len(batch.resampled)),
+                **update,
+            }
         values |= self._log_timeline(step, "step", self.timeline.cut())
         values |= self._update_totals(values, groups, rollout)
         values = metrics.add_logged_metrics(values, groups)
@@ -127,7 +132,7 @@ class Recorder:
         self.trackers.episodes(step, [t for g in groups for t in g])
         self.callback.on_step_end(step, {**values})
         self.callback.on_log(step, {**values})
-        self._tell(step, self.health.check_step(values, batch.groups))
+        self._tell(step, self.health.check_step(values, () if self.demonstrates else batch.groups))
 
     async def write_episodes(self, step: int, credit: Credit, learned: Sequence[torch.Tensor | None]) -> None:
         """Write a step's episodes with their credit, and `Learner.learned` of each trained row."""

@@ -21,7 +21,6 @@ from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
 from agentrl.rollout.engine_protocol import Sleeper
 from agentrl.rollout.scheduler import (
     BatchPlan,
-    RolloutScheduler,
     SchedulerState,
     StepBatch,
     compute_staleness,
@@ -31,9 +30,11 @@ from agentrl.runs import metrics
 from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
 from agentrl.training.algorithm import build_learner, build_loss_settings, build_task_sampler, choose_advantage
+from agentrl.training.demonstrations import BatchSource, open_demonstrations
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, build_schedule
 from agentrl.training.stages import Stage, find_stage
+from agentrl.types import Trajectory
 
 
 class Trainer:
@@ -48,7 +49,9 @@ class Trainer:
         step: int,
         stages: Sequence[Stage],
         optimizers: OptimizerPair = (None, None),
+        demonstrations: Sequence[Trajectory] = (),
     ) -> None:
+        self.demonstrations = demonstrations
         self.recorder, self.stages, self._curriculum, self._lr = (
             recorder,
             stages,
@@ -84,8 +87,10 @@ class Trainer:
 
     def open_scheduler(
         self, step: int, ahead: SchedulerState | None, stopping: Callable[[], bool]
-    ) -> AbstractAsyncContextManager[RolloutScheduler]:
-        """Roll out groups as far ahead of the learner as staleness allows, after ``step`` updates."""
+    ) -> AbstractAsyncContextManager[BatchSource]:
+        """Roll out groups as far ahead of the learner as staleness allows, after ``step`` updates; or demonstrate."""
+        if self.demonstrations:
+            return open_demonstrations(self.demonstrations, self.config, step)
         self.rollout.lanes = self.recorder.timeline.lanes
         on_episode = self.recorder.callback.on_episode_end
         return open_scheduler(
@@ -99,7 +104,7 @@ class Trainer:
             stopping=stopping,
         )
 
-    async def sample(self, step: int, scheduler: RolloutScheduler) -> StepBatch:
+    async def sample(self, step: int, scheduler: BatchSource) -> StepBatch:
         """Wait for the next batch of groups: sampled from the engine, tools run, rewards scored."""
         self.recorder.step = step
         self.recorder.timeline.at(EPISODES)
@@ -120,7 +125,7 @@ class Trainer:
             self.advantage,
             reduce=partial(reduce_rows, loss, longest=self.learner.settings.longest),
             mask_stop_reasons=frozenset(c.mask_stop_reasons),
-            min_group_size=self.config.rollout.min_group_size,
+            min_group_size=1 if self.demonstrations else self.config.rollout.min_group_size,
             resampled=batch.resampled,
             cut=BatchCut(c.steps_per_generation, f"{self.config.seed}-{step}", loss.reduction in PER_UPDATE),
         )
@@ -162,7 +167,7 @@ class Trainer:
         self.recorder.timeline.at("sync")
         await self.resources.engine.update_weights(self.resources.policy.model, self.learner.version)
 
-    async def advance(self, scheduler: RolloutScheduler, *, pauses: bool) -> None:
+    async def advance(self, scheduler: BatchSource, *, pauses: bool) -> None:
         """Let the scheduler begin groups with the new weights; or end those it began, if an evaluation pauses it."""
         if pauses:
             self.recorder.timeline.at(EPISODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from math import ceil
@@ -19,6 +20,7 @@ from agentrl.learner.distributed import ProcessGroup, init_process_group
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
+from agentrl.rollout.demonstration import Demonstration
 from agentrl.runs import trackers
 from agentrl.runs.disk import check_disk_space, prepare_fallback, warn_of_shortage
 from agentrl.runs.folder import RunFolder, create_run_folder
@@ -37,12 +39,14 @@ from agentrl.training.algorithm import build_learner, explain_truncation
 from agentrl.training.best_policy import BestPolicy
 from agentrl.training.callbacks import Callback, report_waits
 from agentrl.training.checkpointer import Checkpointer
+from agentrl.training.demonstrations import collect_demonstrations, count_sft_steps
 from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.loop import TrainingLoop
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, compute_lr_scale
 from agentrl.training.stages import build_stages
 from agentrl.training.step import Trainer
+from agentrl.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ def run_config(
     loaded: Policy | None = None,
     curriculum: Curriculum | None = None,
     optimizers: OptimizerPair = (None, None),
+    demonstrations: Sequence[Demonstration] = (),
 ) -> TrainingResult:
     """Train as a checked configuration says. Further processes of the learner return what the first one does."""
     check_extras(config)
@@ -76,7 +81,9 @@ def run_config(
         stop = Interruption(callback.on_interrupt)
         with stop.install_handlers():
             chosen = _choose_curriculum(config, curriculum)
-            result = threads.run_sync(_train, config, spec, callback, loaded, chosen, process_group, stop, optimizers)
+            result = threads.run_sync(
+                _train, config, spec, callback, loaded, chosen, process_group, stop, optimizers, demonstrations
+            )
         return result
     finally:
         if not process_group.is_worker:
@@ -85,12 +92,14 @@ def run_config(
         process_group.destroy()
 
 
-def _count_steps(config: TrainConfig, spec: EnvSpec) -> TrainConfig:
+def _count_steps(config: TrainConfig, spec: EnvSpec, demonstrations: Sequence[Demonstration]) -> TrainConfig:
     """Return the config with the steps that its epochs come to, the last one rounded up.
 
     Raises:
         ConfigError: the environment does not count its tasks.
     """
+    if config.sft.data:
+        return count_sft_steps(config, spec, demonstrations)
     if config.epochs is None:
         return config
     tasks = spec.count("train")
@@ -140,10 +149,11 @@ async def _train(
     process_group: ProcessGroup,
     stop: Interruption,
     optimizers: OptimizerPair,
+    demonstrations: Sequence[Demonstration],
 ) -> TrainingResult:
     """Set a run up, or resume it; train; evaluate."""
     async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
-        config = _count_steps(resources.config, spec)
+        config = _count_steps(resources.config, spec, demonstrations)
         resources = replace(resources, config=config)
         stages, sets = build_stages(config, spec), build_sets(config, spec)
         await stack.enter_async_context(
@@ -157,7 +167,8 @@ async def _train(
         callback.on_train_begin(resources, run)
         logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
-        trainer = Trainer(resources, recorder, curriculum, process_group, begun, stages, optimizers)
+        shown = await _demonstrate(resources, recorder, demonstrations)
+        trainer = Trainer(resources, recorder, curriculum, process_group, begun, stages, optimizers, shown)
         training = TrainingLoop(
             trainer,
             recorder,
@@ -185,6 +196,17 @@ async def _train(
             recorder.say(f"step {training.checkpointer.done + 1} did not end: {error}")
             training.checkpointer.give_up()
         return TrainingResult(await training.finish(before), resources.policy)
+
+
+async def _demonstrate(
+    resources: TrainingResources, recorder: Recorder, given: Sequence[Demonstration]
+) -> Sequence[Trajectory]:
+    """Return the demonstrations that the run learns from; none where it rolls out."""
+    sft, callback = resources.config.sft, recorder.callback
+    if not sft.data:
+        return ()
+    callback.on_phase_begin("demonstrate", sft.tasks or 0)
+    return await collect_demonstrations(resources, recorder.run.folder, given, recorder.say, callback.on_episode_end)
 
 
 def _open_run(resources: TrainingResources, settings: str) -> RunFolder:

@@ -183,6 +183,8 @@ def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: 
     ]
     if segment["author"] != "model":
         return [*sentences, "masked: it is read and never learned from"]
+    if segment["logprobs"] is None:
+        return [*sentences, *_explain_demonstrated(store, row, segment, part, at)]
     version, logprob = segment["versions"][at], segment["logprobs"][at]
     age = _describe_age(store, row, version)
     sentences[1] += f", in turn {part['turn'] + 1}, by version {version} of the policy{age}"
@@ -197,6 +199,16 @@ def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: 
         else []
     )
     return [*sentences, *weighting.sentences, *trained, explain_advantage(store, row, group)]
+
+
+def _explain_demonstrated(store: Store, row: Row, segment: Row, part: Row, at: int) -> list[str]:
+    """Explain a token that was not sampled: what the policy made of it before the step."""
+    sentences = [f"demonstrated, in turn {part['turn'] + 1}: no engine sampled it"]
+    if segment.get("learner_logprobs") is None:
+        return [*sentences, "not learned from"]
+    logprob = segment["learner_logprobs"][at]
+    sentences.append(f"the policy gave it a probability of {exp(min(logprob, 0.0)):.3g} before the step")
+    return [*sentences, _explain_turn(part), *importance_ratio.explain_token_gradient(store, row, segment, at)]
 
 
 def _explain_turn(part: Row) -> str:

@@ -37,6 +37,7 @@ class Tokens:
     ref_logprobs: Tensor | None = None  # of the reference model
     correction: Tensor | None = None  # the weights of the importance sampling rule; 1 everywhere without them
     by_row: bool = False  # the log ratio is of rows: importance_level = "sequence"
+    sampled: Tensor | None = None  # where not all were: False for demonstrated ones, whose engine is the old policy
 
     def per_ratio(self, values: Tensor) -> Tensor:
         """Average values over each row where the ratio is of rows, so that it is counted once."""
@@ -154,6 +155,16 @@ def _vespo_weight(t: Tokens) -> Tensor:
     k = s.new_full(s.shape, 3.0).masked_fill(positive, 2.0)
     lam = 5.0 - k
     return (lam + k * s - lam * s.exp()).exp().nan_to_num(0.0, 0.0, 0.0)
+
+
+@loss(
+    reduction="token_mean",
+    metrics={"nll": "mean of -log p over the trained tokens; exp of it is their perplexity"},
+    explain="-A log p",
+)
+def sft(t: Tokens, log_ratio: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Imitate: -A log p, where A is 1 of a demonstration, or of an episode that is kept (supervised fine-tuning)."""
+    return -t.advantages * t.logprobs, {"nll": -t.logprobs.detach()[t.advantages > 0]}
 
 
 def k3_kl(t: Tokens) -> Tensor:

@@ -231,12 +231,21 @@ def compute_token_losses(o: Objective, t: Tokens, entropy_mask: Tensor | None = 
         loss = loss + o.beta * kl
         metrics.record("kl", kl)
     metrics.record("entropy", t.entropy)
+    _record_sampling(t, rho, metrics)
+    return _TokenLosses(loss, rho, metrics)
+
+
+def _record_sampling(t: Tokens, rho: Tensor, metrics: LossMetrics) -> None:
+    """Record how far the engine was from the policy, over the tokens that an engine sampled."""
     difference = (t.old_logprobs - t.sampling_logprobs).abs()
+    if t.sampled is not None:
+        difference, rho = difference[t.sampled], rho[t.sampled]
+        if not len(rho):
+            return
     metrics.record("sampling/sampling_logp_difference/mean", difference)
     metrics.record("sampling/sampling_logp_difference/max", difference, "max")
     for pick in ("mean", "min", "max"):
         metrics.record(f"sampling/importance_sampling_ratio/{pick}", rho, pick)
-    return _TokenLosses(loss, rho, metrics)
 
 
 def compute_policy_loss(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.renderer.call_formats.response_template import ResponseTemplateFormat
-from agentrl.renderer.demonstration import demonstrate
+from agentrl.renderer.shown_conversation import show_conversation
 from agentrl.renderer.template import TemplateRenderer
 from tests.helpers.families import family
 from tests.renderer.call_formats.test_choice import PAIRS, TOOLS, show
@@ -53,7 +53,7 @@ def test_it_is_taken_where_the_template_s_form_cannot_be_learnt() -> None:
     assert show(reply.tool_calls) == [("search", {"text": "a word", "n": 7})] * 2
     assert (reply.thought, reply.text) == ("So.", "I look.")
     assert len({c.id for c in reply.tool_calls}) == 2
-    assert demonstrate(own).problem == ""
+    assert show_conversation(own).problem == ""
 
 
 def test_a_form_that_can_be_learnt_is_learnt() -> None:

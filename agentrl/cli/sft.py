@@ -1,0 +1,63 @@
+"""``agentrl sft``."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agentrl.cli.arguments import Arguments, Command
+from agentrl.cli.train import ResumeOptions, build_layers, run_training
+from agentrl.errors import ConfigError
+from agentrl.models.policy import build_model_config
+from agentrl.settings.loader import Layer
+from agentrl.settings.sft import DEFAULTS, build_sft_layer
+from agentrl.settings.values import CommaSeparated
+
+TEXT = """\
+  agentrl sft --env math-tools --model nano                    # what the environment's own expert plays
+  agentrl sft --env shop --data demonstrations.jsonl           # of agentrl play --save, or of messages
+  agentrl sft --env shop --data runs/last --where "reward>=1"  # a run's episodes, or an evaluation's
+  agentrl sft --env math-tools --model runs/last --rounds 10   # rejection sampling: the policy's own best
+  agentrl train --env math-tools --model runs/last             # and then: reinforcement learning
+
+A warm start: the model imitates conversations, tool tokens masked, in its own chat template. The held-out tasks are
+evaluated before and after, and the run folder is one like that of agentrl train.
+"""
+
+
+class _SftOptions(ResumeOptions):
+    data: CommaSeparated | None = Field(
+        None, description="expert (the default), files of conversations, run folders; commas between them"
+    )
+    where: str | None = Field(None, description='of run folders, the episodes that are taken: "reward>=1"')
+    rounds: int | None = Field(
+        None, ge=1, description="instead of data: batches sampled from the model, of which the best are learned from"
+    )
+
+
+def _run(arguments: Arguments[_SftOptions]) -> int:
+    own = arguments.options
+    if own.resume is not None:
+        if own.data is not None or own.where is not None or own.rounds is not None:
+            raise ConfigError("--resume goes on with the run's own demonstrations; --data, --where, --rounds begin one")
+        return run_training(build_model_config(*build_layers(own, arguments)))
+    if own.rounds is not None and (own.data is not None or own.where is not None):
+        raise ConfigError("--rounds samples from the model itself; --data and --where are of other demonstrations")
+    given: dict[str, object] = {}
+    if own.data is not None:
+        given["data"] = list(own.data)
+    if own.where is not None:
+        given["where"] = own.where
+    mine: list[Layer] = [("command line", {"sft": given})] if given else []
+    layers = [build_sft_layer(own.rounds), *mine, *build_layers(own, arguments)]
+    return run_training(build_model_config(*layers, defaults=DEFAULTS))
+
+
+COMMAND = Command(
+    "sft",
+    "[FILE.toml] --env NAME [--data expert] [--SETTING VALUE ...]",
+    TEXT,
+    _run,
+    _SftOptions,
+    settings=lambda name: name.partition(".")[0] not in ("stages", "epochs", "rollout", "engine") or name == "epochs",
+    footer="and any other setting of agentrl train; --env.NAME: agentrl list ENV shows an environment's own",
+)
