@@ -22,7 +22,7 @@ import pytest
 
 import agentrl
 from agentrl.cli import check as check_verb
-from agentrl.cli import compare, export, from_trl, main, play, replay, rescore, serve, serve_tools, train, view
+from agentrl.cli import compare, export, from_trl, main, play, replay, rescore, serve, serve_tools, sft, train, view
 from agentrl.cli import eval as eval_verb
 from agentrl.cli.dispatch import VERBS
 from agentrl.engines.vllm.launchers import ServerPlan, launch_servers
@@ -33,6 +33,7 @@ from agentrl.models.source import locate_model
 from agentrl.runs import trackers
 from agentrl.settings import registry
 from agentrl.settings.loader import build_config, list_settings, read_toml
+from agentrl.settings.schema import TrainConfig
 from agentrl.tools.toolset import load_tool
 from tests import desk
 from tests.helpers import pages
@@ -105,7 +106,16 @@ def _found(spec: Any) -> None:
 
 
 def _train(words: Sequence[str]) -> None:
-    config = build_model_config(*train._build_layers(train.COMMAND.parse(words)))
+    _check_run(build_model_config(*train.build_layers(train.COMMAND.parse(words))))
+
+
+def _sft(words: Sequence[str]) -> None:
+    config = sft.build_sft_config(sft.COMMAND.parse(words))
+    _check_run(config)
+    assert all(name == "expert" or Path(name).exists() for name in config.sft.data)
+
+
+def _check_run(config: TrainConfig) -> None:
     _found(EnvSpec.from_config(config))
     trackers.check_trackers(config.run.trackers)
     if config.rollout.curriculum:
@@ -143,6 +153,7 @@ def _serve_tools(words: Sequence[str]) -> None:
 
 READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are read, names are found; nothing is loaded
     "train": _train,
+    "sft": _sft,
     "eval": _eval,
     "play": _play,
     "check": _check,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from math import isnan
 from typing import get_args
 
 import pytest
@@ -65,12 +66,21 @@ def test_masks_and_logprobs_follow_the_segments(row: tuple[Segment, ...]) -> Non
 
 
 def test_a_segment_that_does_not_fit_together_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="do not go together"):
-        Segment("model", (1, 2))
+    with pytest.raises(ValueError, match="logprobs and versions go together"):
+        Segment("model", (1, 2), (-0.5, -0.5))
     with pytest.raises(ValueError, match="do not go together"):
         Segment("env", (1,), (-0.5,), (0,))
     with pytest.raises(ValueError, match="1 values for 2 tokens"):
         Segment("model", (1, 2), (-0.5,), (0, 0))
+
+
+def test_what_no_engine_sampled_has_no_logprobs_and_is_counted_as_a_demonstration() -> None:
+    written = (Segment("prompt", (1,)), Segment("model", (2, 3)))
+    t = Trajectory(0, written, (), Stop.TERMINATED)
+    assert t.is_demonstration
+    assert (t.sampled_tokens, t.own_tokens, t.loss_mask, t.versions) == (2, 0, [0, 1, 1], [-1, -1, -1])
+    assert t.logprobs[0] == 0.0
+    assert all(isnan(p) for p in t.logprobs[1:])
 
 
 @pytest.mark.parametrize(

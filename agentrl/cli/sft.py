@@ -9,6 +9,7 @@ from agentrl.cli.train import ResumeOptions, build_layers, run_training
 from agentrl.errors import ConfigError
 from agentrl.models.policy import build_model_config
 from agentrl.settings.loader import Layer
+from agentrl.settings.schema import TrainConfig
 from agentrl.settings.sft import DEFAULTS, build_sft_layer
 from agentrl.settings.values import CommaSeparated
 
@@ -35,21 +36,22 @@ class _SftOptions(ResumeOptions):
 
 
 def _run(arguments: Arguments[_SftOptions]) -> int:
+    return run_training(build_sft_config(arguments))
+
+
+def build_sft_config(arguments: Arguments[_SftOptions]) -> TrainConfig:
+    """Build the config of the words. Raises ConfigError for those that do not go together."""
     own = arguments.options
     if own.resume is not None:
         if own.data is not None or own.where is not None or own.rounds is not None:
             raise ConfigError("--resume goes on with the run's own demonstrations; --data, --where, --rounds begin one")
-        return run_training(build_model_config(*build_layers(own, arguments)))
+        return build_model_config(*build_layers(arguments))
     if own.rounds is not None and (own.data is not None or own.where is not None):
         raise ConfigError("--rounds samples from the model itself; --data and --where are of other demonstrations")
-    given: dict[str, object] = {}
-    if own.data is not None:
-        given["data"] = list(own.data)
-    if own.where is not None:
-        given["where"] = own.where
-    mine: list[Layer] = [("command line", {"sft": given})] if given else []
-    layers = [build_sft_layer(own.rounds), *mine, *build_layers(own, arguments)]
-    return run_training(build_model_config(*layers, defaults=DEFAULTS))
+    given = {"data": list(own.data) if own.data is not None else None, "where": own.where}
+    mine: Layer = ("command line", {"sft": {name: value for name, value in given.items() if value is not None}})
+    layers = [build_sft_layer(own.rounds), *([mine] if mine[1]["sft"] else []), *build_layers(arguments)]
+    return build_model_config(*layers, defaults=DEFAULTS)
 
 
 COMMAND = Command(

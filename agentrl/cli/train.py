@@ -44,7 +44,7 @@ class ResumeOptions(Section):
 
 
 def _run(arguments: Arguments[ResumeOptions]) -> int:
-    config = build_model_config(*build_layers(arguments.options, arguments))
+    config = build_model_config(*build_layers(arguments))
     return run_training(config)
 
 
@@ -80,8 +80,9 @@ def run_training(config: TrainConfig) -> int:
     return 128 + signal.Signals[summary["signal"]] if summary["interrupted"] else 0
 
 
-def build_layers(own: ResumeOptions, arguments: Arguments[Any]) -> list[Layer]:
+def build_layers(arguments: Arguments[Any]) -> list[Layer]:
     """Put the config of the run to resume first, and its folder last."""
+    own: ResumeOptions = arguments.options
     folder = own.resume
     if folder is None and own.trust:
         raise ConfigError("--trust is for --resume, whose folder has settings; what you give here is your own")

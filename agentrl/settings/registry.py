@@ -25,7 +25,7 @@ _OWN = "agentrl-gym"  # the distribution whose names no other package takes
 _GROUPS = {"loss": "losses", "importance_sampling": "importance_sampling"}  # entry points of any other kind end in s
 _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; they load no torch
     "loss": ("agentrl.learner.losses.losses",),
-    "advantage": ("agentrl.learner.advantages.group", "agentrl.learner.advantages.turn"),
+    "advantage": tuple(f"agentrl.learner.advantages.{name}" for name in ("group", "turn", "imitation")),
     "importance_sampling": ("agentrl.learner.losses.correction",),
     "optimizer": ("agentrl.learner.named_optimizers",),
     "sampler": ("agentrl.environments.curriculum",),

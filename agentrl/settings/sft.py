@@ -39,8 +39,9 @@ class SftConfig(Section):
     @pydantic.model_validator(mode="after")
     def _used(self) -> SftConfig:
         folders = [d for d in self.data if d != EXPERT]
-        if not self.data and self.model_fields_set - {"data"}:
-            name = min(self.model_fields_set - {"data"})
+        changed = [n for n, f in type(self).model_fields.items() if n != "data" and getattr(self, n) != f.default]
+        if not self.data and changed:
+            name = changed[0]
             raise ValueError(f"{name} is of demonstrations, and sft.data names none: agentrl sft")
         if self.where is not None and not folders:
             raise ValueError("where is a query on run folders, and sft.data names none; the expert's: min_reward")

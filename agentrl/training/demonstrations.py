@@ -30,7 +30,7 @@ FILE = "demonstrations.jsonl"
 
 
 class BatchSource(Protocol):
-    """What the loop takes batches from: a `RolloutScheduler`, or demonstrations."""
+    """The source of a run's batches: a `RolloutScheduler`, or demonstrations."""
 
     async def next_batch(self) -> StepBatch: ...
     def advance(self) -> None: ...

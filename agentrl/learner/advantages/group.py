@@ -58,23 +58,6 @@ def gdpo(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
     return [[next(centered) / (std + EPS) for _ in own] for own in sums]
 
 
-@advantage(explain="1 for each demonstration")
-def demonstrated(groups: Sequence[Sequence[Scored]]) -> list[list[float]]:
-    """Give each episode 1: all are demonstrations, chosen before (`agentrl sft`)."""
-    return [[1.0 for _ in group] for group in groups]
-
-
-@advantage(explain="1 for a reward of {min_reward} or more, otherwise 0")
-def rejection_sampling(groups: Sequence[Sequence[Scored]], *, min_reward: float = 1.0) -> list[list[float]]:
-    """Give each episode that earned enough 1, and others 0: the policy's own best is imitated (RAFT,
-    arXiv 2304.06767).
-
-    Args:
-        min_reward: the least reward of an episode that is kept.
-    """
-    return [[float(m.reward is not None and m.reward >= min_reward) for m in group] for group in groups]
-
-
 def _sum_normalised(group: Sequence[Scored]) -> list[tuple[float | None, float]]:
     """Sum each member's normalised components; beside it the sum of their absolute values."""
     scored = [m for m in group if m.reward is not None]

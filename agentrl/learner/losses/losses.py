@@ -159,7 +159,7 @@ def _vespo_weight(t: Tokens) -> Tensor:
 
 @loss(
     reduction="token_mean",
-    metrics={"nll": "mean of -log p over the trained tokens; exp of it is their perplexity"},
+    metrics={"nll": Metric("mean of -log p over the imitated tokens; exp of it is their perplexity", unit="nats")},
     explain="-A log p",
 )
 def sft(t: Tokens, log_ratio: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
