@@ -88,6 +88,7 @@ _LAZY = {  # they bring torch with them, or gymnasium
     "LossSettings": "agentrl.learner.learner",
     "make_optimizers": "agentrl.learner.optimizers",
     "open_rollouts": "agentrl.library.rollouts",
+    "sft": "agentrl.library.sft",
     "train": "agentrl.library.train",
     "evaluate": "agentrl.evaluation.evaluate",
     "compare": "agentrl.evaluation.comparison",

@@ -20,6 +20,8 @@ SMALL = [
     *("--eval.final_tasks", "4", "--eval.every", "0"),
 ]
 
+SLOW = ("prompt_dataset", "adaptive_rewards", "stages", "warm_start")
+
 
 @pytest.fixture(autouse=True)
 def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +31,13 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["hello", *(pytest.param(n, marks=pytest.mark.slow) for n in ("prompt_dataset", "adaptive_rewards", "stages"))],
+    [
+        "hello",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("prompt_dataset", "adaptive_rewards", "stages", "warm_start")
+        ),
+    ],
 )
 def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](steps=1)

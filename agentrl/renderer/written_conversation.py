@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unicodedata import normalize
 
 from agentrl.errors import TemplateError, UserError
 from agentrl.renderer.template import TemplateRenderer
@@ -82,7 +83,7 @@ class WrittenConversation:
         if asked != found:
             raise UnreadableTurn(f"its calls {_shorten(asked)} are read back as {_shorten(found)}")
         said, heard = strip_thoughts(reply["content"]).strip(), read.text.strip()
-        if said != heard:
+        if _fold(said) != _fold(heard):
             raise UnreadableTurn(f"its text {_shorten(said)} is read back as {_shorten(heard)}")
         return read
 
@@ -151,6 +152,11 @@ class WrittenConversation:
         except TemplateError:
             return stops[0]
         return after[0] if after and after[0] in stops else stops[0]
+
+
+def _fold(text: str) -> str:
+    """Return a text without what a tokenizer's normalizer may change: its case, and forms of one character."""
+    return normalize("NFKC", text).casefold()
 
 
 def _list_calls(reply: Message) -> list[tuple[str, dict[str, Any]]]:
