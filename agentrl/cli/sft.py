@@ -21,8 +21,11 @@ TEXT = """\
   agentrl train --env math-tools --model runs/last             # and then: reinforcement learning
 
 A warm start: the model imitates conversations, tool tokens masked, in its own chat template. The held-out tasks are
-evaluated before and after, and the run folder is one like that of agentrl train.
+evaluated before and after, and the run folder is one like that of agentrl train. Unless you or the model say otherwise:
+--epochs 1, --learner.lr 2e-5.
 """
+_SHOWN = ("optimizer", "optimizer_args", "lr", "lr_scheduler", "lr_scheduler_args", "warmup_steps", "warmup_ratio")
+_SHOWN += ("weight_decay", "max_grad_norm", "max_tokens_per_microbatch", "gradient_checkpointing", "threads")
 
 
 class _SftOptions(ResumeOptions):
@@ -54,12 +57,18 @@ def build_sft_config(arguments: Arguments[_SftOptions]) -> TrainConfig:
     return build_model_config(*layers, defaults=DEFAULTS)
 
 
+def _is_shown(name: str) -> bool:
+    """Return True for a setting that the help shows: not those of rollouts, and what only they are learned by."""
+    section, _, own = name.partition(".")
+    return section not in ("stages", "rollout", "engine") and (section != "learner" or own in _SHOWN)
+
+
 COMMAND = Command(
     "sft",
     "[FILE.toml] --env NAME [--data expert] [--SETTING VALUE ...]",
     TEXT,
     _run,
     _SftOptions,
-    settings=lambda name: name.partition(".")[0] not in ("stages", "epochs", "rollout", "engine") or name == "epochs",
+    settings=_is_shown,
     footer="and any other setting of agentrl train; --env.NAME: agentrl list ENV shows an environment's own",
 )

@@ -184,7 +184,8 @@ def find_flat_groups(lately: pa.Table, where: str) -> Iterator[RunFinding]:
     low, high = np.fmin.reduceat(rewards, starts), np.fmax.reduceat(rewards, starts)  # nan: nobody is scored
     lost = np.logical_and.reduceat(bad, starts)
     same = is_rounding(high - low, np.maximum(np.abs(low), np.abs(high)))
-    if same.mean() >= LIMITS["flat_groups"] and len(starts) >= 4:
+    compared = np.diff(np.append(starts, len(rewards))).max() > 1  # demonstrations are groups of one
+    if compared and same.mean() >= LIMITS["flat_groups"] and len(starts) >= 4:
         yield RunFinding(
             "bad" if (same & lost).mean() >= 0.25 else "note",
             f"{same.mean():.0%} of the groups have zero variance, as all their samples earned the same: "

@@ -8,6 +8,7 @@ import { Timeline } from "./timeline.js";
 
 const PANELS = [
   ["reward", ["reward", "eval/reward", "eval/greedy_reward"]],
+  ["-log p of what is imitated (nats a token)", ["nll"]],
   ["how episodes end (shares)", [/^stops\//]],
   ["failed calls (share)", ["tools/failure_frequency"]],
   ["calls an episode", ["tools/call_frequency"]],
