@@ -24,8 +24,10 @@ A warm start: the model imitates conversations, tool tokens masked, in its own c
 evaluated before and after, and the run folder is one like that of agentrl train. Unless you or the model say otherwise:
 --epochs 1, --learner.lr 2e-5.
 """
-_SHOWN = ("optimizer", "optimizer_args", "lr", "lr_scheduler", "lr_scheduler_args", "warmup_steps", "warmup_ratio")
-_SHOWN += ("weight_decay", "max_grad_norm", "max_tokens_per_microbatch", "gradient_checkpointing", "threads")
+_SHOWN = frozenset(
+    "optimizer optimizer_args lr lr_scheduler lr_scheduler_args warmup_steps warmup_ratio weight_decay max_grad_norm "
+    "max_tokens_per_microbatch gradient_checkpointing threads".split()
+)
 
 
 class _SftOptions(ResumeOptions):
