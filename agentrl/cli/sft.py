@@ -25,8 +25,20 @@ evaluated before and after, and the run folder is one like that of agentrl train
 --epochs 1, --learner.lr 2e-5.
 """
 _SHOWN = frozenset(
-    "optimizer optimizer_args lr lr_scheduler lr_scheduler_args warmup_steps warmup_ratio weight_decay max_grad_norm "
-    "max_tokens_per_microbatch gradient_checkpointing threads".split()
+    [
+        "optimizer",
+        "optimizer_args",
+        "lr",
+        "lr_scheduler",
+        "lr_scheduler_args",
+        "warmup_steps",
+        "warmup_ratio",
+        "weight_decay",
+        "max_grad_norm",
+        "max_tokens_per_microbatch",
+        "gradient_checkpointing",
+        "threads",
+    ]
 )
 
 
