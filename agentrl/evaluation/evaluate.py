@@ -229,7 +229,7 @@ async def _roll_out_missing(
 
         await _roll_out_tasks(rollout, missing, scope.trials, folder.add, seed=seed, on_episode=on_episode)
         folder.run.write_tools(rollout.offered_tools)
-        past_tools = use.explain(folder.config.model) if rollout.offered_tools else None
+        past_tools = use.explain(folder.config.model) if any(rollout.offered_tools.lists) else None
         for note in [*player.notes, *([past_tools] if past_tools else [])]:
             folder.run.log_message(0, note)
             listener.said(note)

@@ -71,3 +71,11 @@ def test_an_evaluation_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     agentrl.evaluate("math-tools", tasks=8, out="a", rollout={"max_tokens": 1})
     assert "tools are offered, and none was called in 8 episodes" in (tmp_path / "a/events.jsonl").read_text()
+
+
+def test_an_evaluation_of_an_environment_without_tools_does_not_say_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    agentrl.evaluate("game", tasks=8, out="a", rollout={"max_tokens": 1})
+    assert not (tmp_path / "a/events.jsonl").exists()  # nothing was said
