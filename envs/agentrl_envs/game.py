@@ -23,6 +23,7 @@ Kind = Literal["guess", "code"]
 CODES = tuple("".join(code) for code in product("123456", repeat=4))
 CODE_TURNS = 6  # who guesses well needs no more
 MOST_NUMBERS = 1_000_000
+NEAR = 8  # the expert's guesses are within an eighth of the range from its middle
 HIGHEST = 9999  # that the numbers may begin at
 _RULES = {
     "guess": "Guess my number from {low} to {high}. I say higher or lower. You have {turns} turns. Say \\boxed{{N}}.",
@@ -105,7 +106,7 @@ class Game(Env):
         return "Right." if self.found else f"{there} in place, {elsewhere} elsewhere."
 
     async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
-        """Guess so that the turns that are left are enough, whatever the answer; among such guesses draw one."""
+        """Guess near the middle of what is left; of the guesses after which the turns are enough, draw one."""
         rng = random.Random(f"{self.hidden}/{self.numbers}")
         if self.kind == "code":
             left = CODES
@@ -117,7 +118,8 @@ class Game(Env):
         low, high = self.low, self.high
         for turns in range(self.max_turns - 1, -1, -1):  # that are left after a guess
             most = 2**turns - 1  # numbers that they tell apart
-            number = rng.randint(max(low, high - most), min(high, low + most))
+            middle, near = (low + high) // 2, (high - low) // NEAR
+            number = rng.randint(max(low, high - most, middle - near), min(high, low + most, middle + near))
             told = yield f"\\boxed{{{number}}}"
             low, high = (number + 1, high) if told[-1]["content"].startswith("Higher") else (low, number - 1)
 
