@@ -32,6 +32,11 @@ class ProcessGroup:
         """Return True in every process but rank 0: it only learns what rank 0 broadcasts."""
         return self.rank > 0
 
+    @property
+    def local_size(self) -> int:
+        """Return how many processes there are on this machine, by torchrun's word."""
+        return min(int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)), self.world_size)
+
     def broadcast_parameters(self, parameters: Iterable[nn.Parameter]) -> None:
         """Overwrite the parameters with those of rank 0."""
         for p in parameters if self.world_size > 1 else ():

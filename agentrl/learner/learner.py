@@ -22,6 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import UserError
+from agentrl.learner.activation_memory import (
+    FEWEST,
+    count_affordable_tokens,
+    estimate_owed_bytes,
+    measure_kept_bytes,
+    read_memory,
+)
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.hidden_states import (
     PACKINGS,
@@ -59,7 +66,7 @@ class LossSettings(Objective):
     max_grad_norm: float = 1.0
     num_iterations: int = 1  # optimizer steps on one batch; from the second on the ratio is not 1, and may be clipped
     packing: str = "prefix"  # or "padded"
-    max_tokens_per_microbatch: int = 8192  # tokens in one forward and backward pass, padding included
+    max_tokens_per_microbatch: int | None = None  # in one pass, padding included; None: as the memory allows
     threads: int | None = None  # torch's threads while learning; all cores by default
     router_aux_loss_coef: float | None = None  # of the experts' balancing loss; the model's own by default
     longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
@@ -113,6 +120,7 @@ class Learner:
         self._reference = self._copy_trained() if settings.beta else None
         self._layers = _find_checkpointed_layers(policy) if settings.gradient_checkpointing else []
         self._base_lrs = self.lrs
+        self.affordable_tokens: int | None = None  # of a micro-batch, once they are counted
 
     @property
     def old_logprobs(self) -> list[Tensor | None]:
@@ -182,6 +190,7 @@ class Learner:
             "reference": None if self._reference is None else {n: t.cpu() for n, t in self._reference.items()},
             "version": self.version,
             "packing": None if self._packing is None else self._packing.name,
+            "affordable_tokens": self.affordable_tokens,
         }
 
     @property
@@ -217,6 +226,9 @@ class Learner:
         self.version = state["version"]
         if state["packing"] is not None:  # not proven again: other rows might show something else
             self._packing = PACKINGS[state["packing"]]
+        self.affordable_tokens = state.get(
+            "affordable_tokens"
+        )  # other memory is free now, and sums would be rounded so
 
     def run_worker(self) -> None:
         """Run every update that rank 0 broadcasts, until it broadcasts None."""
@@ -274,6 +286,7 @@ class Learner:
         numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
         settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
+        settings["max_tokens_per_microbatch"] = self._choose_max_tokens(packing, forwarded_rows)
         self.process_group.broadcast((settings, self.lrs, packing.name, forwarded_rows, forwarded_weights, numbers))
         metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
@@ -311,7 +324,7 @@ class Learner:
 
     def _prepare(self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]) -> Update:
         """Pack the rows of an optimizer step, and compute what stays the same over all iterations."""
-        batches = packing.pack(rows, weights, self.settings.max_tokens_per_microbatch)
+        batches = packing.pack(rows, weights, self._choose_max_tokens(packing, rows))
         shard = [(b, MicroBatchState(self._compute_reference(packing, b))) for b in self.process_group.shard(batches)]
         bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
         if self.settings.top_entropy_quantile < 1.0:
@@ -378,6 +391,28 @@ class Learner:
                     stacklevel=2,
                 )
         return self._packing or self._plain
+
+    def _choose_max_tokens(self, packing: Packing, rows: Sequence[Sample]) -> int:
+        """Return the tokens of a micro-batch: those of the settings, or as many as the memory has room for.
+
+        They are counted once, on the first rows: a limit that changed with what is free would change what is rounded.
+        """
+        if (given := self.settings.max_tokens_per_microbatch) is not None:
+            return given
+        if self.affordable_tokens is None:
+            policy, trained = unwrap_model(self.policy), list(self._trained.values())
+            shortest = sorted(rows, key=lambda row: len(row.token_ids))[:2]
+            (batch, *_) = packing.pack(shortest, [1.0] * len(shortest), FEWEST)
+            tokens = len(batch.forest.token_ids) if packing is PREFIX else sum(map(len, batch.contexts))
+            with packing.context(policy):
+                per_token = measure_kept_bytes(policy, lambda: packing.compute_states(self.policy, batch)) / tokens
+            if self._layers:  # each keeps its input; one at a time has all
+                inputs = len(self._layers) * policy.config.get_text_config().hidden_size * policy.dtype.itemsize
+                per_token = per_token / len(self._layers) + inputs
+            total, free = read_memory(policy.device)
+            free -= estimate_owed_bytes(self.optimizers, trained)
+            self.affordable_tokens = count_affordable_tokens(per_token, total, free, self.process_group.local_size)
+        return self.affordable_tokens
 
     def _compute_loss(
         self, packing: Packing, batch: MicroBatch, state: MicroBatchState, update: Update

@@ -94,8 +94,8 @@ class LearnerConfig(Section):
     packing: Literal["prefix", "padded"] = Field(
         "prefix", description="prefix: what rows begin with alike is computed once, where the model allows it"
     )
-    max_tokens_per_microbatch: int = Field(
-        8192, ge=1, description="tokens in one forward and backward pass, padding included"
+    max_tokens_per_microbatch: int | None = Field(
+        None, ge=1, description="tokens in one forward and backward pass; by default what the memory has room for"
     )
     mask_stop_reasons: Annotated[tuple[Stop, ...], LISTED] = Field(
         (), description="episodes that stopped so are not trained, such as max_tokens"

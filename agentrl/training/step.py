@@ -14,6 +14,7 @@ from agentrl.credit import BatchCut, Credit, assign_credit
 from agentrl.environments.curriculum import Curriculum
 from agentrl.errors import UserError
 from agentrl.evaluation.measurement import describe_first_fault
+from agentrl.learner.activation_memory import MOST
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.losses.reduction import PER_UPDATE, reduce_rows
 from agentrl.resources import TrainingResources
@@ -150,7 +151,13 @@ class Trainer:
         each = self.config.learner.num_iterations * self.config.learner.steps_per_generation
         ages = [ceil(age / each) for age in compute_staleness(scored, self.learner.version)]
         rows = credit.samples(), credit.weights(), credit.updates()
+        known = self.learner.affordable_tokens
         learned = await to_thread.run_sync(partial(self.learner.update, *rows))
+        if known is None and (count := self.learner.affordable_tokens) is not None and count < MOST:
+            self.recorder.say(
+                f"micro-batches have at most {count:,} tokens, which this machine's memory has room for; "
+                "learner.max_tokens_per_microbatch sets another number"
+            )
         self.schedule.after()
         self.tell_rewards(step)
         version = float(self.learner.version)

@@ -66,6 +66,7 @@ CORRECTIONS = [name for name, _ in list_own_entries("importance_sampling")]
 
 def learner(model: Any, name: str = "adamw", lr: float = 1e-3, **settings: Any) -> Learner:
     policy = copy.deepcopy(model)
+    settings = {"max_tokens_per_microbatch": 8192} | settings  # no pass to measure the model
     return Learner(policy, make_optimizers(policy, name, lr), LossSettings(threads=1, **settings))
 
 
@@ -155,7 +156,8 @@ def test_no_gradient_reaches_the_logits_of_tokens_that_others_wrote(model: Any) 
         output.last_hidden_state.retain_grad()
         hidden.append(output.last_hidden_state)
 
-    ours = Learner(policy, [Recorder(policy.parameters(), lr=1.0)], LossSettings(threads=1))
+    settings = LossSettings(threads=1, max_tokens_per_microbatch=8192)
+    ours = Learner(policy, [Recorder(policy.parameters(), lr=1.0)], settings)
     policy.base_model.register_forward_hook(keep)
     ours.update([row])
     (state,) = hidden
