@@ -56,14 +56,22 @@ def _read_run(folder: Path, where: str | None, spec: EnvSpec) -> list[Demonstrat
 
 
 def _find_tools(folder: Path, spec: EnvSpec) -> Sequence[JsonSchema]:
-    """Return the tools that a run's episodes were offered; those of the environment where it has several lists."""
+    """Return the tools that a run's episodes were offered; the environment's where its folder does not say.
+
+    Raises:
+        UserError: it offered several lists of them, and does not say which episode had which.
+    """
     try:
         offered = read_json(folder / "tools.json")
     except (OSError, ValueError):
         offered = None
-    lists = offered.values() if isinstance(offered, Mapping) else [offered]
-    own = [one for one in lists if isinstance(one, list)]
-    return own[0] if len(own) == 1 else [t.schema for t in spec.tool_list()]
+    lists = offered if isinstance(offered, list) and all(isinstance(one, list) for one in offered) else []
+    if len(lists) > 1:
+        raise UserError(
+            f"sft.data: the episodes of {str(folder)!r} were offered {len(lists)} different lists of tools, and it does "
+            "not say which had which; give a file of conversations with their `tools`"
+        )
+    return lists[0] if lists else [t.schema for t in spec.tool_list()]
 
 
 def _read_file(path: Path) -> list[Demonstration]:

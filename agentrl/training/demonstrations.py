@@ -73,7 +73,7 @@ async def open_demonstrations(
     episodes: Sequence[Trajectory], config: TrainConfig, step: int
 ) -> AsyncIterator[DemonstrationSource]:
     """Open the source of batches after ``step`` updates."""
-    yield DemonstrationSource(episodes, config.sft.batch_size, config.seed, step)
+    yield DemonstrationSource(episodes, min(config.sft.batch_size, len(episodes)), config.seed, step)
 
 
 def count_sft_steps(config: TrainConfig, spec: EnvSpec, given: Sequence[Demonstration]) -> TrainConfig:
@@ -92,7 +92,7 @@ def count_sft_steps(config: TrainConfig, spec: EnvSpec, given: Sequence[Demonstr
             own = own if count is None else min(own, count)
     steps = config.steps
     if config.epochs is not None:
-        steps = max(1, ceil(config.epochs * (own + len(given)) / sft.batch_size))
+        steps = max(1, ceil(config.epochs * (own + len(given)) / max(1, min(sft.batch_size, own + len(given)))))
     return config.model_copy(
         update={"steps": steps, "epochs": None, "sft": sft.model_copy(update={"tasks": own or None})}
     )

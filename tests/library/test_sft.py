@@ -99,6 +99,19 @@ def test_episodes_of_a_run_are_taken_by_query(run: Run, tmp_path: Path) -> None:
     assert len(kept) == len(run.episodes("reward>=1 split=test step=4"))
 
 
+def test_episodes_of_a_training_run_have_the_tools_that_they_were_offered(tmp_path: Path) -> None:
+    rollout = {"tasks_per_step": 2, "group_size": 4}
+    first = train("math-tools", steps=1, rollout=rollout, run={"dir": str(tmp_path / "a")}, **SMALL)
+    own = {"where": "split=train calls>0 errors=0", "min_reward": 0.0}
+    again = sft("math-tools", data=first.folder, run={"dir": str(tmp_path / "b")}, sft=own, **SMALL)
+    (tools,) = json.loads((first.folder / "tools.json").read_text())
+    for line in (again.folder / "demonstrations.jsonl").read_text().splitlines():
+        assert json.loads(line)["tools"] == tools
+    (first.folder / "tools.json").write_text(json.dumps([tools, []]))
+    with pytest.raises(UserError, match="were offered 2 different lists of tools"):
+        sft("math-tools", data=first.folder, run={"dir": str(tmp_path / "c")}, sft=own, **SMALL)
+
+
 def test_rounds_learn_from_what_earned_enough(tmp_path: Path) -> None:
     rollout = {"tasks_per_step": 4, "group_size": 4}
     done = sft("math-tools", rounds=2, rollout=rollout, run={"dir": str(tmp_path / "r")}, **SMALL)
