@@ -68,8 +68,8 @@ def _find_tools(folder: Path, spec: EnvSpec) -> Sequence[JsonSchema]:
     lists = offered if isinstance(offered, list) and all(isinstance(one, list) for one in offered) else []
     if len(lists) > 1:
         raise UserError(
-            f"sft.data: the episodes of {str(folder)!r} were offered {len(lists)} different lists of tools, and it does "
-            "not say which had which; give a file of conversations with their `tools`"
+            f"sft.data: the episodes of {str(folder)!r} were offered {len(lists)} different lists of tools, and it "
+            "does not say which had which; give a file of conversations with their `tools`"
         )
     return lists[0] if lists else [t.schema for t in spec.tool_list()]
 
