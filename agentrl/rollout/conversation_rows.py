@@ -98,7 +98,7 @@ def _link_calls(messages: Sequence[Any]) -> None:
         message["tool_call_id"], message["name"] = own["id"], own["function"]["name"]
 
 
-def read_tools(given: object) -> tuple[JsonSchema, ...]:
+def read_schemas(given: object) -> tuple[JsonSchema, ...]:
     """Read the tools of a row, as JSON schemas in OpenAI's form. Raises UserError."""
     if isinstance(given, str):
         try:

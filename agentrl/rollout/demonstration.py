@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.errors import TemplateError, UserError
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.renderer.written_conversation import UnreadableTurn, WrittenConversation
-from agentrl.rollout.conversation_rows import read_messages, read_tools
+from agentrl.rollout.conversation_rows import read_messages, read_schemas
 from agentrl.rollout.expert import ExpertEpisode
 from agentrl.types import CallRecord, JsonSchema, Message, Segment, Stop, Trajectory
 
@@ -58,7 +58,7 @@ class Demonstration:
             raise UserError(f"its rewards are {rewards!r:.60}; they are numbers by name")
         task = row.get("task")
         task = task if isinstance(task, int) and not isinstance(task, bool) else NO_TASK
-        return cls(messages, read_tools(row.get("tools")), task, dict(rewards), reward)
+        return cls(messages, read_schemas(row.get("tools")), task, dict(rewards), reward)
 
     def to_line(self) -> str:
         """Format it as a line of JSON, from which `parse` makes the same."""
