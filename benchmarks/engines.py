@@ -7,7 +7,8 @@
   generate     transformers' `generate`, one batch of equal length; it has no episodes
   continuous   transformers' `generate_batch`, its continuous batching; no episodes either
 
-on random weights of nano's shape (1 M parameters) and of a larger one (--size 30), with two loads:
+on random weights of nano's shape (1 M parameters) and of a larger one (--size 30), or on models that people have
+(--model smollm2-135m gemma3-270m, a folder), with two loads (--loads):
 
   episodes   ragged conversations of 4 turns (10-60 tokens each), between them tools that sleep 5-50 ms
   batch      64 tokens for every prompt at once
@@ -18,7 +19,7 @@ counts.
 
 Last, an update of the weights: how long it takes while nothing is sampled, and how much longer 64 running requests take
 when it happens in their middle. And of what a real training step of nano on math-tools takes, the share that the
-update has.
+update has. Both of random weights alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import gc
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -55,6 +56,7 @@ from transformers import (
 
 from agentrl import train
 from agentrl.engines.embedded.engine import TransformersEngine
+from agentrl.models.policy import load_policy
 from agentrl.types import Completion, SamplingParams
 
 VOCABULARY, TURNS, NEW_TOKENS = 512, 4, 64
@@ -151,6 +153,7 @@ async def generate(model: Qwen3ForCausalLM, count: int) -> int:
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in given])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in given])
     how = {"do_sample": True, "top_k": 0, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0, "eos_token_id": None}
+    how["min_new_tokens"] = NEW_TOKENS  # a model's own settings name an end
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=mask, **how)
     return int((out.shape[1] - longest) * count)
@@ -319,35 +322,45 @@ def share(engine: str) -> tuple[float, float]:
 
 async def main(args: argparse.Namespace) -> None:
     console = Console(width=None if Console().is_terminal else 100)
-    for size in args.size:
-        model = random_model(size)
+    for name, model in models(args):
         count = sum(p.numel() for p in model.parameters())
         table = Table("load", "at once", "system", "tokens/s", "x embedded", "CPU-s / 1,000")
-        table.title = f"{count / 1e6:.1f} M parameters, {args.threads} thread(s)"
+        table.title = f"{name}{count / 1e6:.1f} M parameters, {args.threads} thread(s)"
         others = {"generate": generate, "continuous": continuous}
         async with opened(args.systems, model, max(args.concurrent), args.threads) as engines:
-            for n in args.concurrent:
+            for n in args.concurrent if "episodes" in args.loads else ():
                 works = {name: partial(episodes, engine, n, max(8, 2 * n)) for name, engine in engines.items()}
                 shown(table, "episodes", n, await measured(args.repeats, works))
-            for n in args.concurrent:
+            for n in args.concurrent if "batch" in args.loads else ():
                 works = {name: partial(batch, engine, n) for name, engine in engines.items() if name != "by-hand"}
                 works |= {name: partial(others[name], model, n) for name in args.systems if name in others}
                 shown(table, "batch", n, await measured(args.repeats, works))
             console.print(table)
             for name in ("embedded", "vllm"):
-                if name in engines:
+                if name in engines and not args.model:
                     alone, added = await updates(engines[name], model, min(64, max(args.concurrent)))
                     console.print(f"weights to {name}: {alone * 1e3:.1f} ms alone; in flight {added * 1e3:+.0f} ms")
     for name, engine in {"embedded": "transformers", "vllm": "vllm"}.items():
-        if name in args.systems:
+        if name in args.systems and not args.model:
             sync, step = share(engine)
             console.print(f"training with {name}: {sync * 1e3:.0f} ms of a step's {step:.2f} s are the update's")
+
+
+def models(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """The models that are asked for, one after the other, with a name for the table."""
+    for name in args.model:
+        yield f"{name}, {args.dtype}, ", load_policy(name, args.dtype).model
+    for size in args.size if not args.model else ():
+        yield "", random_model(size)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", default=["embedded", "by-hand", "generate"])
     parser.add_argument("--size", type=int, nargs="+", default=[1], help="millions of parameters: 1, 30")
+    parser.add_argument("--model", nargs="+", default=[], help="models by name, instead of random weights")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of a model by name")
+    parser.add_argument("--loads", nargs="+", default=["episodes", "batch"], choices=["episodes", "batch"])
     parser.add_argument("--threads", type=int, default=1, help="inside an operation (default 1)")
     parser.add_argument("--concurrent", type=int, nargs="+", default=[8, 32, 64])
     parser.add_argument("--repeats", type=int, default=3, help="the quickest counts (default 3)")
