@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.learner.packing import MicroBatch
-from agentrl.models.kept_tokens import decode_kept, penalize_repetition
+from agentrl.models.kept_tokens import decode_kept, find_penalties
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class SamplingRules:
     repetition_penalty: float = 1.0
     _first_seen: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
 
-    def penalize(self, logits: Tensor, first: int) -> Tensor:
-        """Apply the repetition penalty to logits, (tokens, vocabulary), of the trained tokens from ``first`` on."""
+    def find_penalties(self, logits: Tensor, first: int) -> Tensor | None:
+        """Find the factors of logits, (tokens, vocabulary), of the trained tokens from ``first`` on; None for none."""
         if self.repetition_penalty == 1.0:
-            return logits
+            return None
         seen, at = torch.zeros_like(logits, dtype=torch.bool), 0
         for context, group in groupby(self.batch.trained[first : first + len(logits)], key=lambda place: place[0]):
             positions = torch.tensor([position for _, position in group], device=logits.device)
             tokens, starts = (t.to(logits.device) for t in self._find_first_seen(context, logits.shape[1]))
             seen[at : at + len(positions), tokens] = starts < positions[:, None]
             at += len(positions)
-        return penalize_repetition(logits, seen, self.repetition_penalty)
+        return find_penalties(logits, seen, self.repetition_penalty)
 
     def _find_first_seen(self, context: int, vocabulary: int) -> tuple[Tensor, Tensor]:
         """Return the distinct tokens of a context, and the first position of each."""

@@ -23,8 +23,13 @@ def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float | Tensor) -
         seen: (rows, vocabulary), True for the tokens of the row's context.
         penalty: over 1 against repetition; one number, or (rows, 1).
     """
+    return logits * find_penalties(logits, seen, penalty)
+
+
+def find_penalties(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
+    """Find the factor of each logit that makes the tokens of the context less likely: constants, by its sign."""
     weight = torch.as_tensor(penalty, dtype=logits.dtype, device=logits.device)
-    return logits * torch.where(seen, torch.where(logits.detach() < 0, weight, 1 / weight), 1.0)
+    return torch.where(seen, torch.where(logits.detach() < 0, weight, 1 / weight), 1.0)
 
 
 def encode_kept(kept: Tensor) -> list[bytes]:

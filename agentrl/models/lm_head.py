@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -110,31 +111,53 @@ def has_fp32_head(model: PreTrainedModel) -> bool:
     return getattr(model.config.get_text_config(), "head_dtype", None) == "float32"
 
 
-def build_lm_head(model: PreTrainedModel | PeftModel) -> Callable[[Tensor], Tensor]:
-    """Build the function from hidden states to logits: the output layer, then the model's scaling and soft-capping.
+@dataclass(frozen=True)
+class LmHead:
+    """The function from hidden states to logits: the output layer, then the model's scaling and soft-capping."""
+
+    layer: nn.Module
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.layer(hidden) * self.scale if self.scale != 1.0 else self.layer(hidden)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+    @property
+    def linear(self) -> nn.Linear | None:
+        """Return the output layer where it does what torch's linear layer does, and nobody watches; else None."""
+        layer = self.layer
+        plain = type(layer) in (nn.Linear, _Float32Head) and "forward" not in vars(layer)
+        if not (plain and isinstance(layer, nn.Linear) and type(layer.weight) in (Tensor, nn.Parameter)):
+            return None
+        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+        return None if any(hooks) else layer
+
+    def product_dtype(self, hidden: Tensor) -> torch.dtype:
+        """Return the precision that a linear output layer multiplies in."""
+        return torch.float32 if isinstance(self.layer, _Float32Head) else hidden.dtype
+
+
+def build_lm_head(model: PreTrainedModel | PeftModel) -> LmHead:
+    """Build the function from hidden states to logits.
 
     Raises:
         NotProven: the model does something else to its logits (found by comparing on a few tokens), or has no such
             head.
     """
     model = unwrap_model(model)
-    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    layer, config = model.get_output_embeddings(), model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
-
-    def compute_logits(hidden: Tensor) -> Tensor:
-        logits: Tensor = head(hidden) * scale if scale != 1.0 else head(hidden)
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
+    head = LmHead(layer, scale, getattr(config, "final_logit_softcapping", None))
     try:
-        same = head is not None and _is_models_own(model, compute_logits)
+        same = layer is not None and _is_models_own(model, head)
     except NotProven:
         raise
     except Exception as error:  # a model's own code, which may want more than tokens
         raise NotProven(f"its own code raises {type(error).__name__}: {str(error).splitlines()[0]}") from None
     if not same:
         raise NotProven("it does more to its logits than its output layer, a scale and a soft cap")
-    return compute_logits
+    return head
 
 
 @torch.no_grad()

@@ -152,8 +152,8 @@ def test_in_chunks_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SAMPLINGS[-1]
     rows = sampled_rows(qwen3(), params, list(range(7, 30)))
     found = []
-    for chunk in (4096, 5):
-        monkeypatch.setattr(logprobs, "CHUNK", chunk)
+    for budget in (1 << 29, 5 * 4 * 60):
+        monkeypatch.setattr(logprobs, "LOGITS_BYTES", budget)
         model = qwen3()
         learner = learn(model, rows, params, entropy_coef=0.01, beta=0.1)
         found.append([t for t in learner.learned if t is not None])
