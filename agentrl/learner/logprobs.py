@@ -206,12 +206,12 @@ class _LinearLogprobs(torch.autograd.Function):
         entropy_gradient: bool,
         keeps: bool,
     ) -> tuple[Tensor, Tensor]:
-        layer = _Layer(states, weight, bias, dtype)
-        count = layer.count_affordable()
+        head = _LinearHead(states, weight, bias, dtype)
+        count = head.count_affordable()
         parts, logits = [], None
         for first in range(0, max(len(states), 1), count):
             del logits  # before the next ones are there
-            logits = layer.compute_logits(slice(first, first + count))
+            logits = head.compute_logits(slice(first, first + count))
             parts.append(distribution.score_(logits, first))
         ctx.save_for_backward(states, weight, bias)
         ctx.kept = logits if keeps and len(parts) == 1 else None
@@ -225,15 +225,15 @@ class _LinearLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, logprob_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias = ctx.saved_tensors
-        layer = _Layer(states, weight, bias, ctx.dtype)
-        grads = _LayerGradients(layer, ctx.needs_input_grad)
-        count = layer.count_affordable()
+        head = _LinearHead(states, weight, bias, ctx.dtype)
+        grads = _HeadGradients(head, ctx.needs_input_grad)
+        count = head.count_affordable()
         for first in range(0, len(states), count):
             rows = slice(first, first + count)
             logits, ctx.kept = ctx.kept, None  # it becomes the gradient: whoever asks again has it computed again
             scores = ctx.scores.at(rows)
             if logits is None:
-                logits = layer.compute_logits(rows)
+                logits = head.compute_logits(rows)
                 ctx.distribution.score_(logits, first)
             wanted = entropy_grad[rows] if ctx.entropy_gradient else None
             ctx.distribution.differentiate_(logits, first, scores, logprob_grad[rows], wanted)
@@ -243,7 +243,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LinearHead:
     """A linear output layer, its inputs, and the precision of its product."""
 
     states: Tensor
@@ -262,30 +262,30 @@ class _Layer:
         return linear(self.states[rows].to(self.dtype), self.weight.to(self.dtype), bias).float()
 
 
-class _LayerGradients:
+class _HeadGradients:
     """The gradients of a linear output layer, summed over chunks; None for what is not wanted."""
 
-    def __init__(self, layer: _Layer, wanted: Sequence[bool]) -> None:
-        self._layer = layer
-        self.states = torch.empty_like(layer.states) if wanted[0] else None
+    def __init__(self, head: _LinearHead, wanted: Sequence[bool]) -> None:
+        self._head = head
+        self.states = torch.empty_like(head.states) if wanted[0] else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         self._wants_weight, self._wants_bias = wanted[1], wanted[2]
 
     def add(self, rows: slice, logits_grad: Tensor) -> None:
         """Add those of some positions."""
-        layer, dtype = self._layer, self._layer.dtype
+        head, dtype = self._head, self._head.dtype
         grad = logits_grad.to(dtype)
         if self.states is not None:
-            self.states[rows] = grad @ layer.weight.to(dtype)
+            self.states[rows] = grad @ head.weight.to(dtype)
         if self._wants_weight:
-            states = layer.states[rows].to(dtype)
+            states = head.states[rows].to(dtype)
             if self.weight is None:
-                self.weight = (grad.T @ states).to(layer.weight.dtype)
+                self.weight = (grad.T @ states).to(head.weight.dtype)
             elif self.weight.dtype == dtype:
                 self.weight.addmm_(grad.T, states)
             else:
                 self.weight += grad.T @ states
-        if self._wants_bias and layer.bias is not None:
-            own = grad.sum(0).to(layer.bias.dtype)
+        if self._wants_bias and head.bias is not None:
+            own = grad.sum(0).to(head.bias.dtype)
             self.bias = own if self.bias is None else self.bias.add_(own)

@@ -69,13 +69,13 @@ def test_they_are_those_of_the_whole_forward_pass(kind: Any, config: Any, temper
 
 
 @dataclass
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that operations made and that are alive, after each of them."""
 
     peak: int = 0
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,8 +83,8 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                self.alive[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        self.alive = {at: entry for at, entry in self.alive.items() if not entry[0].expired()}
+                self.alive[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+        self.alive = {at: entry for at, entry in self.alive.items() if not entry[0].expired()}  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
         return made
 
