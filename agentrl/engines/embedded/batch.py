@@ -177,7 +177,8 @@ class ContinuousBatch:
     def admit_waiting(self) -> int:
         """Give the free slots to waiting rows; return how many of their tokens were in the cache.
 
-        One pass takes up to ``prefill_tokens`` of new work, padding included; a longer prompt comes alone.
+        One pass takes up to ``prefill_tokens`` of new work, padding included; a longer prompt comes alone. A row for
+        which the cache has no room waits until others have left.
         """
         joining: list[tuple[Request, Tensor | None]] = []
         later: list[Request] = []
@@ -193,6 +194,9 @@ class ContinuousBatch:
                 continue
             row.cached = 0 if prefix is None else prefix.shape[3]
             longest = max(longest, row.uncached)
+            if not self._has_room([*self.rows, *(r for r, _ in joining), row]):
+                later.append(row)
+                break
             if joining and (len(joining) + 1) * longest > self.prefill_tokens:
                 later.append(row)
                 break
@@ -203,6 +207,11 @@ class ContinuousBatch:
         self._add_rows(joining)
         return sum(row.cached for row, _ in joining)
 
+    def _has_room(self, rows: list[Request]) -> bool:
+        """Return True if the cache has room for rows up to their last token; for a single one it always has."""
+        positions = max(row.prompt_length + row.params.max_tokens for row in rows)
+        return len(rows) == 1 or self.cache.fits(len(rows), positions)
+
     def _add_rows(self, joining: list[tuple[Request, Tensor | None]]) -> None:
         for row, prefix in sorted(joining, key=lambda j: (j[0].uncached, j[0].cached)):  # neighbours are padded alike
             if prefix is not None:
@@ -211,6 +220,7 @@ class ContinuousBatch:
 
     def compute_logits(self, meter: Meter) -> Tensor:
         rows, part = self.rows, self.prefill_tokens
+        self.cache.reserve(len(rows), max(len(row.ids) for row in rows))  # for all, before a part of one is computed
         for slot, row in enumerate(rows):
             while row.uncached > part:  # a long prompt, alone, in parts
                 self._forward([row.ids[row.cached : row.cached + part]], [row.cached], meter, first=slot)

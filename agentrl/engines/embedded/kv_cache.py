@@ -27,9 +27,17 @@ CALL_COST = 2048  # pairs of a query and a key that cost about as much as one mo
 
 
 class SlotCache:
-    """Keys and values of the rows in the batch. It grows by doubling, in slots and in positions."""
+    """Keys and values of the rows in the batch. It grows by doubling, in slots and in positions.
 
-    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        max_bytes: it holds at most, beside what a single row needs: rows wait, and slots that stand empty are given up
+            for positions.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, max_bytes: int = 1 << 62
+    ) -> None:
+        self.max_bytes = max_bytes
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.device, self.zero = device, torch.zeros((), dtype=dtype, device=device)
@@ -43,18 +51,27 @@ class SlotCache:
         layers, two, old_slots, heads, old_positions, dim = self.keys_values.shape
         if slots <= old_slots and positions <= old_positions:
             return
-        old, new_slots, new_positions = self.keys_values, max(8, old_slots), max(128, old_positions)
-        while new_slots < slots:
-            new_slots *= 2
-        while new_positions < positions:
-            new_positions *= 2
+        old, (new_slots, new_positions) = self.keys_values, _round_up(slots, positions)
+        new_positions = max(old_positions, new_positions)
+        if self._count_bytes(max(old_slots, new_slots), new_positions) <= self.max_bytes:
+            new_slots = max(old_slots, new_slots)
+        kept = min(old_slots, new_slots)
         # zeros: a masked-out NaN would still poison the weighted sum of values
         self.keys_values = old.new_zeros((layers, two, new_slots, heads, new_positions, dim))
-        self.keys_values[:, :, :old_slots, :, :old_positions] = old
+        self.keys_values[:, :, :kept, :, :old_positions] = old[:, :, :kept]
         # (slots, 2 x kv heads): where each slot's keys and values begin in a layer seen as (-1, dim)
         starts = torch.arange(two * new_slots * heads, device=self.device) * new_positions
         self.slot_starts = starts.view(two, new_slots, heads).transpose(0, 1).reshape(new_slots, two * heads)
         self.keys = torch.arange(new_positions, device=self.device)
+
+    def fits(self, slots: int, positions: int) -> bool:
+        """Return True if so many slots and positions are within ``max_bytes``."""
+        slots, positions = _round_up(slots, positions)
+        return self._count_bytes(slots, max(positions, self.keys_values.shape[4])) <= self.max_bytes
+
+    def _count_bytes(self, slots: int, positions: int) -> int:
+        layers, two, _, heads, _, dim = self.keys_values.shape
+        return layers * two * slots * heads * positions * dim * self.keys_values.element_size()
 
     def read(self, slot: int, length: int) -> Tensor:
         """Return a view of a slot's first positions, (layers, 2, kv heads, length, dim)."""
@@ -65,6 +82,11 @@ class SlotCache:
         length = keys_values.shape[3]
         self.reserve(slot + 1, length)
         self.keys_values[:, :, slot, :, :length] = keys_values
+
+
+def _round_up(slots: int, positions: int) -> tuple[int, int]:
+    """Return the powers of two that hold so many slots and positions: 8 and 128 at least."""
+    return max(8, 1 << (slots - 1).bit_length()), max(128, 1 << (positions - 1).bit_length())
 
 
 class SessionCache(Generic[Values]):

@@ -19,8 +19,12 @@ from agentrl.engines.embedded.kv_cache import (
     use_batch,
 )
 from agentrl.engines.embedded.model_copy import ModelCopy
+from agentrl.learner.activation_memory import read_memory
 from agentrl.models.capabilities import Capabilities
 from agentrl.models.lm_head import build_lm_head, find_backbone, replace_attention
+
+CACHE_SHARE = 8  # of all memory, one part in so many for keys and values of running rows: more rows wait
+KEEP_SHARE = 16  # and for those of sessions between their turns
 
 AttentionInterface.register(SLOT_ATTENTION, attend_slots)
 
@@ -53,7 +57,12 @@ class InferenceModel(ModelCopy):
 
     def new_batch(self, capacity: int, prefill_tokens: int, keep_bytes: int) -> ContinuousBatch:
         """Make an empty batch over an empty cache."""
-        return ContinuousBatch(self, self.new_cache(), SessionCache(keep_bytes), capacity, prefill_tokens)
+        cache = self.new_cache()
+        total, _ = read_memory(cache.device)
+        cache.max_bytes = total // CACHE_SHARE
+        return ContinuousBatch(
+            self, cache, SessionCache(min(keep_bytes, total // KEEP_SHARE)), capacity, prefill_tokens
+        )
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Compute the hidden states of a batch, (tokens, width)."""

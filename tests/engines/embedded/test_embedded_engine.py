@@ -51,6 +51,28 @@ async def test_logprobs_are_the_models_own_while_rows_join_and_leave(make: Make)
     assert engine.meter.reused > 0
 
 
+async def test_rows_wait_where_the_cache_has_no_room_and_nothing_else_changes() -> None:
+    model = qwen3()
+    engine = TransformersEngine(model, capacity=14, prefill_tokens=24)
+    cache = engine._batch.cache  # type: ignore[attr-defined]
+    cache.max_bytes = cache.keys_values[:, :, :1].nbytes * 8  # 8 slots of 128 positions
+    most = 0
+    forward = engine._model.__class__.__call__
+
+    def watched(self: Any, batch: ForwardBatch) -> Any:
+        nonlocal most
+        most = max(most, len(engine._batch.rows))
+        return forward(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InferenceModel, "__call__", watched)
+        calls = [lambda n=n: conversation(engine, model, n, SamplingParams()) for n in range(14)]
+        off = await together(*calls)
+    assert max(max(o) for o in off) < 1e-4
+    assert 1 < most <= 8
+    assert cache.keys_values.shape[2] == 8
+
+
 async def test_the_generic_pass_agrees_with_the_fused_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qwen3()
     fused = TransformersEngine(model)

@@ -60,6 +60,20 @@ def test_a_cache_that_grows_keeps_what_it_holds() -> None:
     assert torch.equal(store.read(3, 100), known)
 
 
+def test_a_full_cache_gives_empty_slots_for_positions() -> None:
+    store = cache()
+    store.reserve(60, 100)
+    store.max_bytes = store.keys_values.nbytes  # 64 slots of 128 positions
+    assert store.fits(64, 128)
+    assert not store.fits(33, 129)
+    assert store.fits(32, 256)
+    known = torch.randn(2, 2, KV_HEADS, 100, DIM)
+    store.write(3, known)
+    store.reserve(5, 400)
+    assert store.keys_values.shape[2:5] == (8, KV_HEADS, 512)
+    assert torch.equal(store.read(3, 100), known)
+
+
 def test_the_oldest_sessions_are_dropped_from_a_full_cache() -> None:
     values = torch.zeros(10)
     sessions: SessionCache[torch.Tensor] = SessionCache(limit=2 * values.nbytes)
