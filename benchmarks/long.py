@@ -24,6 +24,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "episodes": ["-m", "pytest", "-q", "-m", "slow", "tests/test_storm.py", "-k", "many_thousand"],
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
+    "warm-starts": ["benchmarks/warm_starts.py"],
     "versions-low": QUICK,
     "versions-high": QUICK,
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],

@@ -9,7 +9,7 @@ from typing import Any
 import agentrl_envs
 import pytest
 
-from agentrl import evaluate, train
+from agentrl import evaluate, sft, train
 
 pytestmark = pytest.mark.slow
 DATA = Path(agentrl_envs.__file__).parent / "data"
@@ -61,3 +61,18 @@ def report(name: str, summary: dict[str, Any]) -> None:
     """The figures, for whoever reads the log (pytest -s, or CI's)."""
     keys = ("seed", "reward_before", "reward_after", "greedy_before", "greedy_after", "cpu_seconds", "train_seconds")
     print(f"\n{name}: " + "  ".join(f"{k} {summary[k]:.3g}" for k in keys))
+
+
+def test_a_warm_start_from_the_expert_is_learned_and_trained_on(tmp_path: Path) -> None:
+    """The reduced form of benchmarks/warm_starts.py: a game that nano has never seen."""
+    game = {"numbers": 8}
+    warm = {"lr": 4e-3, "lr_scheduler": "linear", "warmup_ratio": 0.05}
+    first = sft("game", env_args=game, steps=80, learner=warm, eval={"every": 0}, run={"dir": str(tmp_path / "sft")})
+    report("game, sft", first.summary)
+    assert first.summary["reward_before"] <= 0.02
+    assert first.summary["reward_after"] >= 0.30
+    start = str(tmp_path / "sft")
+    then = train("game", start, env_args=game, steps=8, learner={"lr": 4e-4}, run={"dir": str(tmp_path / "run")})
+    report("game, train", then.summary)
+    assert abs(then.summary["reward_before"] - first.summary["reward_after"]) < 0.05
+    assert then.summary["reward_after"] >= then.summary["reward_before"] - 0.05
