@@ -1,16 +1,18 @@
 """The engines by name: each is declared with `agentrl.engine`, which makes it a name of ``--engine``.
 
 One is called with the policy and the settings of the run, and returns an `OpenEngine`, not yet started. The parameters
-of an engine are settings: ``engine.threads``, ``engine.urls``, ``engine.update`` and ``engine.args``. This module loads
-torch when an engine is made.
+of an engine are settings: ``engine.threads``, ``engine.dtype``, ``engine.urls``, ``engine.update`` and ``engine.args``.
+This module loads torch when an engine is made.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from agentrl.errors import UserError
 from agentrl.settings.entries import engine
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Threads = Annotated[int, Field(ge=1)] | None
 Update = Literal["in-flight", "drain"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -32,20 +35,30 @@ def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @engine(explain="the embedded engine")
-def transformers(model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None) -> OpenEngine:
+def transformers(
+    model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None, dtype: Precision = "auto"
+) -> OpenEngine:
     """Sample in this process, on the CPU or a GPU.
 
     Args:
         threads: while sampling; by the model's size by default.
+        dtype: of the products; auto: the weights'. The learner keeps its own.
     """
+    import torch
+
     from agentrl.engines.embedded.engine import TransformersEngine
 
-    longest = config.engine.max_model_len
+    open_engine = partial(
+        TransformersEngine,
+        model,
+        max_context=config.engine.max_model_len,
+        threads=threads,
+        dtype=None if dtype == "auto" else getattr(torch, dtype),
+    )
     if config.deterministic:  # rounding depends on the rows beside a row, and on what was cached
-        return TransformersEngine(model, capacity=1, max_context=longest, threads=threads, keep_bytes=0)
+        return open_engine(capacity=1, keep_bytes=0)
     overlaps = config.rollout.max_staleness > 0  # it samples while the learner learns
-    capacity = config.engine.max_num_seqs
-    return TransformersEngine(model, capacity=capacity, max_context=longest, threads=threads, snapshot=overlaps)
+    return open_engine(capacity=config.engine.max_num_seqs, snapshot=overlaps)
 
 
 @engine(explain="vLLM in this process; weights go over {update}")
@@ -106,14 +119,25 @@ def launched(
 
 
 @engine(explain="vllm on a GPU where it is installed, else transformers")
-def auto(model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None) -> OpenEngine:
+def auto(
+    model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None, dtype: Precision = "auto"
+) -> OpenEngine:
     """Sample with vLLM on a GPU where it is installed, else embedded. On the CPU the embedded one is as fast.
 
     Args:
         threads: while sampling; by the model's size by default.
+        dtype: of the embedded engine's products; auto: the weights'.
     """
-    made: OpenEngine = (vllm if prefers_vllm(model, config) else transformers)(model, config, threads=threads)
-    return made
+    if not prefers_vllm(model, config):
+        embedded: OpenEngine = transformers(model, config, threads=threads, dtype=dtype)
+        return embedded
+    if dtype != "auto":
+        raise UserError(
+            f"engine.dtype {dtype} is the embedded engine's, and here --engine auto is vLLM, which samples in the "
+            "policy's own: --engine transformers, or --dtype for both"
+        )
+    served: OpenEngine = vllm(model, config, threads=threads)
+    return served
 
 
 def prefers_vllm(model: PreTrainedModel, config: TrainConfig) -> bool:

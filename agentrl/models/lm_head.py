@@ -115,7 +115,7 @@ def has_fp32_head(model: PreTrainedModel) -> bool:
 class LmHead:
     """The function from hidden states to logits: the output layer, then the model's scaling and soft-capping."""
 
-    layer: nn.Module
+    layer: Callable[[Tensor], Tensor]
     scale: float = 1.0
     cap: float | None = None
 

@@ -41,6 +41,7 @@ class EngineConfig(Section):
         None, ge=2, description="positions of an episode; the model's own limit by default"
     )
     threads: int | None = shared("threads while sampling; by the model's size by default")
+    dtype: str | None = shared("of the embedded engine's products: auto, float32, bfloat16; auto: the weights'")
     urls: CommaSeparated | None = shared("vLLM servers, as agentrl serve prints them; commas between them")
     update: str | None = shared("in-flight: requests continue with new weights; drain: they end first")
 

@@ -8,14 +8,22 @@ from typing import Any
 import anyio
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from agentrl.engines.embedded.engine import TransformersEngine
@@ -41,11 +49,7 @@ Make = Callable[[], Any]
 
 def qwen3(**more: Any) -> Any:
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE | more))
-    for name, weight in model.named_parameters():
-        if "norm" in name:  # ones would hide a weight that is left out
-            weight.data += 0.3 * torch.randn_like(weight)
-    return model
+    return move_norms(Qwen3ForCausalLM(Qwen3Config(**SHAPE | more)))
 
 
 def llama() -> Any:
@@ -69,11 +73,53 @@ def sliding() -> Any:
     return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=6))
 
 
+def gemma3(**more: Any) -> Any:
+    """Windows in two layers of three, two bases of rotation, norms of 1 + weight, four a layer."""
+    torch.manual_seed(0)
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    ropes = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+    }
+    more = {"sliding_window": 6, "layer_types": types, "rope_parameters": ropes, "query_pre_attn_scalar": 11} | more
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE | {"num_key_value_heads": 1} | more))
+    return move_norms(model)
+
+
+def smollm3() -> Any:
+    """A layer without rotations."""
+    torch.manual_seed(0)
+    return move_norms(SmolLM3ForCausalLM(SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1])))
+
+
+def granite() -> Any:
+    """Multipliers of embeddings, attention, sums and logits."""
+    torch.manual_seed(0)
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+    shape = {k: v for k, v in SHAPE.items() if k != "head_dim"}
+    return GraniteForCausalLM(GraniteConfig(**shape, **factors, logits_scaling=2.0))
+
+
+def olmo2() -> Any:
+    """A model that no fused pass is written for."""
+    torch.manual_seed(0)
+    return Olmo2ForCausalLM(Olmo2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}))
+
+
+def move_norms(model: Any) -> Any:
+    """Make the weights of norms other than they begin: those would hide one that is left out."""
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data += 0.3 * torch.randn_like(weight)
+    return model
+
+
 def half() -> Any:
     return qwen3().to(torch.bfloat16)
 
 
-MODELS = [qwen3, llama, qwen2, sliding]
+FUSED = [qwen3, llama, qwen2, sliding, gemma3, smollm3, granite]
+MODELS = [qwen3, llama, qwen2, sliding, gemma3, olmo2]
 
 
 def greedy(tokens: int) -> SamplingParams:

@@ -46,7 +46,7 @@ async def test_the_engine_samples_from_them() -> None:
     with torch.no_grad():
         logprobs = model(ids).logits[0, IDS.shape[1] - 1 : -1].log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(done.token_ids)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(done.logprobs), own, atol=0.05, rtol=0)
+    torch.testing.assert_close(torch.tensor(done.logprobs), own, atol=0.15, rtol=0)  # bfloat16's rounding, twice
 
 
 def test_what_is_saved_says_so_by_vllm_s_name(tmp_path: Path) -> None:

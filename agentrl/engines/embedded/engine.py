@@ -45,9 +45,9 @@ class TransformersEngine:
     """Samples from a transformers model. Can be used as an async context manager, which closes it.
 
     Args:
-        model: any causal LM of transformers. Its parameters are shared, not copied (but for the inputs of
-            attention, where the pass is fused): a learner that changed them must call ``update_weights`` before
-            more is sampled.
+        model: any causal LM of transformers. Its parameters are shared, and where the pass is fused its matrices are
+            copied in the order in which they are multiplied fastest: a learner that changed them must call
+            ``update_weights`` before more is sampled.
         capacity: rows sampled at the same time.
         max_context: positions a row may have; the model's own limit by default.
         prefill_tokens: rows join until a pass holds that many tokens, padding included; longer prompts go in parts.
@@ -55,6 +55,7 @@ class TransformersEngine:
         threads: threads inside an operation; by default 1 for a small model on the CPU, otherwise torch's setting.
         snapshot: sample from a copy of the weights, taken now and by ``update_weights``, so that a learner may
             change its own at any time.
+        dtype: of the matrix products, and so of the copies of the matrices; by default that of the model's weights.
     """
 
     reports_kept = True
@@ -70,13 +71,14 @@ class TransformersEngine:
         keep_bytes: int = 2 << 30,
         threads: int | None = None,
         snapshot: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
         model = unwrap_model(model)
         small = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL
-        self._threads = threads or (1 if small else None)
+        self._threads, self._dtype = threads or (1 if small else None), dtype
         self._limits = capacity, prefill_tokens, keep_bytes
         with self._use_threads():
-            self._model = _open_model(model, snapshot=snapshot)
+            self._model = _open_model(model, snapshot=snapshot, dtype=dtype)
         self._batch: RowBatch = self._model.new_batch(*self._limits)
         self.max_context = min(max_context or self._model.max_context, self._model.max_context)
         self.version, self.meter = 0, Meter()
@@ -218,7 +220,8 @@ class TransformersEngine:
         with self._exclusive, self._use_threads():
             self._batch.restart()
             if not self._model.update(model):
-                self._model, waiting = _open_model(model, snapshot=False), self._batch.waiting
+                waiting = self._batch.waiting
+                self._model = _open_model(model, snapshot=False, dtype=self._dtype)
                 self._batch = self._model.new_batch(*self._limits)
                 self._batch.waiting = waiting
             self.version = version
@@ -237,7 +240,7 @@ class TransformersEngine:
             torch.set_num_threads(before)
 
 
-def _open_model(model: PreTrainedModel, *, snapshot: bool) -> InferenceModel | PlainModel:
+def _open_model(model: PreTrainedModel, *, snapshot: bool, dtype: torch.dtype | None) -> InferenceModel | PlainModel:
     """Choose the way through a model: the engine's own attention where it is proven, or else the model's own cache.
 
     Raises:
@@ -245,11 +248,11 @@ def _open_model(model: PreTrainedModel, *, snapshot: bool) -> InferenceModel | P
     """
     name = type(model).__name__
     try:
-        return InferenceModel(model, snapshot=snapshot)
+        return InferenceModel(model, snapshot=snapshot, dtype=dtype)
     except NotProven as reason:
         why = reason
     try:
-        plain = PlainModel(model, snapshot=snapshot)
+        plain = PlainModel(model, snapshot=snapshot, dtype=dtype)
     except NotProven as reason:
         raise UserError(
             f"the embedded engine cannot run {name}: {reason}. vLLM may: --engine vllm (docs/models.md)"

@@ -158,6 +158,8 @@ class _AttentionBlock:
 
     def mask(self, cache: SlotCache, window: int | None) -> Tensor | None:
         """Build the mask to be added: (rows, 1, longest, length); None where it is the plain triangle."""
+        if window is not None and window >= self.length:
+            window = None  # all is within it
         if self.causal and window is None:
             return None
         if window not in self._masks:
@@ -172,8 +174,11 @@ class _AttentionBlock:
         """Compute attention, (tokens, heads, dim) to the same; keys and values are (rows, kv heads, length, dim)."""
         rows, kv_heads, _, dim = keys.shape
         if self.longest == 1 and mask is not None:  # query heads that share a key head stand as its queries
-            grouped = query.view(rows, kv_heads, -1, dim)
-            return scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).reshape(query.shape)
+            grouped = query.reshape(rows * kv_heads, -1, dim)
+            hidden = mask.expand(rows, kv_heads, 1, -1).reshape(rows * kv_heads, 1, -1)
+            scale = dim**-0.5 if scale is None else scale
+            scores = torch.baddbmm(hidden, grouped, keys.flatten(0, 1).transpose(1, 2), alpha=scale)
+            return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(query.shape)
         padded = query.view(rows, -1, *query.shape[1:]) if self.even else query[self.index]
         seen = scaled_dot_product_attention(
             padded.transpose(1, 2),  # (rows, heads, longest, dim)

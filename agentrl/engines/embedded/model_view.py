@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.engines.embedded.batch import ContinuousBatch
-from agentrl.engines.embedded.fused_llama import FusedForward, can_fuse
+from agentrl.engines.embedded.fused_forward import FusedForward, can_fuse
 from agentrl.engines.embedded.kv_cache import (
     SLOT_ATTENTION,
     ForwardBatch,
@@ -19,9 +20,11 @@ from agentrl.engines.embedded.kv_cache import (
     use_batch,
 )
 from agentrl.engines.embedded.model_copy import ModelCopy
+from agentrl.engines.embedded.packed_matrix import PackedMatrix
 from agentrl.learner.activation_memory import read_memory
 from agentrl.models.capabilities import Capabilities
-from agentrl.models.lm_head import build_lm_head, find_backbone, replace_attention
+from agentrl.models.lm_head import build_lm_head, find_backbone, has_fp32_head, replace_attention
+from agentrl.models.lora import compute_merged_weight, is_plain_linear
 
 CACHE_SHARE = 8  # of all memory, one part in so many for keys and values of running rows: more rows wait
 KEEP_SHARE = 16  # and for those of sessions between their turns
@@ -34,25 +37,46 @@ class InferenceModel(ModelCopy):
 
     Args:
         model: its parameters are shared, unless it is to be a ``snapshot``.
+        dtype: of the products; by default that of the model's weights.
 
     Raises:
         NotProven: the engine does not compute what the model computes (`agentrl.models.capabilities`).
     """
 
-    def __init__(self, model: PreTrainedModel, *, snapshot: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, snapshot: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__(model, snapshot=snapshot)
-        self.lm_head = build_lm_head(self.model)
+        self._own_head = build_lm_head(self.model)
+        self.dtype = dtype or next(model.parameters()).dtype
         proofs = Capabilities(self.model)
         proofs.prove_kind(run_through_slots)
-        self.fused = FusedForward(self.model, self.max_context) if can_fuse(self.model) else None
-        if self.fused is not None and not proofs.agrees(self._run_fused):
-            self.fused = None
+        self.fused = self._fuse(proofs)
         if self.fused is None:
             proofs.prove_itself(run_through_slots)
+            self.cast(self.dtype)
+            self._own_head = replace(self._own_head, layer=self.model.get_output_embeddings())
         self.model.set_attn_implementation(SLOT_ATTENTION)
+        self._read_head()
+
+    def _fuse(self, proofs: Capabilities) -> FusedForward | None:
+        """Build the fused pass where it is shown to compute what the model does; in the model's own precision."""
+        if not can_fuse(self.model):
+            return None
+        if not (proofs.holds(lambda: proofs.prove_kind(run_fused)) and proofs.agrees(run_fused)):
+            return None
+        return FusedForward(self.model, self.max_context, self.dtype)
+
+    def _read_head(self) -> None:
+        """Pack the output layer where the pass is fused, in the precision of the other products or its own float32."""
+        self.lm_head, layer = self._own_head, self.model.get_output_embeddings()
+        if self.fused is not None and (self._own_head.linear is layer or is_plain_linear(layer)):
+            dtype = torch.float32 if has_fp32_head(self.model) else self.dtype
+            packed = PackedMatrix(compute_merged_weight(layer), layer.bias, dtype)
+            self.lm_head = replace(self._own_head, layer=packed)
 
     def new_cache(self) -> SlotCache:
         """Make an empty cache of the shape that the model's attention fills."""
+        if self.fused is not None:
+            return _new_cache(self.model, self.fused.precision)
         return _new_cache(self.model)
 
     def new_batch(self, capacity: int, prefill_tokens: int, keep_bytes: int) -> ContinuousBatch:
@@ -75,16 +99,20 @@ class InferenceModel(ModelCopy):
         same = super().update(model)
         if same and self.fused is not None:
             self.fused.refresh()
+            self._read_head()
         return same
 
-    def _run_fused(self, model: PreTrainedModel, rows: list[list[int]]) -> list[Tensor]:
-        return _run_in_passes(self, self.new_cache(), rows)
+
+def run_fused(model: PreTrainedModel, rows: list[list[int]]) -> list[Tensor]:
+    """Run rows through a model's fused pass as the engine does; the states of each, (length, width)."""
+    fused = FusedForward(model, max(map(len, rows)))
+    return _run_in_passes(fused, _new_cache(model, fused.precision), rows)
 
 
-def _new_cache(model: PreTrainedModel) -> SlotCache:
-    """Make an empty cache of the shape that a model's attention fills."""
+def _new_cache(model: PreTrainedModel, dtype: torch.dtype | None = None) -> SlotCache:
+    """Make an empty cache of the shape that a model's attention fills, in its precision or another."""
     first = next(model.parameters())
-    return SlotCache(model.config.get_text_config(), first.dtype, first.device)
+    return SlotCache(model.config.get_text_config(), dtype or first.dtype, first.device)
 
 
 def run_batch(model: PreTrainedModel, batch: ForwardBatch) -> Tensor:

@@ -56,6 +56,7 @@ class PlainModel(ModelCopy):
 
     Args:
         model: its parameters are shared, unless it is to be a ``snapshot``.
+        dtype: of a copy of the weights; by default they are used as they are.
 
     Raises:
         NotProven: the model gives no logits, or other ones each time, or is an encoder.
@@ -63,10 +64,14 @@ class PlainModel(ModelCopy):
 
     fused = None  # no pass of the engine's own
 
-    def __init__(self, model: PreTrainedModel, *, snapshot: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, snapshot: bool, dtype: torch.dtype | None = None) -> None:
         super().__init__(model, snapshot=snapshot)
         self.way: CacheWay | None = None
-        proofs = Capabilities(self.model)
+        self._choose_way(Capabilities(self.model))
+        if dtype is not None:
+            self.cast(dtype)
+
+    def _choose_way(self, proofs: Capabilities) -> None:
         try:
             proofs.prove_repeatable()
         except NotTestable:  # nothing is known of its cache beyond its windows

@@ -10,6 +10,8 @@ from torch import Tensor
 from agentrl.models.kept_tokens import penalize_repetition
 
 LIKELY = 1024  # tokens among which the nucleus is looked for first: to sort a large vocabulary takes long
+BLOCK = 256  # tokens whose probabilities are summed first: to sum up a whole vocabulary, one by one, takes long
+AT_ONCE = 1 << 21  # logits of so many rows that what is computed of them stays in the CPU's cache
 
 
 class Sampled(NamedTuple):
@@ -54,14 +56,46 @@ def sample_tokens(
     if left_out:
         truncated = _truncate(scores, top_k, top_p, min_p)
         scores = truncated if temperature is None else torch.where(greedy[:, None], scores, truncated)
-    logprobs = scores.log_softmax(-1)
-    cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    total = cdf[:, -1]
-    below = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))  # a token of probability 0 is none
-    tokens = torch.searchsorted(cdf, below[:, None], right=True).clamp_(max=cdf.shape[1] - 1)  # (rows, 1); over it: NaN
-    if temperature is not None:
-        tokens = torch.where(greedy[:, None], plain.argmax(-1, keepdim=True), tokens)
-    return Sampled(tokens[:, 0], logprobs.gather(1, tokens)[:, 0], scores > -torch.inf if left_out else None)
+    tokens, logprobs = _draw_tokens(scores, uniform, None if temperature is None else (greedy, plain))
+    return Sampled(tokens, logprobs, scores > -torch.inf if left_out else None)
+
+
+def _draw_tokens(scores: Tensor, uniform: Tensor, greedy: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Draw a token of each row, or take its best where it is ``greedy``; tokens and logprobs, (rows,) each."""
+    tokens, logprobs = [], []
+    size = max(1, AT_ONCE // scores.shape[1])
+    for first in range(0, len(scores), size):
+        rows = slice(first, first + size)
+        probabilities = scores[rows].softmax(-1)
+        drawn = _invert_distribution(probabilities, uniform[rows, None])
+        if greedy is not None:
+            drawn = torch.where(greedy[0][rows, None], greedy[1][rows].argmax(-1, keepdim=True), drawn)
+        tokens.append(drawn)
+        logprobs.append(probabilities.gather(1, drawn).log_())
+    return torch.cat(tokens)[:, 0], torch.cat(logprobs)[:, 0]
+
+
+def _invert_distribution(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Find the tokens, (rows, 1), at which the distribution functions pass ``uniform``: the block, then the token."""
+    words = probabilities.shape[1]
+    whole = words - words % BLOCK
+    sums = probabilities[:, :whole].view(len(probabilities), whole // BLOCK, BLOCK).sum(-1)
+    if whole < words:
+        sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], dim=1)
+    block, inside = _find_step(sums, uniform)
+    tokens = block * BLOCK + torch.arange(BLOCK, device=block.device)  # (rows, BLOCK)
+    chosen = probabilities.gather(1, tokens.clamp(max=words - 1)).masked_fill_(tokens >= words, 0.0)
+    return tokens.gather(1, _find_step(chosen, inside)[0]).clamp_(max=words - 1)  # over it: NaN
+
+
+def _find_step(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Find which of the masses ``uniform`` falls into, and where in that one, in [0, 1); (rows, 1) each."""
+    cdf = masses.cumsum(-1, dtype=torch.float64)
+    total = cdf[:, -1:]
+    below = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))  # a mass of 0 is never met
+    step = torch.searchsorted(cdf, below, right=True).clamp_(max=cdf.shape[1] - 1)
+    end, mass = cdf.gather(1, step), masses.gather(1, step).double()
+    return step, ((below - (end - mass)) / mass).clamp_(0.0, 1.0)
 
 
 def _truncate(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from agentrl.engines.embedded import model_view
 from agentrl.engines.embedded.engine import TransformersEngine
-from agentrl.engines.embedded.fused_llama import FusedForward
+from agentrl.engines.embedded.fused_forward import FusedForward
 from agentrl.engines.embedded.kv_cache import ForwardBatch
 from agentrl.engines.embedded.model_view import InferenceModel
 from agentrl.errors import UserError
@@ -24,8 +24,8 @@ from tests.helpers.tiny import (
     error,
     greedy,
     half,
+    olmo2,
     qwen3,
-    sliding,
     together,
 )
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 async def test_logprobs_are_the_models_own_while_rows_join_and_leave(make: Make) -> None:
     model = make()
     engine = TransformersEngine(model, capacity=5, prefill_tokens=24)
-    assert (engine._model.fused is None) == (make is sliding)
+    assert (engine._model.fused is None) == (make is olmo2)
     settings = [
         SamplingParams(),
         SamplingParams(temperature=0.6),
