@@ -135,6 +135,10 @@ class RowBatch(Protocol):
         """Forget all that was computed. The rows wait, to be computed again from their first token."""
         ...
 
+    def release(self) -> None:
+        """Restart, and give the memory of what was computed back."""
+        ...
+
     def end_session(self, session: str) -> None:
         """Forget what is kept of a session."""
         ...
@@ -239,6 +243,10 @@ class ContinuousBatch:
         self.clear_sessions()
         self.waiting.extendleft(reversed(self.rows))
         self.rows.clear()
+
+    def release(self) -> None:
+        self.restart()
+        self.cache.release()
 
     def end_session(self, session: str) -> None:
         self.sessions.remove(session)

@@ -130,6 +130,11 @@ class TransformersEngine:
         async with self._turn:
             await to_thread.run_sync(self._update, unwrap_model(policy), version, limiter=self._limiter)
 
+    async def sleep(self) -> None:
+        """Give the memory of keys and values back while the learner learns; rows that are waited for begin anew."""
+        async with self._turn:
+            await to_thread.run_sync(self._release, limiter=self._limiter)
+
     async def close(self) -> None:
         """Close the engine: waiting calls raise, and so does every later one."""
         self._fail(RuntimeError("the engine is closed"))
@@ -215,6 +220,10 @@ class TransformersEngine:
         if any(row.grammar is not None for row in rows):
             arguments["allowed"] = mark_allowed(rows, logits)
         return arguments
+
+    def _release(self) -> None:
+        with self._exclusive:
+            self._batch.release()
 
     def _update(self, model: PreTrainedModel, version: int) -> None:
         with self._exclusive, self._use_threads():

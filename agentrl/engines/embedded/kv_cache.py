@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig
 
 SLOT_ATTENTION = "agentrl_slots"  # the name under which transformers' models find `attend_slots`
 Values = TypeVar("Values")  # keys and values, or whatever a batch keeps of a session
+KEPT_BYTES = 128 << 20  # of an empty cache: to grow it again takes a small model longer than it saves
 CALL_COST = 2048  # pairs of a query and a key that cost about as much as one more call of attention
 
 
@@ -45,6 +46,13 @@ class SlotCache:
             (config.num_hidden_layers, 2, 0, self.kv_heads, 0, self.dim), dtype=dtype, device=device
         )
         self.reserve(1, 1)
+
+    def release(self) -> None:
+        """Give a large cache's memory back, with what is in it."""
+        if self.keys_values.nbytes > KEPT_BYTES:
+            layers, two, _, heads, _, dim = self.keys_values.shape
+            self.keys_values = self.keys_values.new_zeros((layers, two, 0, heads, 0, dim))
+            self.reserve(1, 1)
 
     def reserve(self, slots: int, positions: int) -> None:
         """Grow until there are so many slots and positions."""

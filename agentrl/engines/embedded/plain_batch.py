@@ -142,6 +142,9 @@ class PlainBatch:
         self.waiting.extendleft(reversed(self.rows))
         self._stacks.clear()
 
+    def release(self) -> None:
+        self.restart()
+
     def end_session(self, session: str) -> None:
         self.sessions.remove(session)
 

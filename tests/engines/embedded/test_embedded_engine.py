@@ -73,6 +73,19 @@ async def test_rows_wait_where_the_cache_has_no_room_and_nothing_else_changes() 
     assert cache.keys_values.shape[2] == 8
 
 
+async def test_a_session_goes_on_after_its_keys_and_values_were_given_back() -> None:
+    model = qwen3()
+    engine, other = TransformersEngine(model), TransformersEngine(model)
+    turns = []
+    for sampler in (engine, other):
+        first = await sampler.generate([1, 2, 3], greedy(8), session="a")
+        if sampler is engine:
+            await sampler.sleep()
+            assert sampler._batch.sessions.size == 0
+        turns.append(await sampler.generate([1, 2, 3, *first.token_ids, 4], greedy(8), session="a"))
+    assert turns[0].token_ids == turns[1].token_ids
+
+
 async def test_the_generic_pass_agrees_with_the_fused_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qwen3()
     fused = TransformersEngine(model)

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from agentrl.engines.embedded.kv_cache import ForwardBatch, SessionCache, SlotCache
+from agentrl.engines.embedded.kv_cache import KEPT_BYTES, ForwardBatch, SessionCache, SlotCache
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
@@ -72,6 +72,16 @@ def test_a_full_cache_gives_empty_slots_for_positions() -> None:
     store.reserve(5, 400)
     assert store.keys_values.shape[2:5] == (8, KV_HEADS, 512)
     assert torch.equal(store.read(3, 100), known)
+
+
+def test_a_large_cache_gives_its_memory_back_and_a_small_one_stays() -> None:
+    store = cache()
+    store.reserve(16, 128)
+    store.release()
+    assert store.keys_values.shape[2] == 16
+    store.reserve(16, KEPT_BYTES // store.keys_values[:, :, :, :, :1].nbytes + 1)
+    store.release()
+    assert store.keys_values.shape[2:5] == (8, KV_HEADS, 128)
 
 
 def test_the_oldest_sessions_are_dropped_from_a_full_cache() -> None:
