@@ -151,7 +151,7 @@ def test_it_learns_a_tool_s_calls_from_an_expert_within_its_memory(name: str, mo
     assert done.returncode == 0, done.stderr
     print(done.stdout[-20:])
     run = agentrl.Run(tmp_path / "run")
-    assert run.config["rollout"]["max_tokens"] == 64  # as the model recommends
+    assert run.config["rollout"]["max_tokens"] == 128  # as the model recommends
     (step,) = [row for row in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()) if "nll" in row]
     assert 0.0 < step["nll"] < 3.0
     assert step["grad_norm"] > 0.0
