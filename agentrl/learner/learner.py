@@ -29,6 +29,7 @@ from agentrl.learner.activation_memory import (
     measure_kept_bytes,
     read_memory,
 )
+from agentrl.learner.bf16_products import find_linear_layers, multiply_in_bf16
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.hidden_states import (
     PACKINGS,
@@ -71,6 +72,7 @@ class LossSettings(Objective):
     router_aux_loss_coef: float | None = None  # of the experts' balancing loss; the model's own by default
     longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
     gradient_checkpointing: bool = False  # layers keep only their inputs, and compute the rest again
+    bf16: bool = False  # linear layers multiply in bfloat16, beside weights in single precision
     ref_sync_steps: int | None = None  # updates after which the reference moves towards the policy of that moment
     ref_mixup_alpha: float = 1.0  # the policy's share of it then
 
@@ -119,6 +121,7 @@ class Learner:
         self._packing = None if shares else self._plain  # None: not yet known
         self._reference = self._copy_trained() if settings.beta else None
         self._layers = _find_checkpointed_layers(policy) if settings.gradient_checkpointing else []
+        self._bf16_layers = find_linear_layers(unwrap_model(policy)) if settings.bf16 else []
         self._base_lrs = self.lrs
         self.affordable_tokens: int | None = None  # of a micro-batch, once they are counted
 
@@ -242,7 +245,8 @@ class Learner:
             settings, lrs, packing, *rows = message
             self.settings = LossSettings(**settings)
             self._set_lrs(lrs)
-            self._run_steps(PACKINGS[packing], *rows)
+            with multiply_in_bf16(self._bf16_layers):
+                self._run_steps(PACKINGS[packing], *rows)
 
     def update(
         self,
@@ -288,7 +292,8 @@ class Learner:
         settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
         settings["max_tokens_per_microbatch"] = self._choose_max_tokens(packing, forwarded_rows)
         self.process_group.broadcast((settings, self.lrs, packing.name, forwarded_rows, forwarded_weights, numbers))
-        metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
+        with multiply_in_bf16(self._bf16_layers):
+            metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
             self.learned[i] = values
         return counts | metrics
@@ -455,7 +460,13 @@ class Learner:
         if penalty != 1.0 or not batch.keeps_all:
             rules = SamplingRules(batch, penalty)
         temperature = self.settings.temperature
-        return token_logprobs(self._lm_head, states, targets, temperature, rules=rules, entropy_gradient=has_bonus)
+        gradient_dtype = torch.bfloat16 if self._bf16_layers else None
+        return token_logprobs(
+            *(self._lm_head, states, targets, temperature),
+            rules=rules,
+            entropy_gradient=has_bonus,
+            gradient_dtype=gradient_dtype,
+        )
 
     @torch.no_grad()
     def _compute_reference(self, packing: Packing, batch: MicroBatch) -> Tensor | None:

@@ -33,18 +33,21 @@ def token_logprobs(
     *,
     rules: SamplingRules | None = None,
     entropy_gradient: bool = False,
+    gradient_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute logprobs and entropies, (trained,) each. Entropies have a gradient only with ``entropy_gradient``.
 
     Args:
         rules: what else was done to the logits that each target was sampled from. Both numbers are of the distribution
             over the tokens that were kept.
+        gradient_dtype: that a linear output layer multiplies in for its gradients; by default that of its logits.
     """
     keeps = torch.is_grad_enabled()
     if isinstance(lm_head, LmHead) and (layer := lm_head.linear) is not None:
         distribution = _Distribution(targets, temperature, rules, lm_head.scale, lm_head.cap)
         dtype = lm_head.product_dtype(states)
-        given = (states, layer.weight, layer.bias, distribution, dtype, entropy_gradient, keeps)
+        dtypes = dtype, gradient_dtype or dtype
+        given = (states, layer.weight, layer.bias, distribution, *dtypes, entropy_gradient, keeps)
         logprobs, entropy = _LinearLogprobs.apply(*given)  # type: ignore[no-untyped-call]
         return logprobs, entropy
     return _score_any_head(lm_head, states, _Distribution(targets, temperature, rules), entropy_gradient)
@@ -203,10 +206,11 @@ class _LinearLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         distribution: _Distribution,
         dtype: torch.dtype,
+        gradient_dtype: torch.dtype,
         entropy_gradient: bool,
         keeps: bool,
     ) -> tuple[Tensor, Tensor]:
-        head = _LinearHead(states, weight, bias, dtype)
+        head = _LinearHead(states, weight, bias, dtype, gradient_dtype)
         count = head.count_affordable()
         parts, logits = [], None
         for first in range(0, max(len(states), 1), count):
@@ -216,7 +220,7 @@ class _LinearLogprobs(torch.autograd.Function):
         ctx.save_for_backward(states, weight, bias)
         ctx.kept = logits if keeps and len(parts) == 1 else None
         ctx.scores, ctx.distribution, ctx.dtype = _Scores.cat(parts), distribution, dtype
-        ctx.entropy_gradient = entropy_gradient
+        ctx.gradient_dtype, ctx.entropy_gradient = gradient_dtype, entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(ctx.scores.entropy)
         return ctx.scores.logprobs, ctx.scores.entropy
@@ -225,7 +229,7 @@ class _LinearLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, logprob_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias = ctx.saved_tensors
-        head = _LinearHead(states, weight, bias, ctx.dtype)
+        head = _LinearHead(states, weight, bias, ctx.dtype, ctx.gradient_dtype)
         grads = _HeadGradients(head, ctx.needs_input_grad)
         count = head.count_affordable()
         for first in range(0, len(states), count):
@@ -239,21 +243,22 @@ class _LinearLogprobs(torch.autograd.Function):
             ctx.distribution.differentiate_(logits, first, scores, logprob_grad[rows], wanted)
             grads.add(rows, logits)
             del logits
-        return grads.states, grads.weight, grads.bias, None, None, None, None
+        return grads.states, grads.weight, grads.bias, None, None, None, None, None
 
 
 @dataclass(frozen=True)
 class _LinearHead:
-    """A linear output layer, its inputs, and the precision of its product."""
+    """A linear output layer, its inputs, and the precision of its products."""
 
     states: Tensor
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype
+    gradient_dtype: torch.dtype
 
     def count_affordable(self) -> int:
         """Count the positions whose logits fit the budget; those of another precision exist twice for a moment."""
-        itemsize = 4 if self.dtype == torch.float32 else 4 + self.dtype.itemsize
+        itemsize = 4 + max(0 if d == torch.float32 else d.itemsize for d in (self.dtype, self.gradient_dtype))
         return max(LOGITS_BYTES // (itemsize * len(self.weight)), 1)
 
     def compute_logits(self, rows: slice) -> Tensor:
@@ -274,10 +279,10 @@ class _HeadGradients:
 
     def add(self, rows: slice, logits_grad: Tensor) -> None:
         """Add those of some positions."""
-        head, dtype = self._head, self._head.dtype
+        head, dtype = self._head, self._head.gradient_dtype
         grad = logits_grad.to(dtype)
         if self.states is not None:
-            self.states[rows] = grad @ head.weight.to(dtype)
+            self.states[rows] = (grad @ head.weight.to(dtype)).to(self.states.dtype)
         if self._wants_weight:
             states = head.states[rows].to(dtype)
             if self.weight is None:
@@ -287,5 +292,5 @@ class _HeadGradients:
             else:
                 self.weight += grad.T @ states
         if self._wants_bias and head.bias is not None:
-            own = grad.sum(0).to(head.bias.dtype)
+            own = logits_grad.sum(0).to(head.bias.dtype)
             self.bias = own if self.bias is None else self.bias.add_(own)

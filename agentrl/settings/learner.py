@@ -104,6 +104,7 @@ class LearnerConfig(Section):
         None, ge=0, description="of the balancing loss of a mixture of experts; the model's own by default, 0: none"
     )
     cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, of weights in fewer bits too")
+    bf16: bool = Field(False, description="multiply in bfloat16 while learning; weights and the rest stay in float32")
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 

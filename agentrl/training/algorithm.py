@@ -13,6 +13,7 @@ from agentrl.environments.spec import EnvSpec
 from agentrl.environments.task_sampler import GuardedSampler, TaskSampler
 from agentrl.errors import ConfigError, ContractError
 from agentrl.learner.advantages.rule import apply_advantage
+from agentrl.learner.bf16_products import has_bf16_products
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.losses.objective import Objective
@@ -81,6 +82,7 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
         ref_sync_steps=c.ref_sync_steps,
         ref_mixup_alpha=c.ref_mixup_alpha,
         gradient_checkpointing=c.gradient_checkpointing,
+        bf16=c.bf16,
         router_aux_loss_coef=c.router_aux_loss_coef,
     )
 
@@ -102,6 +104,13 @@ def explain_truncation(config: TrainConfig, engine: object) -> str | None:
             "--engine transformers"
         )
     return f"{what}; the learner's distribution is over all tokens, and importance sampling ({mode}) corrects for it"
+
+
+def explain_bf16(config: TrainConfig, policy: Policy) -> str | None:
+    """Say that learner.bf16 makes nothing faster here; None where it does, or is off."""
+    if not config.learner.bf16 or has_bf16_products(policy.model.device):
+        return None
+    return "learner.bf16: this machine has no products in bfloat16, and learns no faster by them"
 
 
 def choose_advantage(c: LearnerConfig) -> AdvantageRule:

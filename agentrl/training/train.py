@@ -35,7 +35,7 @@ from agentrl.settings.extras import check_extras
 from agentrl.settings.loader import dump_toml, flatten
 from agentrl.settings.schema import TrainConfig
 from agentrl.training import checkpoint
-from agentrl.training.algorithm import build_learner, explain_truncation
+from agentrl.training.algorithm import build_learner, explain_bf16, explain_truncation
 from agentrl.training.best_policy import BestPolicy
 from agentrl.training.callbacks import Callback, report_waits
 from agentrl.training.checkpointer import Checkpointer
@@ -175,7 +175,8 @@ async def _train(
             EvaluationSchedule(resources, sets, recorder, BestPolicy(config, trainer.learner)),
             Checkpointer(resources, recorder),
         )
-        for note in (*spec.tool_binding.notes, explain_truncation(config, resources.engine)):
+        notes = explain_truncation(config, resources.engine), explain_bf16(config, resources.policy)
+        for note in (*spec.tool_binding.notes, *notes):
             if note:
                 recorder.say(note)
         for kind in changed:

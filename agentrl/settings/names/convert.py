@@ -65,11 +65,6 @@ def convert_revision(value: object) -> object:
     return None if value == "main" else value
 
 
-def convert_bf16(value: object) -> object:
-    """Return the type of the weights that bf16 stands for; the optimizer keeps float32 copies of them."""
-    return "bfloat16" if value else "float32"
-
-
 def convert_rewards(value: object) -> object:
     """Return a list of rewards: one alone is a list of one; a name with a slash is a reward model's, as in TRL."""
     rewards = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]

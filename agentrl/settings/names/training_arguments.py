@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from agentrl.settings.names.convert import (
-    convert_bf16,
     convert_optimizer,
     convert_table,
     convert_trackers,
@@ -42,7 +41,7 @@ TRAINING_FIELDS: tuple[ForeignName, ...] = (
     nothing("average_tokens_across_devices", True, "a gradient is the same on any number of devices"),
     here("max_grad_norm", 1.0, "learner.max_grad_norm"),
     absent("label_smoothing_factor", 0.0, "a policy's loss has no labels"),
-    here("bf16", None, "dtype", "true is bfloat16; the optimizer keeps float32 copies", convert_bf16),
+    here("bf16", None, "learner.bf16", "weights stay in float32; dtype = bfloat16 halves them"),
     absent("fp16", False, _HALF),
     absent("bf16_full_eval", False, "evaluations are in dtype"),
     absent("fp16_full_eval", False, _HALF),

@@ -15,10 +15,10 @@ BASE = ("base", {"env": "math-tools"})
 
 def test_a_name_of_trl_sets_what_it_is_here_and_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config = build_config(BASE, read_overrides(["--num_generations", "4", "--learning-rate", "2e-6", "--bf16", "True"]))
-    assert (config.rollout.group_size, config.learner.lr, config.dtype) == (4, 2e-6, "bfloat16")
+    assert (config.rollout.group_size, config.learner.lr, config.learner.bf16) == (4, 2e-6, True)
     said = capsys.readouterr()
     assert "agentrl: num_generations = 4 is rollout.group_size = 4 here\n" in said.err
-    assert "agentrl: bf16 = true is dtype = 'bfloat16' here\n" in said.err.replace("'True'", "true")
+    assert "agentrl: bf16 = true is learner.bf16 = true here\n" in said.err.replace("'True'", "true")
     assert said.out == ""
 
 
