@@ -51,5 +51,5 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def multiplies_bf16() -> bool:
-    """Return True for a CPU whose products in bfloat16 oneDNN computes; elsewhere they are slow, and right."""
+    """Return True for a CPU whose oneDNN multiplies in bfloat16; elsewhere that is right, and slower than float32."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
