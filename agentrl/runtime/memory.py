@@ -11,19 +11,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 FROM_THE_HEAP = 32 << 20  # the most that glibc takes
 KEPT_FREE = 1 << 30
 SELDOM = (50_000, 20, 100)  # allocations, and collections of the younger generation, between two of a generation
 
 
 def keep_freed_memory() -> bool:
-    """Let the process keep up to a gigabyte that it freed, and return True if that could be set."""
+    """Let the process keep up to a gigabyte that it freed, and return True if that could be set.
+
+    All threads take from one heap. By default each has its own, and what the engine's thread freed, the learner's could
+    not use: with a model of a hundred million parameters gigabytes in each.
+    """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     return mallopt is not None and all(
-        mallopt(*setting) for setting in ((M_MMAP_THRESHOLD, FROM_THE_HEAP), (M_TRIM_THRESHOLD, KEPT_FREE))
+        mallopt(*setting)
+        for setting in ((M_MMAP_THRESHOLD, FROM_THE_HEAP), (M_TRIM_THRESHOLD, KEPT_FREE), (M_ARENA_MAX, 1))
     )
 
 

@@ -32,6 +32,32 @@ def test_large_temporaries_are_made_of_the_same_pages() -> None:
     assert faults("keep") * 5 < faults("give back")
 
 
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from agentrl.runtime.memory import keep_freed_memory
+keep_freed_memory()
+sizes, stay = Random(0), []
+def work():
+    live = [bytearray(sizes.randint(1, 7) << 18) for _ in range(200)]
+    stay.append(bytes(1000))
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+pools = [ThreadPoolExecutor(1) for _ in range(6)]
+taken = []
+for pool in pools:
+    pool.submit(work).result()
+    taken.append(resident())
+print(taken[-1] - taken[0])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_what_one_thread_freed_another_one_takes() -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150 << 10  # kB: of 200 MiB in each of six threads
+
+
 def test_garbage_is_sought_seldom_and_then_as_before() -> None:
     before = gc.get_threshold()
     with collect_garbage_seldom():
