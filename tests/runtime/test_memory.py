@@ -39,8 +39,8 @@ from agentrl.runtime.memory import keep_freed_memory
 keep_freed_memory()
 sizes, stay = Random(0), []
 def work():
-    live = [bytearray(sizes.randint(1, 7) << 18) for _ in range(200)]
-    stay.append(bytes(1000))
+    live = [bytearray(b"1") * (sizes.randint(1, 7) << 18) for _ in range(200)]
+    stay.append(bytearray(b"1") * 4096)
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
 pools = [ThreadPoolExecutor(1) for _ in range(6)]
