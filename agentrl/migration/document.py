@@ -41,8 +41,6 @@ def _translate(plan: Plan) -> Translation:
     defaults = dict(_DEFAULTS)
     if not given.keys() & {"bf16", "fp16", "torch_dtype", "model_init_kwargs"}:
         defaults["bf16"] = True  # TRL's, where neither is given
-    if "bf16" in given or given.get("torch_dtype") == "auto":
-        given.pop("torch_dtype", None)
     if not given.get("use_vllm"):
         defaults = {n: v for n, v in defaults.items() if not n.startswith("vllm_")}
     return translate({**defaults, **given}, frozenset(given), processes=plan.processes)

@@ -69,8 +69,8 @@ def test_what_has_no_counterpart_is_named_with_its_reason(tmp_path: Path) -> Non
 
 
 def test_bf16_is_trl_s_default(tmp_path: Path) -> None:
-    assert migrate(tmp_path, script())[0]["dtype"] == "bfloat16"
-    assert migrate(tmp_path, script("fp16=True"))[0].get("dtype") is None
+    assert migrate(tmp_path, script())[0]["learner"]["bf16"] is True
+    assert "bf16" not in migrate(tmp_path, script("fp16=True"))[0].get("learner", {})
     assert migrate(tmp_path, script("model_init_kwargs={'dtype': 'float32'}"))[0]["dtype"] == "float32"
 
 
@@ -270,7 +270,8 @@ def test_the_yaml_of_trl_grpo_is_read(tmp_path: Path) -> None:
         "reward_funcs: [accuracy_reward, my_lib.rewards.custom]\nlearning_rate: 1e-5\nmax_steps: 10\n"
         "use_peft: true\nlora_r: 8\nbf16: true\ndtype: float32\nnum_generation: 4\n",
     )
-    assert (settings["model"], settings["steps"], settings["dtype"]) == ("Qwen/Qwen3-0.6B", 10, "bfloat16")
+    assert (settings["model"], settings["steps"], settings["dtype"]) == ("Qwen/Qwen3-0.6B", 10, "float32")
+    assert settings["learner"]["bf16"] is True
     assert settings["env"]["data"] == "org/data:main"
     assert settings["env"]["rewards"] == ["math", "my_lib.rewards:custom"]
     assert settings["learner"]["lr"] == 1e-5
@@ -296,7 +297,7 @@ def test_deepspeed_s_file_is_translated_where_there_is_a_counterpart(tmp_path: P
     assert settings["rollout"]["tasks_per_step"] == 4
     learner = settings["learner"]
     assert (learner["max_grad_norm"], learner["lr"], learner["betas"]) == (0.5, 2e-6, [0.9, 0.95])
-    assert (learner["lr_scheduler"], learner["warmup_steps"], settings["dtype"]) == ("linear", 7, "bfloat16")
+    assert (learner["lr_scheduler"], learner["warmup_steps"], learner["bf16"]) == ("linear", 7, True)
     assert any("zero_optimization (stage 3) has no counterpart" in note for note in plan.notes)
 
 
