@@ -7,7 +7,7 @@ list of them where parameters are of different kinds. The parameters of an optim
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -48,10 +48,8 @@ def adamw(
         betas: of AdamW's two running means.
         adam_epsilon: added to the denominator of AdamW's step.
     """
-    from torch.optim import AdamW
-
-    parameters = list_trained(policy).values()
-    return [AdamW(parameters, lr=lr, weight_decay=weight_decay, betas=betas, eps=adam_epsilon)]
+    parameters = list(list_trained(policy).values())
+    return [build_adamw(parameters, lr=lr, weight_decay=weight_decay, betas=betas, eps=adam_epsilon)]
 
 
 @optimizer(explain="AdamW with its state in 8 bits, weight decay {weight_decay}")
@@ -100,7 +98,6 @@ def muon(
         adam_epsilon: added to the denominator of AdamW's step.
     """
     from torch import nn
-    from torch.optim import AdamW
 
     from agentrl.learner.muon import Muon
 
@@ -113,8 +110,16 @@ def muon(
     if matrices:
         optimizers.append(Muon(matrices, lr=lr, weight_decay=weight_decay))
     if rest:
-        optimizers.append(AdamW(rest, lr=lr, weight_decay=weight_decay, betas=betas, eps=adam_epsilon))
+        optimizers.append(build_adamw(rest, lr=lr, weight_decay=weight_decay, betas=betas, eps=adam_epsilon))
     return optimizers
+
+
+def build_adamw(parameters: list[nn.Parameter], **settings: Any) -> Optimizer:
+    """Build AdamW, fused where torch has it for the parameters' devices: it makes no copies beside its state."""
+    from torch.optim import AdamW
+
+    fused = {p.device.type for p in parameters} <= {"cpu", "cuda"}
+    return AdamW(parameters, **settings, fused=fused)
 
 
 def list_trained(policy: nn.Module) -> dict[str, nn.Parameter]:

@@ -58,6 +58,29 @@ def test_what_one_thread_freed_another_one_takes() -> None:
     assert int(done.stdout) < 150 << 10  # kB: of 200 MiB in each of six threads
 
 
+FREED = """
+from agentrl.runtime.memory import keep_freed_memory, return_freed_memory
+keep_freed_memory()
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+assert not return_freed_memory()
+blocks = [bytearray(b"1") * (1 << 20) for _ in range(900)]
+between = blocks[::9]
+del blocks
+before = resident()
+given = return_freed_memory()
+print(given, before - resident())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_what_is_free_between_used_blocks_is_given_back_where_it_is_much() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    given, kilobytes = done.stdout.split()
+    assert given == "True"
+    assert int(kilobytes) > 700 << 10
+
+
 def test_garbage_is_sought_seldom_and_then_as_before() -> None:
     before = gc.get_threshold()
     with collect_garbage_seldom():

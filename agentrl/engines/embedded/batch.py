@@ -247,6 +247,7 @@ class ContinuousBatch:
     def release(self) -> None:
         self.restart()
         self.cache.release()
+        self.model.release()
 
     def end_session(self, session: str) -> None:
         self.sessions.remove(session)

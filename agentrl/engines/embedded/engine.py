@@ -31,6 +31,7 @@ from agentrl.errors import UserError
 from agentrl.models.kept_tokens import encode_kept
 from agentrl.models.lm_head import NotProven, unwrap_model
 from agentrl.rollout.engine_protocol import Meter
+from agentrl.runtime.memory import return_freed_memory
 from agentrl.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class TransformersEngine:
             await to_thread.run_sync(self._update, unwrap_model(policy), version, limiter=self._limiter)
 
     async def sleep(self) -> None:
-        """Give the memory of keys and values back while the learner learns; rows that are waited for begin anew."""
+        """Give memory back while the learner learns: keys, values, packed matrices. Rows that wait begin anew."""
         async with self._turn:
             await to_thread.run_sync(self._release, limiter=self._limiter)
 
@@ -224,6 +225,7 @@ class TransformersEngine:
     def _release(self) -> None:
         with self._exclusive:
             self._batch.release()
+            return_freed_memory()
 
     def _update(self, model: PreTrainedModel, version: int) -> None:
         with self._exclusive, self._use_threads():

@@ -107,6 +107,10 @@ class FusedForward:
         self.norm = _Norm.read(self.base.norm)
         self.layers.extend(self._read_layer(layer) for layer in self.base.layers)
 
+    def release(self) -> None:
+        """Give back the memory of what was packed; the next pass reads the weights again."""
+        self.layers.clear()
+
     def _read_layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         names = "input_layernorm", "post_attention_layernorm"
@@ -159,6 +163,8 @@ class FusedForward:
         return heads[:, self.interleave].flatten(0, 1)
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
+        if not self.layers:
+            self.refresh()
         x = self.base.embed_tokens(batch.ids).to(self.precision) * getattr(self.base, "embedding_multiplier", 1.0)
         rotations = {kind: table[batch.positions] for kind, table in self.rotations.items()}  # (tokens, 1, dim / 2)
         for index, layer in enumerate(self.layers):

@@ -23,7 +23,7 @@ from agentrl.engines.embedded.model_copy import ModelCopy
 from agentrl.engines.embedded.packed_matrix import PackedMatrix
 from agentrl.learner.activation_memory import read_memory
 from agentrl.models.capabilities import Capabilities
-from agentrl.models.lm_head import build_lm_head, find_backbone, has_fp32_head, replace_attention
+from agentrl.models.lm_head import LmHead, build_lm_head, find_backbone, has_fp32_head, replace_attention
 from agentrl.models.lora import compute_merged_weight, is_plain_linear
 
 CACHE_SHARE = 8  # of all memory, one part in so many for keys and values of running rows: more rows wait
@@ -55,7 +55,7 @@ class InferenceModel(ModelCopy):
             self.cast(self.dtype)
             self._own_head = replace(self._own_head, layer=self.model.get_output_embeddings())
         self.model.set_attn_implementation(SLOT_ATTENTION)
-        self._read_head()
+        self._lm_head: LmHead | None = self._read_head()
 
     def _fuse(self, proofs: Capabilities) -> FusedForward | None:
         """Build the fused pass where it is shown to compute what the model does; in the model's own precision."""
@@ -65,13 +65,20 @@ class InferenceModel(ModelCopy):
             return None
         return FusedForward(self.model, self.max_context, self.dtype)
 
-    def _read_head(self) -> None:
+    @property
+    def lm_head(self) -> LmHead:
+        """Return the output layer."""
+        if self._lm_head is None:
+            self._lm_head = self._read_head()
+        return self._lm_head
+
+    def _read_head(self) -> LmHead:
         """Pack the output layer where the pass is fused, in the precision of the other products or its own float32."""
-        self.lm_head, layer = self._own_head, self.model.get_output_embeddings()
-        if self.fused is not None and (self._own_head.linear is layer or is_plain_linear(layer)):
-            dtype = torch.float32 if has_fp32_head(self.model) else self.dtype
-            packed = PackedMatrix(compute_merged_weight(layer), layer.bias, dtype)
-            self.lm_head = replace(self._own_head, layer=packed)
+        layer = self.model.get_output_embeddings()
+        if self.fused is None or not (self._own_head.linear is layer or is_plain_linear(layer)):
+            return self._own_head
+        dtype = torch.float32 if has_fp32_head(self.model) else self.dtype
+        return replace(self._own_head, layer=PackedMatrix(compute_merged_weight(layer), layer.bias, dtype))
 
     def new_cache(self) -> SlotCache:
         """Make an empty cache of the shape that the model's attention fills."""
@@ -99,8 +106,15 @@ class InferenceModel(ModelCopy):
         same = super().update(model)
         if same and self.fused is not None:
             self.fused.refresh()
-            self._read_head()
+            self._lm_head = None  # before the other is there
+            self._lm_head = self._read_head()
         return same
+
+    def release(self) -> None:
+        """Give back the memory of packed matrices; the next pass reads the weights again."""
+        if self.fused is not None:
+            self.fused.release()
+            self._lm_head = None
 
 
 def run_fused(model: PreTrainedModel, rows: list[list[int]]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentrl.engines.embedded.engine import TransformersEngine
 from agentrl.engines.embedded.fused_forward import FusedForward, can_fuse
-from agentrl.engines.embedded.model_view import run_fused
+from agentrl.engines.embedded.model_view import InferenceModel, run_fused
 from agentrl.models.perturbation import run_own_states
 from agentrl.types import SamplingParams
 from tests.helpers.tiny import FUSED, SHAPE, VOCABULARY, Make, gemma3, olmo2, qwen3, reference
@@ -82,3 +82,20 @@ def test_packed_matrices_of_a_larger_model_are_read_again() -> None:
     fused.refresh()
     assert distance(run_fused(model, rows()), run_own_states(model, rows())) < 2e-6
     assert distance(before, run_own_states(model, rows())) > 1e-2
+
+
+async def test_packed_matrices_are_given_back_while_the_learner_learns() -> None:
+    model = qwen3().eval()
+    engine = TransformersEngine(model)
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    before = await engine.generate([1, 2, 3], params, session="a")
+    view = engine._model
+    assert isinstance(view, InferenceModel)
+    assert view.fused is not None
+    await engine.sleep()
+    assert (view.fused.layers, view._lm_head) == ([], None)
+    after = await engine.generate([1, 2, 3], params, session="b")
+    assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
+    await engine.sleep()
+    await engine.update_weights(model, 1)
+    assert (await engine.generate([1, 2, 3], params, session="c")).logprobs == before.logprobs
