@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from agentrl.errors import UserError
@@ -56,6 +57,7 @@ class RouterBalance:
         """Compute the loss of a micro-batch, without its coefficient, from the routers' logits."""
         counts = count_rows(batch, shares_prefixes=shares_prefixes).to(logits[0].device)
         flat = tuple(layer.reshape(-1, layer.shape[-1]) for layer in logits)
+        counts = pad(counts, (0, len(flat[0]) - len(counts)))  # a forest may be padded to whole blocks
         return self.loss(flat, self.experts, self.chosen, counts)
 
 

@@ -21,9 +21,11 @@ from transformers import (
 )
 
 from agentrl.errors import UserError
+from agentrl.learner import hidden_states
 from agentrl.learner.hidden_states import PADDED, PREFIX
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.packing import MicroBatch
+from agentrl.learner.prefix_tree.flex_attention import FlexLayout
 from agentrl.learner.router_balance import find_router_balance
 from agentrl.types import Sample
 from tests.helpers.tiny import SHAPE, qwen3
@@ -85,6 +87,19 @@ def test_it_is_transformers_own_however_rows_are_packed(name: str, packing: str)
     with way.context(model), balance.record(model) as logits:
         way.compute_states(model, batch)
     own = balance.compute(logits, batch, shares_prefixes=packing == "prefix")
+    torch.testing.assert_close(own, compute_own(model, rows), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_forest_padded_to_whole_blocks_counts_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = build("qwen3_moe"), make_rows()
+    balance, batch = find_router_balance(model, 0.1), MicroBatch(rows, [1.0] * len(rows))
+    assert balance is not None
+    monkeypatch.setattr(hidden_states, "build_layout", FlexLayout)
+    with PREFIX.context(model), balance.record(model) as logits:
+        PREFIX.compute_states(model, batch)
+    assert len(logits[0]) % 128 == 0
+    own = balance.compute(logits, batch, shares_prefixes=True)
     torch.testing.assert_close(own, compute_own(model, rows), atol=1e-5, rtol=1e-5)
 
 

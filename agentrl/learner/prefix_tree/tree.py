@@ -19,7 +19,7 @@ MIN_SHARED_TOKENS = (
 
 
 @dataclass(frozen=True)
-class _SiblingNodes:
+class SiblingNodes:
     """Nodes with one parent, as node indices. ``ancestors`` are the nodes on the way to them, the root first."""
 
     ancestors: tuple[int, ...]
@@ -40,7 +40,7 @@ class PrefixForest:
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    siblings: list[_SiblingNodes] = field(default_factory=list)
+    siblings: list[SiblingNodes] = field(default_factory=list)
     token_index: list[list[int]] = field(default_factory=list)
 
 
@@ -65,7 +65,7 @@ def build_forest(rows: Sequence[list[int]]) -> PrefixForest:
             if any(len(rows[row]) > end for row in run):
                 pending.append(((*ancestors, len(forest.lengths)), run))
             forest.lengths.append(end - begin)
-        forest.siblings.append(_SiblingNodes(ancestors, range(first, len(forest.lengths))))
+        forest.siblings.append(SiblingNodes(ancestors, range(first, len(forest.lengths))))
     return forest
 
 
