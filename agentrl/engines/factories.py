@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Threads = Annotated[int, Field(ge=1)] | None
 Update = Literal["in-flight", "drain"]
+GpuShareNumber = Annotated[float, Field(gt=0, lt=1)] | None
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -63,18 +64,32 @@ def transformers(
 
 @engine(explain="vLLM in this process; weights go over {update}")
 def vllm(
-    model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None, update: Update = "in-flight"
+    model: PreTrainedModel,
+    config: TrainConfig,
+    *,
+    threads: Threads = None,
+    gpu_share: GpuShareNumber = None,
+    update: Update = "in-flight",
 ) -> OpenEngine:
     """Sample with vLLM in this process.
 
     Args:
         threads: while sampling; by the model's size by default.
+        gpu_share: of the GPU's memory, for vLLM beside the learner; by default what that leaves.
         update: in-flight: requests continue with new weights; drain: they end first.
     """
     from agentrl.engines.vllm.engine import VLLMEngine
+    from agentrl.engines.vllm.gpu_share import divide_gpu
 
     e = config.engine
-    return VLLMEngine(model, capacity=e.max_num_seqs, max_context=e.max_model_len, threads=threads, update=update)
+    return VLLMEngine(
+        model,
+        capacity=e.max_num_seqs,
+        max_context=e.max_model_len,
+        threads=threads,
+        update=update,
+        gpu_share=divide_gpu(config, model, gpu_share),
+    )
 
 
 @engine(explain="vLLM servers at {urls}; weights go over {update}")
@@ -120,15 +135,25 @@ def launched(
 
 @engine(explain="vllm on a GPU where it is installed, else transformers")
 def auto(
-    model: PreTrainedModel, config: TrainConfig, *, threads: Threads = None, dtype: Precision = "auto"
+    model: PreTrainedModel,
+    config: TrainConfig,
+    *,
+    threads: Threads = None,
+    dtype: Precision = "auto",
+    gpu_share: GpuShareNumber = None,
 ) -> OpenEngine:
     """Sample with vLLM on a GPU where it is installed, else embedded. On the CPU the embedded one is as fast.
 
     Args:
         threads: while sampling; by the model's size by default.
         dtype: of the embedded engine's products; auto: the weights'.
+        gpu_share: of the GPU's memory, for vLLM beside the learner; by default what that leaves.
     """
     if not prefers_vllm(model, config):
+        if gpu_share is not None:
+            raise UserError(
+                f"engine.gpu_share {gpu_share:g} is vLLM's, and here --engine auto is the embedded engine: leave it out"
+            )
         embedded: OpenEngine = transformers(model, config, threads=threads, dtype=dtype)
         return embedded
     if dtype != "auto":
@@ -136,7 +161,7 @@ def auto(
             f"engine.dtype {dtype} is the embedded engine's, and here --engine auto is vLLM, which samples in the "
             "policy's own: --engine transformers, or --dtype for both"
         )
-    served: OpenEngine = vllm(model, config, threads=threads)
+    served: OpenEngine = vllm(model, config, threads=threads, gpu_share=gpu_share)
     return served
 
 

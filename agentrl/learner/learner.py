@@ -43,6 +43,7 @@ from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.losses.losses import Tokens, entropy_threshold
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import reduce_rows
+from agentrl.learner.optimizer_offload import OptimizerOffload
 from agentrl.learner.packing import MicroBatch
 from agentrl.learner.router_balance import find_router_balance
 from agentrl.learner.sampling_rules import SamplingRules
@@ -75,6 +76,7 @@ class LossSettings(Objective):
     bf16: bool = False  # linear layers multiply in bfloat16, beside weights in single precision
     ref_sync_steps: int | None = None  # updates after which the reference moves towards the policy of that moment
     ref_mixup_alpha: float = 1.0  # the policy's share of it then
+    optimizer_offload: bool = False  # what the optimizers hold is on the CPU between updates
 
 
 class Learner:
@@ -123,6 +125,9 @@ class Learner:
         self._layers = _find_checkpointed_layers(policy) if settings.gradient_checkpointing else []
         self._bf16_layers = find_linear_layers(unwrap_model(policy)) if settings.bf16 else []
         self._base_lrs = self.lrs
+        self.offload = OptimizerOffload(policy, self.optimizers) if settings.optimizer_offload else None
+        if self.offload is not None:
+            self.offload.offload()
         self.affordable_tokens: int | None = None  # of a micro-batch, once they are counted
 
     @property
@@ -168,6 +173,10 @@ class Learner:
         """List the single-precision copies that the optimizers step instead of the policy's own parameters."""
         policy = set(self.policy.parameters())
         return [p for o in self.optimizers for g in o.param_groups for p in g["params"] if p not in policy]
+
+    def _onloaded(self) -> AbstractContextManager[None]:
+        """Have what the optimizers hold on the policy's device until the block ends."""
+        return nullcontext() if self.offload is None else self.offload.onloaded()
 
     @property
     def lrs(self) -> list[list[float]]:
@@ -219,10 +228,11 @@ class Learner:
             )
         for name, parameter in trained.items():
             parameter.copy_(saved[name])
-        for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(optimizer_state)
-        for master, values in zip(self._list_masters(), state["masters"], strict=True):
-            master.copy_(values)
+        with self._onloaded():
+            for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(optimizer_state)
+            for master, values in zip(self._list_masters(), state["masters"], strict=True):
+                master.copy_(values)
         if state["reference"] is not None and self._reference is not None:
             for name, reference in self._reference.items():
                 reference.copy_(state["reference"][name])
@@ -245,7 +255,7 @@ class Learner:
             settings, lrs, packing, *rows = message
             self.settings = LossSettings(**settings)
             self._set_lrs(lrs)
-            with multiply_in_bf16(self._bf16_layers):
+            with self._onloaded(), multiply_in_bf16(self._bf16_layers):
                 self._run_steps(PACKINGS[packing], *rows)
 
     def update(
@@ -292,7 +302,7 @@ class Learner:
         settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
         settings["max_tokens_per_microbatch"] = self._choose_max_tokens(packing, forwarded_rows)
         self.process_group.broadcast((settings, self.lrs, packing.name, forwarded_rows, forwarded_weights, numbers))
-        with multiply_in_bf16(self._bf16_layers):
+        with self._onloaded(), multiply_in_bf16(self._bf16_layers):
             metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
             self.learned[i] = values
@@ -416,6 +426,7 @@ class Learner:
                 per_token = per_token / len(self._layers) + inputs
             total, free = read_memory(policy.device)
             free -= estimate_owed_bytes(self.optimizers, trained)
+            free -= 0 if self.offload is None else self.offload.bytes_away
             self.affordable_tokens = count_affordable_tokens(per_token, total, free, self.process_group.local_size)
         return self.affordable_tokens
 

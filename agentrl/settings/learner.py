@@ -106,6 +106,9 @@ class LearnerConfig(Section):
     cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, of weights in fewer bits too")
     bf16: bool = Field(False, description="multiply in bfloat16 while learning; weights and the rest stay in float32")
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
+    optimizer_offload: bool = Field(
+        False, description="what the optimizer holds is on the CPU while the engine samples; on one GPU with vLLM"
+    )
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
     @pydantic.model_validator(mode="after")

@@ -43,6 +43,7 @@ class EngineConfig(Section):
     threads: int | None = shared("threads while sampling; by the model's size by default")
     dtype: str | None = shared("of the embedded engine's products: auto, float32, bfloat16; auto: the weights'")
     urls: CommaSeparated | None = shared("vLLM servers, as agentrl serve prints them; commas between them")
+    gpu_share: float | None = shared("of the GPU's memory, for vLLM beside the learner; by default what that leaves")
     update: str | None = shared("in-flight: requests continue with new weights; drain: they end first")
 
     @pydantic.model_validator(mode="after")
@@ -284,6 +285,11 @@ class TrainConfig(Section):
             raise ValueError(
                 f"learner.steps_per_generation {self.learner.steps_per_generation} is over the {episodes} episodes of "
                 "a step: rollout.tasks_per_step x rollout.group_size"
+            )
+        if self.learner.optimizer_offload and self.rollout.max_staleness:
+            raise ValueError(
+                "learner.optimizer_offload is of an engine that samples while the learner waits, and with "
+                f"rollout.max_staleness {self.rollout.max_staleness} it does not wait: leave out one of them"
             )
         if self.stages and self.epochs is not None:
             raise ValueError("epochs and stages do not go together: each stage has steps of its own")

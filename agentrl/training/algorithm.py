@@ -43,6 +43,8 @@ def build_learner(
 ) -> Learner:
     """Make the learner with the objective that the settings name, and their optimizer or the one given."""
     c, model = config.learner, policy.model
+    if c.optimizer_offload and model.device.type == "cpu":
+        raise ConfigError("learner.optimizer_offload: the policy is on the CPU, and so is its optimizer; leave it out")
     entries = bind_choices("learner", c)
     optimizers = (
         build_optimizers(model, entries["optimizer"], c.lr) if optimizer is None else adopt_optimizer(model, optimizer)
@@ -82,6 +84,7 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
         ref_sync_steps=c.ref_sync_steps,
         ref_mixup_alpha=c.ref_mixup_alpha,
         gradient_checkpointing=c.gradient_checkpointing,
+        optimizer_offload=c.optimizer_offload,
         bf16=c.bf16,
         router_aux_loss_coef=c.router_aux_loss_coef,
     )

@@ -176,7 +176,8 @@ async def _train(
             Checkpointer(resources, recorder),
         )
         notes = explain_truncation(config, resources.engine), explain_bf16(config, resources.policy)
-        for note in (*spec.tool_binding.notes, *notes):
+        shared = getattr(resources.engine, "gpu_share", None)
+        for note in (*spec.tool_binding.notes, *notes, shared and str(shared)):
             if note:
                 recorder.say(note)
         for kind in changed:

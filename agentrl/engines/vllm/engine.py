@@ -17,10 +17,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio
+import torch
 from anyio import to_thread
 
 from agentrl.engines.vllm import launch, lora_sender, requests
 from agentrl.engines.vllm.drain import Drain
+from agentrl.engines.vllm.gpu_share import GpuShare
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 UpdateMode = Literal["in-flight", "drain"]
-MEMORY_SHARE = 0.5  # of a GPU's memory, where the learner is on the same one
 CLOSE_S = 5.0  # for vLLM's process to end by itself
 
 
@@ -52,6 +53,7 @@ class VLLMEngine:
             ("in-flight"), or are finished first ("drain").
         stall_timeout_s: after half of it without an answer, a request asks vLLM for a sign of life; after
             twice of it, vLLM has died.
+        gpu_share: how a GPU is divided that is the learner's too; half of it by default.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class VLLMEngine:
         threads: int | None = None,
         update: UpdateMode = "in-flight",
         stall_timeout_s: float = 60.0,
+        gpu_share: GpuShare | None = None,
     ) -> None:
         self._model = unwrap_model(model)
         self._config = self._model.config.get_text_config()
@@ -73,6 +76,7 @@ class VLLMEngine:
         self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
         self._threads, self._update, self._stall_timeout_s = threads, update, stall_timeout_s
         self._shares_gpu, self._asleep = self._model.device.type == "cuda", False
+        self.gpu_share = gpu_share
         self._weights = lora_sender.select_weights(model)
         self._rank = lora_sender.find_adapter_rank(model)
         self._llm: AsyncLLM = None
@@ -150,7 +154,8 @@ class VLLMEngine:
     async def sleep(self) -> None:
         """Lend the memory of a GPU that is also the learner's, until the next weights. Nothing may be running."""
         if self._shares_gpu and not self._asleep:
-            await self._while_alive(self._llm.sleep(level=1))
+            level = 1 if self._rank else 2  # the base of an adapter is kept on the CPU; other weights will be sent
+            await self._while_alive(self._llm.sleep(level=level))
             self._asleep = True
 
     async def close(self) -> None:
@@ -221,6 +226,7 @@ class VLLMEngine:
 
     async def _wake(self, part: str) -> None:
         if self._asleep:
+            torch.cuda.empty_cache()  # what the learner, and the sender, took and let go of
             await self._llm.wake_up([part])
 
     async def _check_logprobs(self) -> None:
@@ -324,7 +330,7 @@ class VLLMEngine:
         with launch.use_environment(threads), launch.preserve_process_state(), launch.block_interrupts():
             engine_args = AsyncEngineArgs(
                 **arguments,
-                **({"enable_sleep_mode": True, "gpu_memory_utilization": MEMORY_SHARE} if self._shares_gpu else {}),
+                **self._share_gpu(),
                 skip_tokenizer_init=True,
                 trust_remote_code=launch.brings_own_code(self._model),
                 load_format="auto" if self._rank else "dummy",
@@ -338,6 +344,13 @@ class VLLMEngine:
             self._lora_request = LoRARequest(lora_sender.ADAPTER_NAME, lora_sender.ADAPTER_SLOT, "sent by the trainer")
         manager = self._llm.engine_core.resources.engine_manager
         self._processes = list(manager.processes) if manager is not None else []
+
+    def _share_gpu(self) -> dict[str, object]:
+        """Build the arguments of a vLLM on the learner's GPU."""
+        if not self._shares_gpu:
+            return {}
+        share = 0.5 if self.gpu_share is None else self.gpu_share.share
+        return {"enable_sleep_mode": True, "gpu_memory_utilization": share}
 
     def _end(self, llm: AsyncLLM) -> None:
         llm.shutdown(timeout=0)  # there is nothing to be finished

@@ -68,7 +68,7 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
     nothing(
         "vllm_gpu_memory_utilization",
         0.3,
-        "of a GPU that the learner shares, vLLM takes half",
+        "engine.gpu_share, of a GPU that the learner shares; by default what it leaves",
     ),
     here("vllm_max_model_length", None, "engine.max_model_len"),
     absent("vllm_tensor_parallel_size", 1, "every engine holds a whole model; several servers: engine.urls"),

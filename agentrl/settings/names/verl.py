@@ -80,7 +80,7 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     absent(f"{_ACTOR}.strategy", "fsdp", _SHARD),
     absent(f"{_ACTOR}.ulysses_sequence_parallel_size", 1, _SHARD),
     nothing(f"{_ACTOR}.fsdp_config.param_offload", False, _SHARD),
-    nothing(f"{_ACTOR}.fsdp_config.optimizer_offload", False, _SHARD),
+    nothing(f"{_ACTOR}.fsdp_config.optimizer_offload", False, "learner.optimizer_offload, on one GPU with vLLM"),
     nothing(f"{_ACTOR}.fsdp_config.fsdp_size", -1, _SHARD),
     nothing(f"{_ACTOR}.checkpoint.save_contents", None, "checkpoints hold all that a run resumes from"),
     nothing(f"{_REF}.log_prob_micro_batch_size", None, _PACKED),
@@ -102,7 +102,7 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     nothing(
         f"{_ROLLOUT}.gpu_memory_utilization",
         0.5,
-        "of a GPU that the learner shares, vLLM takes half",
+        "engine.gpu_share, of a GPU that the learner shares; by default what it leaves",
     ),
     nothing(f"{_ROLLOUT}.max_num_batched_tokens", 8192, "vLLM's own choice"),
     nothing(f"{_ROLLOUT}.enforce_eager", False, "vLLM's own choice"),

@@ -23,7 +23,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     nothing(
         "gpu_memory_utilization",
         0.92,
-        "of a GPU that the learner shares, vLLM takes half",
+        "engine.gpu_share, of a GPU that the learner shares; by default what it leaves",
     ),
     nothing("enforce_eager", False, _OWN),
     nothing("max_num_batched_tokens", None, _OWN),
