@@ -1,6 +1,7 @@
 """A whole training step of a real model, ours and TRL 1.16's, in one run: python benchmarks/trl_real_model.py
 
-Both train the same model (--model smollm2-135m, gemma3-270m, a folder) on the same prompts with TRL's quick-start
+Both train the same model (--model smollm2-135m, gemma3-270m, a folder) on the same single-turn prompts, those of
+math-tools' training tasks with its calculator described (--prompts short: a sentence each), with TRL's quick-start
 reward, -|20 - characters|: GRPO's advantages, the DAPO loss with clips 0.2 / 0.28, one on-policy AdamW update of all
 parameters in fp32, no KL term, no gradient checkpointing, the same number of threads. Each side is a process of its
 own, one after the other, and begins with a step that is not measured.
@@ -10,7 +11,7 @@ own, one after the other, and begins with a step that is not measured.
   tokens / CPU-s   of the measured steps together
   peak      the largest resident memory of the process, loading the model and the first step included
 
-A micro-batch of TRL is a number of rows (8 by default, as in TRL), of ours a number of tokens (1024, about as many).
+A micro-batch of TRL is a number of rows (8 by default, as in TRL), of ours a number of tokens (512 by default).
 """
 
 from __future__ import annotations
@@ -41,9 +42,29 @@ def near_twenty(completions: Sequence[Any], **others: Any) -> list[float]:
     return [-abs(20.0 - len(completion[0]["content"])) for completion in completions]
 
 
-def prompts(count: int) -> list[dict[str, Any]]:
+def math_tools(count: int) -> list[list[dict[str, str]]]:
+    """Return conversations that begin as episodes of math-tools do with a model that knows no tools."""
+    from agentrl.renderer.call_formats import hermes
+    from agentrl_envs import math_tasks
+    from agentrl_tools.calculator import calculator
+
+    before, behind = hermes.format_instructions()
+    system = f"{math_tasks.SYSTEM_PROMPT}\n\n{before}{json.dumps(calculator.schema)}{behind}"
+    asked = [math_tasks.draw(seed, split="train", level=3).question for seed in range(count)]
+    return [[{"role": "system", "content": system}, {"role": "user", "content": text}] for text in asked]
+
+
+def short(count: int) -> list[list[dict[str, str]]]:
+    """Return conversations of one sentence."""
     asked = [f"Say something short about {SUBJECTS[i % len(SUBJECTS)]}." for i in range(count)]
-    return [{"prompt": [{"role": "user", "content": text}]} for text in asked]
+    return [[{"role": "user", "content": text}] for text in asked]
+
+
+PROMPTS = {"math-tools": math_tools, "short": short}
+
+
+def make_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [{"prompt": messages} for messages in PROMPTS[args.prompts](args.steps * args.tasks)]
 
 
 def agentrl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
@@ -57,7 +78,7 @@ def agentrl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
 
     steps: list[Step] = []
     data = Path(folder, "prompts.jsonl")
-    data.write_text("\n".join(map(json.dumps, prompts(args.steps * args.tasks))))
+    data.write_text("\n".join(map(json.dumps, make_prompts(args))))
     train(
         "prompts",
         args.model,
@@ -116,7 +137,7 @@ def trl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
         epsilon_high=0.28,
         beta=0.0,
         max_grad_norm=1.0,
-        optim="adamw_torch",
+        optim="adamw_torch_fused",
         bf16=False,
         gradient_checkpointing=False,
         shuffle_dataset=False,
@@ -130,7 +151,7 @@ def trl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
         model=loaded.model,
         args=config,
         reward_funcs=rewarded,
-        train_dataset=Dataset.from_list(prompts(args.steps * args.tasks)),
+        train_dataset=Dataset.from_list(make_prompts(args)),
         processing_class=loaded.tokenizer,
         callbacks=[Clock()],
     )
@@ -166,7 +187,7 @@ def measure(side: str) -> dict[str, float]:
 
 def table(args: argparse.Namespace, measured: dict[str, dict[str, float]]) -> Table:
     rows = args.tasks * args.group_size
-    title = f"one step, {rows} rows of at most {args.max_tokens} tokens, {args.model}, {args.threads} thread(s)"
+    title = f"one step, {rows} rows of at most {args.max_tokens} tokens behind {args.prompts} prompts, {args.model}, {args.threads} thread(s)"
     shown = Table(title=title)
     for name in ("", "tokens", "wall s", "CPU-s", "tokens / CPU-s", "peak MiB", "reward"):
         shown.add_column(name, justify="right" if name else "left")
@@ -182,12 +203,13 @@ def table(args: argparse.Namespace, measured: dict[str, dict[str, float]]) -> Ta
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", choices=PROMPTS, default="math-tools")
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=48, help="of a completion (default 48)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of a completion (default 64)")
     parser.add_argument("--steps", type=int, default=3, help="of each side, of which the first is left out")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides (default 1)")
-    parser.add_argument("--max-tokens-per-microbatch", type=int, default=1024, help="tokens of a micro-batch of ours")
+    parser.add_argument("--max-tokens-per-microbatch", type=int, default=512, help="tokens of a micro-batch of ours (default 512)")
     parser.add_argument("--trl-rows", type=int, default=8, help="rows of a micro-batch of TRL (its default 8)")
     parser.add_argument("--side", choices=SIDES, help="be that side alone; for the benchmark itself")
     args = parser.parse_args()
