@@ -110,10 +110,12 @@ def explain_truncation(config: TrainConfig, engine: object) -> str | None:
 
 
 def explain_bf16(config: TrainConfig, policy: Policy) -> str | None:
-    """Say that learner.bf16 makes nothing faster here; None where it does, or is off."""
-    if not config.learner.bf16 or has_bf16_products(policy.model.device):
+    """Say which settings of bfloat16 make nothing faster here; None where they do, or are off."""
+    wanted = {"learner.bf16": config.learner.bf16, "engine.dtype": config.engine.dtype == "bfloat16"}
+    names = [name for name, is_on in wanted.items() if is_on]
+    if not names or has_bf16_products(policy.model.device):
         return None
-    return "learner.bf16: this machine has no products in bfloat16, and learns no faster by them"
+    return f"{' and '.join(names)}: this machine has no products in bfloat16, and is no faster by them"
 
 
 def choose_advantage(c: LearnerConfig) -> AdvantageRule:

@@ -136,8 +136,10 @@ def test_a_machine_without_such_products_is_told_of(monkeypatch: pytest.MonkeyPa
     on, off = (TrainConfig.model_validate({"env": "math-tools", "learner": {"bf16": b}}) for b in (True, False))
     policy: Any = type("Policy", (), {"model": qwen3()})()
     monkeypatch.setattr(algorithm, "has_bf16_products", lambda _: False)
-    assert "learns no faster" in str(explain_bf16(on, policy))
+    assert str(explain_bf16(on, policy)).startswith("learner.bf16: this machine has no products in bfloat16")
     assert explain_bf16(off, policy) is None
+    sampled = TrainConfig.model_validate({"env": "math-tools", "engine": {"name": "transformers", "dtype": "bfloat16"}})
+    assert "engine.dtype" in str(explain_bf16(sampled, policy))
     monkeypatch.setattr(algorithm, "has_bf16_products", lambda _: True)
     assert explain_bf16(on, policy) is None
     assert isinstance(has_bf16_products(torch.device("cpu")), bool)
