@@ -317,7 +317,7 @@ class TrainConfig(Section):
         if self.sft.data and not (imitates and self.learner.loss == "sft"):
             raise ValueError(
                 "sft.data is learned from with learner.loss sft and learner.advantage demonstrated, which agentrl sft "
-                "sets"
+                f"sets, not with {self.learner.loss} and {self.learner.advantage}: leave those out, or sft.data"
             )
         if imitates and not self.sft.data:
             raise ValueError(
