@@ -44,9 +44,10 @@ def near_twenty(completions: Sequence[Any], **others: Any) -> list[float]:
 
 def math_tools(count: int) -> list[list[dict[str, str]]]:
     """Return conversations that begin as episodes of math-tools do with a model that knows no tools."""
-    from agentrl.renderer.call_formats import hermes
     from agentrl_envs import math_tasks
     from agentrl_tools.calculator import calculator
+
+    from agentrl.renderer.call_formats import hermes
 
     before, behind = hermes.format_instructions()
     system = f"{math_tasks.SYSTEM_PROMPT}\n\n{before}{json.dumps(calculator.schema)}{behind}"
@@ -187,7 +188,7 @@ def measure(side: str) -> dict[str, float]:
 
 def table(args: argparse.Namespace, measured: dict[str, dict[str, float]]) -> Table:
     rows = args.tasks * args.group_size
-    title = f"one step, {rows} rows of at most {args.max_tokens} tokens behind {args.prompts} prompts, {args.model}, {args.threads} thread(s)"
+    title = f"one step, {rows} rows of at most {args.max_tokens} tokens ({args.prompts}), {args.model}, {args.threads} thread(s)"
     shown = Table(title=title)
     for name in ("", "tokens", "wall s", "CPU-s", "tokens / CPU-s", "peak MiB", "reward"):
         shown.add_column(name, justify="right" if name else "left")
@@ -209,7 +210,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64, help="of a completion (default 64)")
     parser.add_argument("--steps", type=int, default=3, help="of each side, of which the first is left out")
     parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides (default 1)")
-    parser.add_argument("--max-tokens-per-microbatch", type=int, default=512, help="tokens of a micro-batch of ours (default 512)")
+    parser.add_argument("--max-tokens-per-microbatch", type=int, default=512, help="of a micro-batch of ours (512)")
     parser.add_argument("--trl-rows", type=int, default=8, help="rows of a micro-batch of TRL (its default 8)")
     parser.add_argument("--side", choices=SIDES, help="be that side alone; for the benchmark itself")
     args = parser.parse_args()
