@@ -188,7 +188,7 @@ def measure(side: str) -> dict[str, float]:
 
 def table(args: argparse.Namespace, measured: dict[str, dict[str, float]]) -> Table:
     rows = args.tasks * args.group_size
-    title = f"one step, {rows} rows of at most {args.max_tokens} tokens ({args.prompts}), {args.model}, {args.threads} thread(s)"
+    title = f"one step, {rows} rows of at most {args.max_tokens} tokens, {args.model}, {args.threads} thread(s)"
     shown = Table(title=title)
     for name in ("", "tokens", "wall s", "CPU-s", "tokens / CPU-s", "peak MiB", "reward"):
         shown.add_column(name, justify="right" if name else "left")
