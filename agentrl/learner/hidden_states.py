@@ -25,6 +25,7 @@ from agentrl.learner.packing import MicroBatch, PackFunction, pack_by_length, pa
 from agentrl.learner.prefix_tree.attention import FOREST_ATTENTION, build_layout
 from agentrl.learner.prefix_tree.tree import PrefixForest, build_forest
 from agentrl.models.capabilities import Capabilities, NotTestable
+from agentrl.models.device_copy import copy_to_device
 from agentrl.models.lm_head import (
     NotProven,
     build_lm_head,
@@ -40,9 +41,10 @@ ComputeStates = Callable[[PreTrainedModel, MicroBatch], Tensor]  # (model, batch
 def _compute_padded_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run rows side by side. Padding stands behind everything a real token attends to, so no mask is needed."""
     device = next(model.parameters()).device
-    ids = pad_sequence([torch.tensor(context) for context in batch.contexts], batch_first=True).to(device)
+    ids = pad_sequence([torch.tensor(context) for context in batch.contexts], batch_first=True)
+    ids, trained = copy_to_device(ids, device), torch.tensor(batch.trained, dtype=torch.int64)
     hidden = find_backbone(unwrap_model(model))(input_ids=ids, use_cache=False).last_hidden_state
-    rows, positions = torch.tensor(batch.trained, dtype=torch.int64, device=device).view(-1, 2).T
+    rows, positions = copy_to_device(trained, device).view(-1, 2).T
     states: Tensor = hidden[rows, positions - 1]  # the state before a token predicts it
     return states
 
@@ -51,7 +53,7 @@ def _compute_forest_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run the prefix forest of the rows. Raises NotProven if the model's attention cannot be replaced."""
     hidden, token_index = _run_forest(unwrap_model(model), batch.forest), batch.forest.token_index
     before = [token_index[context][position - 1] for context, position in batch.trained]
-    return hidden.index_select(0, torch.tensor(before, dtype=torch.int64, device=hidden.device))
+    return hidden.index_select(0, copy_to_device(torch.tensor(before, dtype=torch.int64), hidden.device))
 
 
 def _run_forest(model: PreTrainedModel, forest: PrefixForest) -> Tensor:

@@ -48,6 +48,7 @@ from agentrl.learner.packing import MicroBatch
 from agentrl.learner.router_balance import find_router_balance
 from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.learner.updates import MicroBatchState, Update, cut_batch, order_by_row
+from agentrl.models.device_copy import copy_to_device
 from agentrl.models.lm_head import NotProven, unwrap_model
 from agentrl.types import Sample
 
@@ -317,7 +318,8 @@ class Learner:
         updates = [self._prepare(packing, *own) for own in cut_batch(rows, weights, numbers)]
         for update in updates[1:]:  # the policy before the first one is the old one of all
             self._compute_old_logprobs(packing, update.shard)
-        metrics, total, grad_norms = LossMetrics(), 0.0, []
+        metrics, grad_norms = LossMetrics(), []
+        total: Tensor | float = 0.0
         for _ in range(s.num_iterations):
             for update in updates:
                 for batch, state in update.shard:
@@ -326,10 +328,10 @@ class Learner:
                         loss.backward()  # type: ignore[no-untyped-call]
                     state.keep_gradients()
                     metrics.add(batch_metrics)
-                    total += float(loss.detach())
+                    total = loss.detach().double() + total  # on the device: nobody waits for it
                 grad_norms.append(self._step_optimizers())
         own_learned = [[state.learned() for _, state in update.shard] for update in updates]
-        gathered = self.process_group.all_gather((total, metrics.totals(), own_learned))
+        gathered = self.process_group.all_gather((float(total), metrics.totals(), own_learned))
         learned: list[Tensor] = []
         for shards in zip(*(own for *_, own in gathered), strict=True):
             learned += self.process_group.unshard(shards)
@@ -441,7 +443,7 @@ class Learner:
         state.old_logprobs = logp.detach() if state.old_logprobs is None else state.old_logprobs
         device = logp.device
         sampling, advantages, weights, index = (
-            t.to(device) for t in (batch.logprobs, batch.advantages, batch.weights, batch.row_index)
+            copy_to_device(t, device) for t in (batch.logprobs, batch.advantages, batch.weights, batch.row_index)
         )
         tokens = Tokens(
             logp, state.old_logprobs, sampling, advantages, index, len(batch.rows), entropy, state.ref_logprobs
@@ -449,7 +451,8 @@ class Learner:
         if batch.has_demonstrated:
             sampled = ~sampling.isnan()
             own = torch.where(sampled, sampling, state.old_logprobs)
-            tokens = replace(tokens, sampling_logprobs=own, sampled=sampled)
+            at = copy_to_device((~batch.logprobs.isnan()).nonzero()[:, 0], device)
+            tokens = replace(tokens, sampling_logprobs=own, sampled=sampled, sampled_at=at)
         losses, correction, metrics = compute_token_losses(s, tokens, state.high_entropy_mask)
         state.begin(logp, correction)
         loss = (losses * weights).sum()
@@ -466,7 +469,7 @@ class Learner:
     def _compute_logprobs(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Run the policy; return logprobs and entropies of the trained tokens, (trained,) each."""
         states = packing.compute_states(self.policy, batch)
-        targets, has_bonus = batch.targets.to(states.device), bool(self.settings.entropy_coef)
+        targets, has_bonus = copy_to_device(batch.targets, states.device), bool(self.settings.entropy_coef)
         rules, penalty = None, self.settings.repetition_penalty
         if penalty != 1.0 or not batch.keeps_all:
             rules = SamplingRules(batch, penalty)
@@ -492,10 +495,9 @@ class Learner:
 
         Each process passes its own micro-batches; the threshold is that of all.
         """
-        entropies = []
         for batch, state in shard:
             state.old_logprobs, state.high_entropy_mask = self._compute_logprobs(packing, batch)
-            entropies.append(state.high_entropy_mask.cpu())
+        entropies = [state.high_entropy_mask.cpu() for _, state in shard if state.high_entropy_mask is not None]
         gathered = [e for own in self.process_group.all_gather(entropies) for e in own]
         threshold = entropy_threshold(torch.cat(gathered), self.settings.top_entropy_quantile)
         for (_, state), entropy in zip(shard, entropies, strict=True):

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import UserError
 from agentrl.learner.packing import MicroBatch
+from agentrl.models.device_copy import copy_to_device
 from agentrl.models.lm_head import NotProven, find_backbone, unwrap_model
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -55,7 +56,7 @@ class RouterBalance:
 
     def compute(self, logits: list[Tensor], batch: MicroBatch, *, shares_prefixes: bool) -> Tensor:
         """Compute the loss of a micro-batch, without its coefficient, from the routers' logits."""
-        counts = count_rows(batch, shares_prefixes=shares_prefixes).to(logits[0].device)
+        counts = copy_to_device(count_rows(batch, shares_prefixes=shares_prefixes), logits[0].device)
         flat = tuple(layer.reshape(-1, layer.shape[-1]) for layer in logits)
         counts = pad(counts, (0, len(flat[0]) - len(counts)))  # a forest may be padded to whole blocks
         return self.loss(flat, self.experts, self.chosen, counts)

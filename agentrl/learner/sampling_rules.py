@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.learner.packing import MicroBatch
+from agentrl.models.device_copy import copy_to_device
 from agentrl.models.kept_tokens import decode_kept, find_penalties
 
 
@@ -34,8 +35,10 @@ class SamplingRules:
             return None
         seen, at = torch.zeros_like(logits, dtype=torch.bool), 0
         for context, group in groupby(self.batch.trained[first : first + len(logits)], key=lambda place: place[0]):
-            positions = torch.tensor([position for _, position in group], device=logits.device)
-            tokens, starts = (t.to(logits.device) for t in self._find_first_seen(context, logits.shape[1]))
+            positions, tokens, starts = (
+                copy_to_device(t, logits.device)
+                for t in (torch.tensor([p for _, p in group]), *self._find_first_seen(context, logits.shape[1]))
+            )
             seen[at : at + len(positions), tokens] = starts < positions[:, None]
             at += len(positions)
         return find_penalties(logits, seen, self.repetition_penalty)

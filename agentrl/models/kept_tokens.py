@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.models.device_copy import copy_to_device
+
 _BITS = -1  # the first number of a set that is bits: no token has that id
 
 
@@ -28,7 +30,9 @@ def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float | Tensor) -
 
 def find_penalties(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
     """Find the factor of each logit that makes the tokens of the context less likely: constants, by its sign."""
-    weight = torch.as_tensor(penalty, dtype=logits.dtype, device=logits.device)
+    if not isinstance(penalty, Tensor):
+        penalty = logits.new_full((), penalty)
+    weight = penalty.to(logits.dtype)
     return torch.where(seen, torch.where(logits.detach() < 0, weight, 1 / weight), 1.0)
 
 
@@ -71,10 +75,11 @@ def decode_kept(sets: Sequence[array[int] | None], vocabulary: int, device: torc
     if listed:
         lengths = torch.tensor([len(one) for one in listed])
         flat = torch.from_numpy(np.concatenate([np.frombuffer(one, dtype=np.int32) for one in listed])).long()
-        kept[torch.tensor(rows).repeat_interleave(lengths).to(device), flat.to(device)] = True
+        where = torch.tensor(rows).repeat_interleave(lengths)
+        kept[copy_to_device(where, device), copy_to_device(flat, device)] = True
     for same in bits.values():
         one = sets[same[0]]
         assert one is not None
         unpacked = np.unpackbits(np.frombuffer(one, dtype="<u4")[1:].view(np.uint8), bitorder="little")[:vocabulary]
-        kept[torch.tensor(same, device=device)] = torch.from_numpy(unpacked).bool().to(device)
+        kept[copy_to_device(torch.tensor(same), device)] = copy_to_device(torch.from_numpy(unpacked).bool(), device)
     return kept

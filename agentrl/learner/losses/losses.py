@@ -8,7 +8,7 @@ torch: what is done here, tensors do.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
@@ -38,6 +38,7 @@ class Tokens:
     correction: Tensor | None = None  # the weights of the importance sampling rule; 1 everywhere without them
     by_row: bool = False  # the log ratio is of rows: importance_level = "sequence"
     sampled: Tensor | None = None  # where not all were: False for demonstrated ones, whose engine is the old policy
+    sampled_at: Tensor | None = None  # int64: where ``sampled`` is True, as the host knew it
 
     def per_ratio(self, values: Tensor) -> Tensor:
         """Average values over each row where the ratio is of rows, so that it is counted once."""
@@ -73,12 +74,13 @@ def _ppo_clip(
     losses = -(capped * t.advantages).minimum(ratio.clamp(1 - epsilon, 1 + epsilon_high) * t.advantages)
     low, high = clip_masks(t, capped.detach(), epsilon, epsilon_high)
     some = row_sum(low * 0 + 1, t.rows, t.count) > 0
+    rows = slice(None if len(t.rows) else 0)  # no row where there is no token
     return losses, {
         "clip_ratio/low_mean": t.per_ratio(low),
         "clip_ratio/high_mean": t.per_ratio(high),
         "clip_ratio/region_mean": t.per_ratio(low + high),
-        "clip_ratio/low_min": row_mean(low, t.rows, t.count)[some],
-        "clip_ratio/high_max": row_mean(high, t.rows, t.count)[some],
+        "clip_ratio/low_min": row_mean(low, t.rows, t.count).masked_fill(~some, inf)[rows],
+        "clip_ratio/high_max": row_mean(high, t.rows, t.count).masked_fill(~some, -inf)[rows],
     }
 
 

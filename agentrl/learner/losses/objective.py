@@ -85,14 +85,14 @@ class LossMetrics:
         """Record a metric that is the mean, the least or the largest of ``values``."""
         values = values.detach()
         if pick == "mean":
-            self.sums[name] = values.sum(), values.new_tensor(float(len(values)))
+            self.sums[name] = values.sum(), values.new_full((), float(len(values)))
         elif len(values):
             own, end = (self.min, values.min) if pick == "min" else (self.max, values.max)
             own[name] = end()
 
     def record_mean(self, name: str, mean: Tensor, count: float) -> None:
         """Record a metric that is the mean over ``count`` values."""
-        self.sums[name] = mean.detach() * count, mean.new_tensor(float(count))
+        self.sums[name] = mean.detach() * count, mean.new_full((), float(count))
 
     def add(self, other: LossMetrics) -> None:
         """Add the metrics of another micro-batch."""
@@ -103,12 +103,11 @@ class LossMetrics:
             own |= {name: pick(own[name], value) if name in own else value for name, value in others.items()}
 
     def totals(self) -> _Totals:
-        """Read the numbers off their device, to be sent between processes."""
-        return _Totals(
-            {name: (float(total), float(count)) for name, (total, count) in self.sums.items()},
-            {name: float(value) for name, value in self.min.items()},
-            {name: float(value) for name, value in self.max.items()},
-        )
+        """Read the numbers off their device, all at once, to be sent between processes."""
+        tensors = [*(t for pair in self.sums.values() for t in pair), *self.min.values(), *self.max.values()]
+        numbers = iter(torch.stack([t.double() for t in tensors]).tolist() if tensors else [])
+        sums = {name: (next(numbers), next(numbers)) for name in self.sums}
+        return _Totals(sums, {name: next(numbers) for name in self.min}, {name: next(numbers) for name in self.max})
 
     def values(self) -> dict[str, float]:
         """Compute the means, minima and maxima."""
@@ -239,9 +238,12 @@ def _record_sampling(t: Tokens, rho: Tensor, metrics: LossMetrics) -> None:
     """Record how far the engine was from the policy, over the tokens that an engine sampled."""
     difference = (t.old_logprobs - t.sampling_logprobs).abs()
     if t.sampled is not None:
-        difference, rho = difference[t.sampled], rho[t.sampled]
-        if not len(rho):
+        if t.sampled_at is None:
+            t = replace(t, sampled_at=t.sampled.nonzero()[:, 0])
+        assert t.sampled_at is not None
+        if not len(t.sampled_at):
             return
+        difference, rho = difference.index_select(0, t.sampled_at), rho.index_select(0, t.sampled_at)
     metrics.record("sampling/sampling_logp_difference/mean", difference)
     metrics.record("sampling/sampling_logp_difference/max", difference, "max")
     for pick in ("mean", "min", "max"):

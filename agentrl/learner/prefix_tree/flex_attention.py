@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from agentrl.errors import UserError
 from agentrl.learner.prefix_tree.block_map import BLOCK, map_blocks
 from agentrl.learner.prefix_tree.tree import PrefixForest, SiblingNodes
+from agentrl.models.device_copy import copy_to_device
 
 KERNELS = 64  # that are compiled at most: of precisions, windows, and sizes that happen to be equal
 
@@ -32,7 +33,7 @@ class FlexLayout:
         lengths = torch.tensor(self._forest.lengths)
         ends = (torch.tensor(ends).repeat_interleave(lengths) for ends in _number_nodes(self._forest))
         ids = torch.tensor([self._forest.token_ids, self._forest.positions])
-        columns = torch.stack([*ids, *ends]).to(device, non_blocking=True)
+        columns = copy_to_device(torch.stack([*ids, *ends]), device)
         self.token_ids, self.positions = columns[:1], columns[1:2]  # (1, tokens)
         self._first, self._last = columns[2], columns[3]  # (tokens,): of each token's node
         self._masks: dict[int | None, BlockMask] = {}
@@ -57,7 +58,7 @@ class FlexLayout:
                 return allowed if window is None else allowed & (at[k] > at[q] - window)
 
             blocks = map_blocks(self._forest, window)
-            both = torch.stack([blocks.partial, blocks.full])[:, None, None].to(at.device, non_blocking=True)
+            both = copy_to_device(torch.stack([blocks.partial, blocks.full])[:, None, None], at.device)
             counts = both.sum(-1, dtype=torch.int32)
             order = both.int().argsort(stable=True, dim=-1, descending=True).int()  # those that are marked come first
             self._masks[window] = BlockMask.from_kv_blocks(counts[0], order[0], counts[1], order[1], BLOCK, seen)
