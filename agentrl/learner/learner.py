@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -44,12 +45,22 @@ from agentrl.learner.losses.losses import Tokens, entropy_threshold
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import reduce_rows
 from agentrl.learner.optimizer_offload import OptimizerOffload
-from agentrl.learner.packing import MicroBatch
+from agentrl.learner.packing import MicroBatch, estimate_cost, make_idle_row
 from agentrl.learner.router_balance import find_router_balance
 from agentrl.learner.sampling_rules import SamplingRules
+from agentrl.learner.sharding import (
+    ShardedPolicy,
+    choose_shape,
+    cut_like,
+    gather_optimizer,
+    gather_tensor,
+    load_optimizer,
+    read_local,
+    shard_policy,
+)
 from agentrl.learner.updates import MicroBatchState, Update, cut_batch, order_by_row
 from agentrl.models.device_copy import copy_to_device
-from agentrl.models.lm_head import NotProven, unwrap_model
+from agentrl.models.lm_head import LmHead, NotProven, unwrap_model
 from agentrl.types import Sample
 
 if TYPE_CHECKING:
@@ -57,7 +68,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_RESET = "reset"  # what rank 0 broadcasts for it
+_RESET, _STATE = "reset", "state"  # what rank 0 broadcasts for it
+Optimizers = Sequence[torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -90,19 +102,26 @@ class Learner:
     go through the model.
 
     The reference of the KL term is the policy as it was given, with its adapter: a copy of the trained parameters.
+
+    In several processes the policy is cut into shards, of which each process trains its own (`agentrl.learner.sharding`).
+    ``policy`` stays whole in rank 0 and follows every update; in the others it is the shards.
+
+    Args:
+        optimizers: of the policy's parameters; where those are cut, a function from the policy in shards to them.
+        sharding: how they are, over the processes of the group.
     """
 
     def __init__(
         self,
         policy: PreTrainedModel | PeftModel,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Optimizers | Callable[[PreTrainedModel | PeftModel], Optimizers],
         settings: LossSettings,
         process_group: ProcessGroup | None = None,
+        sharding: str = "none",
     ) -> None:
         self.policy, self.settings, self.version = policy, settings, 0
         self.process_group = process_group or ProcessGroup()
         self.process_group.broadcast_parameters(policy.parameters())
-        self.optimizers = list(optimizers)
         self.learned: list[Tensor | None] = []
         self._plain, why = choose_plain_packing(policy)
         if why and settings.router_aux_loss_coef:
@@ -120,16 +139,31 @@ class Learner:
                 f"{type(unwrap_model(policy)).__name__} is trained the plain way; {why}{left_out}", stacklevel=2
             )
         self._lm_head = self._plain.build_head(policy)
+        self.shards = self._shard(sharding)
+        self.trained_policy = policy if self.shards is None else self.shards.policy
+        self.optimizers = list(optimizers(self.trained_policy) if callable(optimizers) else optimizers)
         shares = self._plain is PADDED and settings.packing != "padded"
         self._packing = None if shares else self._plain  # None: not yet known
         self._reference = self._copy_trained() if settings.beta else None
-        self._layers = _find_checkpointed_layers(policy) if settings.gradient_checkpointing else []
-        self._bf16_layers = find_linear_layers(unwrap_model(policy)) if settings.bf16 else []
+        self._layers = _find_checkpointed_layers(self.trained_policy) if settings.gradient_checkpointing else []
+        self._bf16_layers = find_linear_layers(unwrap_model(self.trained_policy)) if settings.bf16 else []
         self._base_lrs = self.lrs
-        self.offload = OptimizerOffload(policy, self.optimizers) if settings.optimizer_offload else None
+        self.offload = OptimizerOffload(self.trained_policy, self.optimizers) if settings.optimizer_offload else None
         if self.offload is not None:
             self.offload.offload()
         self.affordable_tokens: int | None = None  # of a micro-batch, once they are counted
+
+    def _shard(self, sharding: str) -> ShardedPolicy | None:
+        """Cut the policy into shards where there are several processes; the head is the shards' own from then on."""
+        group = self.process_group
+        shape = choose_shape(sharding, group.world_size, group.local_size)
+        if shape is None:
+            return None
+        shards = shard_policy(self.policy, shape, keep=not group.is_worker)
+        if isinstance(self._lm_head, LmHead):
+            layer = unwrap_model(shards.policy).get_output_embeddings()
+            self._lm_head = replace(self._lm_head, layer=layer)
+        return shards
 
     @property
     def old_logprobs(self) -> list[Tensor | None]:
@@ -138,11 +172,16 @@ class Learner:
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
-        """List the parameters that are trained, by name."""
+        """List the parameters that are trained, by name: whole ones."""
         return {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
 
+    @property
+    def _own(self) -> dict[str, nn.Parameter]:
+        """List the parameters that the optimizers step, by name: this process's shards of them."""
+        return {n: p for n, p in self.trained_policy.named_parameters() if p.requires_grad}
+
     def _copy_trained(self) -> dict[str, Tensor]:
-        return {n: p.detach().clone() for n, p in self._trained.items()}
+        return {n: p.detach().clone() for n, p in self._own.items()}
 
     def reset_optimizers(self) -> None:
         """Let the optimizers forget their running means, in every process."""
@@ -172,7 +211,7 @@ class Learner:
 
     def _list_masters(self) -> list[Tensor]:
         """List the single-precision copies that the optimizers step instead of the policy's own parameters."""
-        policy = set(self.policy.parameters())
+        policy = set(self.trained_policy.parameters())
         return [p for o in self.optimizers for g in o.param_groups for p in g["params"] if p not in policy]
 
     def _onloaded(self) -> AbstractContextManager[None]:
@@ -194,17 +233,32 @@ class Learner:
                 group["lr"] = lr
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next update depends on, beside the settings."""
+        """Return all that the next update depends on, beside the settings; of shards, the whole of it."""
+        if self.shards is not None:
+            self.process_group.broadcast(_STATE)
+        optimizers, reference = self._gather_state()
         return {
             "policy": {n: p.detach().cpu() for n, p in self._trained.items()},
-            "optimizers": [o.state_dict() for o in self.optimizers],
+            "optimizers": optimizers,
             "optimizer_names": self._optimizer_names,
             "masters": [p.detach().cpu() for p in self._list_masters()],
-            "reference": None if self._reference is None else {n: t.cpu() for n, t in self._reference.items()},
+            "reference": reference,
             "version": self.version,
             "packing": None if self._packing is None else self._packing.name,
             "affordable_tokens": self.affordable_tokens,
         }
+
+    def _gather_state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor] | None]:
+        """Gather what the optimizers keep, and the reference. Every process takes part, and rank 0 gets them."""
+        keep = not self.process_group.is_worker
+        if self.shards is None:
+            optimizers = [o.state_dict() for o in self.optimizers]
+        else:
+            optimizers = [gather_optimizer(o, keep=keep) for o in self.optimizers]
+        if self._reference is None:
+            return optimizers, None
+        gathered = ((n, gather_tensor(t)) for n, t in self._reference.items())
+        return optimizers, {n: t.cpu() for n, t in gathered if keep}
 
     @property
     def _optimizer_names(self) -> list[str]:
@@ -219,7 +273,7 @@ class Learner:
         """
         if not self.process_group.is_worker:
             self.process_group.broadcast(state)
-        trained, saved = self._trained, state["policy"]
+        trained, saved = self._own, state["policy"]
         if trained.keys() != saved.keys() or any(trained[n].shape != saved[n].shape for n in trained):
             raise UserError("the checkpoint is of another model, or of another adapter")
         if self._optimizer_names != state["optimizer_names"]:
@@ -228,15 +282,17 @@ class Learner:
                 f"{' and '.join(self._optimizer_names)}: resume with the same learner.optimizer, or optimizers="
             )
         for name, parameter in trained.items():
-            parameter.copy_(saved[name])
+            _copy_part(parameter, saved[name])
+        if self.shards is not None and not self.process_group.is_worker:
+            self.load_weights(saved)
         with self._onloaded():
             for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(optimizer_state)
+                load_optimizer(optimizer, optimizer_state)
             for master, values in zip(self._list_masters(), state["masters"], strict=True):
                 master.copy_(values)
         if state["reference"] is not None and self._reference is not None:
             for name, reference in self._reference.items():
-                reference.copy_(state["reference"][name])
+                _copy_part(reference, state["reference"][name])
         self.version = state["version"]
         if state["packing"] is not None:  # not proven again: other rows might show something else
             self._packing = PACKINGS[state["packing"]]
@@ -252,6 +308,9 @@ class Learner:
                 continue
             if message == _RESET:
                 self._forget()
+                continue
+            if message == _STATE:
+                self._gather_state()
                 continue
             settings, lrs, packing, *rows = message
             self.settings = LossSettings(**settings)
@@ -317,19 +376,21 @@ class Learner:
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
         updates = [self._prepare(packing, *own) for own in cut_batch(rows, weights, numbers)]
         for update in updates[1:]:  # the policy before the first one is the old one of all
-            self._compute_old_logprobs(packing, update.shard)
+            self._compute_old_logprobs(packing, update)
         metrics, grad_norms = LossMetrics(), []
         total: Tensor | float = 0.0
         for _ in range(s.num_iterations):
             for update in updates:
                 for batch, state in update.shard:
-                    with packing.context(unwrap_model(self.policy)), self._checkpoint_layers():
+                    with packing.context(unwrap_model(self.trained_policy)), self._checkpoint_layers():
                         loss, batch_metrics = self._compute_loss(packing, batch, state, update)
                         loss.backward()  # type: ignore[no-untyped-call]
                     state.keep_gradients()
                     metrics.add(batch_metrics)
                     total = loss.detach().double() + total  # on the device: nobody waits for it
+                self._idle(packing, update, backward=True)
                 grad_norms.append(self._step_optimizers())
+        self._publish()
         own_learned = [[state.learned() for _, state in update.shard] for update in updates]
         gathered = self.process_group.all_gather((float(total), metrics.totals(), own_learned))
         learned: list[Tensor] = []
@@ -342,17 +403,49 @@ class Learner:
     def _prepare(self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]) -> Update:
         """Pack the rows of an optimizer step, and compute what stays the same over all iterations."""
         batches = packing.pack(rows, weights, self._choose_max_tokens(packing, rows))
-        shard = [(b, MicroBatchState(self._compute_reference(packing, b))) for b in self.process_group.shard(batches)]
+        if self.shards is not None:  # those of a round wait for each other
+            batches = sorted(batches, key=estimate_cost, reverse=True)
+        own = self.process_group.shard(batches)
+        rounds = -(-len(batches) // self.process_group.world_size)
+        idle = rounds - len(own) if self.shards is not None else 0
+        update = Update(batches, [], 0.0, sum(len(r.token_ids) for r in rows), idle)
+        references = self._compute_references(packing, own, update)
+        shard = [(b, MicroBatchState(values)) for b, values in zip(own, references, strict=True)]
+        update = replace(update, shard=shard)
         bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
         if self.settings.top_entropy_quantile < 1.0:
-            bonus_tokens = self._mark_high_entropy(packing, shard)
-        return Update(batches, shard, bonus_tokens, sum(len(r.token_ids) for r in rows))
+            bonus_tokens = self._mark_high_entropy(packing, update)
+        return replace(update, bonus_tokens=bonus_tokens)
 
     @torch.no_grad()
-    def _compute_old_logprobs(self, packing: Packing, shard: Sequence[tuple[MicroBatch, MicroBatchState]]) -> None:
-        for batch, state in shard:
-            if state.old_logprobs is None:
-                state.old_logprobs = self._compute_logprobs(packing, batch)[0]
+    def _compute_old_logprobs(self, packing: Packing, update: Update) -> None:
+        if self.settings.top_entropy_quantile < 1.0:
+            return  # they were computed with the entropies
+        for batch, state in update.shard:
+            state.old_logprobs = self._compute_logprobs(packing, batch)[0]
+        self._idle(packing, update)
+
+    def _idle(self, packing: Packing, update: Update, *, backward: bool = False) -> None:
+        """Take part in the rounds that other processes have micro-batches for: two tokens, whose loss counts nothing."""
+        for _ in range(update.idle):
+            row = make_idle_row(update.batches[0].rows[0])
+            (batch,) = packing.pack([row], [0.0], 2)
+            with packing.context(unwrap_model(self.trained_policy)), self._checkpoint_layers():
+                logp, entropy = self._compute_logprobs(packing, batch)
+                if backward:
+                    ((logp.sum() + entropy.detach().sum()) * 0.0).backward()  # type: ignore[no-untyped-call]
+        if not backward and self.shards is not None:
+            self.shards.let_go()  # what was gathered may be another policy's
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Let the whole policy of rank 0 follow the shards."""
+        if self.shards is None:
+            return
+        whole = self._trained
+        for name, values in self.shards.gather():
+            if not self.process_group.is_worker:
+                whole[name].copy_(values)
 
     @contextmanager
     def _checkpoint_layers(self) -> Iterator[None]:
@@ -374,13 +467,14 @@ class Learner:
 
         If it is not finite, nothing is changed: a NaN in the policy cannot be taken back.
         """
-        self.process_group.all_reduce_gradients(self.policy.parameters())
-        parameters = [p for p in self.policy.parameters() if p.grad is not None]
-        grad_norm = float(nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm))
+        if self.shards is None:
+            self.process_group.all_reduce_gradients(self.policy.parameters())
+        parameters = [p for p in self.trained_policy.parameters() if p.grad is not None]
+        grad_norm = float(gather_tensor(nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
         for optimizer in self.optimizers:
             if isfinite(grad_norm):
                 optimizer.step()
-        self.policy.zero_grad(set_to_none=True)
+        self.trained_policy.zero_grad(set_to_none=True)
         self.version += isfinite(grad_norm)
         every = self.settings.ref_sync_steps
         if self._reference is not None and every and isfinite(grad_norm) and self.version % every == 0:
@@ -390,7 +484,7 @@ class Learner:
     @torch.no_grad()
     def _mix_reference(self, alpha: float) -> None:
         """Move the reference towards the policy: by all of the way where ``alpha`` is 1."""
-        trained = self._trained
+        trained = self._own
         reference = self._reference or {}
         self._reference = {n: r.mul(1.0 - alpha).add(trained[n], alpha=alpha) for n, r in reference.items()}
 
@@ -417,7 +511,7 @@ class Learner:
         if (given := self.settings.max_tokens_per_microbatch) is not None:
             return given
         if self.affordable_tokens is None:
-            policy, trained = unwrap_model(self.policy), list(self._trained.values())
+            policy, trained = unwrap_model(self.policy), [read_local(p) for p in self._own.values()]
             shortest = sorted(rows, key=lambda row: len(row.token_ids))[:2]
             (batch, *_) = packing.pack(shortest, [1.0] * len(shortest), FEWEST)
             tokens = len(batch.forest.token_ids) if packing is PREFIX else sum(map(len, batch.contexts))
@@ -468,7 +562,13 @@ class Learner:
 
     def _compute_logprobs(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Run the policy; return logprobs and entropies of the trained tokens, (trained,) each."""
-        states = packing.compute_states(self.policy, batch)
+        if self.shards is None:
+            return self._score(packing, batch)
+        scores: tuple[Tensor, Tensor] = self.shards(partial(self._score, packing, batch))
+        return scores
+
+    def _score(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        states = packing.compute_states(self.trained_policy, batch)
         targets, has_bonus = copy_to_device(batch.targets, states.device), bool(self.settings.entropy_coef)
         rules, penalty = None, self.settings.repetition_penalty
         if penalty != 1.0 or not batch.keeps_all:
@@ -483,24 +583,31 @@ class Learner:
         )
 
     @torch.no_grad()
-    def _compute_reference(self, packing: Packing, batch: MicroBatch) -> Tensor | None:
+    def _compute_references(
+        self, packing: Packing, batches: Sequence[MicroBatch], update: Update
+    ) -> Sequence[Tensor | None]:
+        """Compute the reference's logprobs of micro-batches, (trained,) each; None where there is no KL term."""
         if self._reference is None or not self.settings.beta:
-            return None
-        with _swap_values(self._trained, self._reference):
-            return self._compute_logprobs(packing, batch)[0]
+            return [None] * len(batches)
+        swapped = _swap_values if self.shards is None else _swap_shards
+        with swapped(self._own, self._reference):
+            found = [self._compute_logprobs(packing, batch)[0] for batch in batches]
+            self._idle(packing, update)
+        return found
 
     @torch.no_grad()
-    def _mark_high_entropy(self, packing: Packing, shard: Sequence[tuple[MicroBatch, MicroBatchState]]) -> float:
+    def _mark_high_entropy(self, packing: Packing, update: Update) -> float:
         """Mark the step's tokens of the highest entropy, in a forward pass of its own; return how many there are.
 
         Each process passes its own micro-batches; the threshold is that of all.
         """
-        for batch, state in shard:
+        for batch, state in update.shard:
             state.old_logprobs, state.high_entropy_mask = self._compute_logprobs(packing, batch)
-        entropies = [state.high_entropy_mask.cpu() for _, state in shard if state.high_entropy_mask is not None]
+        self._idle(packing, update)
+        entropies = [s.high_entropy_mask.cpu() for _, s in update.shard if s.high_entropy_mask is not None]
         gathered = [e for own in self.process_group.all_gather(entropies) for e in own]
         threshold = entropy_threshold(torch.cat(gathered), self.settings.top_entropy_quantile)
-        for (_, state), entropy in zip(shard, entropies, strict=True):
+        for (_, state), entropy in zip(update.shard, entropies, strict=True):
             state.high_entropy_mask = (entropy >= threshold).to(state.high_entropy_mask)
         return float(sum((e >= threshold).sum() for e in gathered))
 
@@ -529,3 +636,21 @@ def _swap_values(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Te
     finally:
         for name, p in parameters.items():
             p.data = before[name]
+
+
+@contextmanager
+def _swap_shards(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give the shards other values until the block ends: in place, where what gathers them reads."""
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    try:
+        for name, p in parameters.items():
+            read_local(p.data).copy_(read_local(values[name]))
+        yield
+    finally:
+        for name, p in parameters.items():
+            read_local(p.data).copy_(read_local(before[name]))
+
+
+def _copy_part(parameter: Tensor, whole: Tensor) -> None:
+    """Copy a whole tensor to a parameter, or this process's part of it to a shard."""
+    parameter.copy_(cut_like(whole, parameter) if isinstance(parameter, DTensor) else whole)

@@ -1,7 +1,8 @@
 """Muon: momentum whose every matrix is orthogonalised before it is applied (Jordan et al. 2024).
 
 ``torch.optim.Muon`` iterates in bfloat16, matrix after matrix, which on a CPU costs more than the backward pass of a
-small model. Here matrices of one shape go through the iteration together, in float32 there.
+small model. Here matrices of one shape go through the iteration together, in float32 there. Of matrices in shards each
+process orthogonalises the whole, and keeps its part.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agentrl.learner.sharding import cut_like, gather_tensor
 
 # A quintic whose iteration moves every singular value near 1, chosen for speed at 0 (Jordan et al. 2024).
 A, B, C = 3.4445, -4.7750, 2.0315
@@ -45,9 +49,10 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     shapes.setdefault(p.shape, []).append((p, self._momentum(p, p.grad, group["momentum"])))
             for shape, pairs in shapes.items():
-                updates = orthogonalize(torch.stack([update for _, update in pairs]))
+                updates = orthogonalize(torch.stack([gather_tensor(update) for _, update in pairs]))
                 scale = 0.2 * max(shape) ** 0.5
-                for (p, _), update in zip(pairs, updates, strict=True):
+                for (p, _), whole in zip(pairs, updates, strict=True):
+                    update = cut_like(whole, p) if isinstance(p, DTensor) else whole
                     p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
 
     def _momentum(self, p: Tensor, grad: Tensor, momentum: float) -> Tensor:

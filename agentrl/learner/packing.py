@@ -184,3 +184,14 @@ def _count_fitting(ordered: Sequence[list[int]], max_tokens_per_microbatch: int)
 
 def _build_batch(rows: Sequence[Sample], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
     return MicroBatch([rows[i] for i in members], [weights[i] for i in members])
+
+
+def estimate_cost(batch: MicroBatch) -> int:
+    """Estimate what a micro-batch costs, beside others: its tokens, shared ones once."""
+    return len(batch.forest.token_ids)
+
+
+def make_idle_row(row: Sample) -> Sample:
+    """Make a row of two tokens, of which the second is scored, and teaches nothing."""
+    ids = (list(row.token_ids) * 2)[:2]
+    return Sample(token_ids=ids, loss_mask=[0, 1], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])

@@ -53,6 +53,7 @@ class Update:
     shard: Sequence[tuple[MicroBatch, MicroBatchState]]
     bonus_tokens: float
     tokens: int  # of all rows, the prompts' too
+    idle: int = 0  # rounds in which this process has no micro-batch, and others have
 
 
 def cut_batch(

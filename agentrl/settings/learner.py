@@ -20,6 +20,7 @@ from agentrl.settings.values import (
 )
 from agentrl.types import Stop
 
+Sharding = Literal["full", "hybrid", "none"]
 LRSchedulerName = Literal[
     "constant",
     "constant_with_warmup",
@@ -106,6 +107,11 @@ class LearnerConfig(Section):
     cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, of weights in fewer bits too")
     bf16: bool = Field(False, description="multiply in bfloat16 while learning; weights and the rest stay in float32")
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")
+    sharding: Sharding = Field(
+        "full",
+        description="what several processes (torchrun) hold of the policy: full: a part each, hybrid: a part each of "
+        "those on a machine, none: all of it",
+    )
     optimizer_offload: bool = Field(
         False, description="what the optimizer holds is on the CPU while the engine samples; on one GPU with vLLM"
     )

@@ -6,6 +6,9 @@ import sys
 import warnings
 from dataclasses import fields, replace
 from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
 
 from agentrl.credit import AdvantageRule
 from agentrl.environments.curriculum import Curriculum, CurriculumSampler
@@ -17,13 +20,18 @@ from agentrl.learner.bf16_products import has_bf16_products
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.losses.objective import Objective
-from agentrl.learner.optimizers import OptimizerSource, adopt_optimizer, build_optimizers
+from agentrl.learner.optimizers import Optimizers, OptimizerSource, adopt_optimizer, build_optimizers
+from agentrl.learner.sharding import choose_shape
 from agentrl.models.policy import Policy
 from agentrl.rollout.engine_protocol import KeptTokensReporter
 from agentrl.settings.catalogue import bind_choices, find_entries
 from agentrl.settings.learner import LearnerConfig
 from agentrl.settings.registry import is_own
 from agentrl.settings.schema import TrainConfig
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 LONG = 1000  # tokens a row may have, from which on the product of its ratios says little
 # settings that leave tokens out, and their value for none
@@ -45,13 +53,27 @@ def build_learner(
     c, model = config.learner, policy.model
     if c.optimizer_offload and model.device.type == "cpu":
         raise ConfigError("learner.optimizer_offload: the policy is on the CPU, and so is its optimizer; leave it out")
-    entries = bind_choices("learner", c)
-    optimizers = (
-        build_optimizers(model, entries["optimizer"], c.lr) if optimizer is None else adopt_optimizer(model, optimizer)
-    )
+    bound = bind_choices("learner", c)["optimizer"]
+
+    def build(trained: PreTrainedModel | PeftModel) -> Optimizers:
+        return build_optimizers(trained, bound, c.lr) if optimizer is None else adopt_optimizer(trained, optimizer)
+
+    if choose_shape(c.sharding, process_group.world_size, process_group.local_size) is not None:
+        _check_shards(config, optimizer)
     betas = [c.beta, *(float(stage.learner.get("beta", 0.0)) for stage in config.stages)]
     settings = replace(build_loss_settings(config, spec), beta=max(betas))  # the reference is kept from the beginning
-    return Learner(model, optimizers, settings, process_group)
+    return Learner(model, build, settings, process_group, c.sharding)
+
+
+def _check_shards(config: TrainConfig, optimizer: OptimizerSource | None) -> None:
+    """Refuse optimizers that know nothing of shards."""
+    why = ""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        why = f"this {type(optimizer).__name__} was made of whole parameters; pass a function of the parameters to it"
+    elif optimizer is None and config.learner.optimizer == "adamw_8bit":
+        why = "bitsandbytes steps whole parameters; take learner.optimizer adamw"
+    if why:
+        raise ConfigError(f"learner.sharding {config.learner.sharding}: {why}, or learner.sharding none")
 
 
 def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:

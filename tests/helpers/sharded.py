@@ -1,0 +1,88 @@
+"""Updates of a policy in shards, to be compared with those of one process: run by torchrun, or alone.
+
+python -m tests.helpers.sharded OUT DTYPE CASE ...: what each case changed of the weights, by a step of SGD whose rate
+is 1, so that it is the gradient; written by rank 0. A case is such as ``lora-prefix-tied-beta``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from agentrl.learner.distributed import ProcessGroup, init_process_group
+from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.sharding import read_local
+from tests.helpers.tiny import qwen3
+from tests.learner.test_hidden_states import alike
+
+ADAPTERS, PACKINGS, HEADS = ("full", "lora"), ("prefix", "padded"), ("tied", "untied")
+TERMS: dict[str, dict[str, Any]] = {
+    "beta": {"beta": 0.1},
+    "entropy": {"entropy_coef": 0.01},
+    "quantile": {"top_entropy_quantile": 0.5},
+    "iterations": {"num_iterations": 2},
+}
+EVERY = ["-".join(case) for case in product(ADAPTERS, PACKINGS, HEADS, TERMS)]
+PAIRWISE = [  # each pair of choices is in one of them
+    *("full-prefix-tied-beta", "full-padded-untied-entropy", "lora-prefix-untied-quantile", "lora-padded-tied-beta"),
+    *("full-padded-tied-quantile", "full-prefix-untied-iterations", "lora-prefix-tied-entropy"),
+    *("lora-padded-untied-iterations", "full-padded-untied-beta", "lora-padded-untied-quantile"),
+    *("full-prefix-tied-iterations", "full-prefix-tied-quantile", "full-prefix-tied-entropy"),
+]
+
+
+def descend(lr: float) -> Callable[[nn.Module], list[torch.optim.Optimizer]]:
+    """Return the maker of an optimizer whose step is the gradient."""
+    return lambda policy: [torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=lr)]
+
+
+def build_policy(adapter: str, head: str, dtype: torch.dtype) -> Any:
+    policy = qwen3(tie_word_embeddings=head == "tied").to(dtype).eval()
+    if adapter == "full":
+        return policy
+    torch.manual_seed(1)
+    policy = get_peft_model(policy, LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:  # else it begins as nothing, and nothing flows into the other
+            nn.init.normal_(parameter, std=0.1)
+    return policy
+
+
+def learn(case: str, dtype: torch.dtype, group: ProcessGroup) -> dict[str, Any]:
+    """Make an update in every process; return what it changed, its metrics, and the share of bytes in this one."""
+    adapter, packing, head, term = case.split("-")
+    policy = build_policy(adapter, head, dtype)
+    whole = sum(p.nbytes for p in policy.parameters())
+    settings = LossSettings(threads=1, max_tokens_per_microbatch=100, max_grad_norm=1e9, packing=packing)
+    lr = 1e-3 if term == "iterations" else 1.0
+    before = {n: p.detach().clone() for n, p in policy.named_parameters() if p.requires_grad}
+    learner = Learner(policy, descend(lr), replace(settings, **TERMS[term]), group, "full")
+    share = sum(read_local(p).nbytes for p in learner.trained_policy.parameters()) / whole
+    if group.is_worker:
+        learner.run_worker()
+        return {"share": share}
+    metrics = learner.update(alike(3))
+    group.broadcast(None)
+    changed = {n: (before[n] - p.detach()) / lr for n, p in policy.named_parameters() if n in before}
+    return {"changed": changed, "metrics": metrics, "share": share, "old": learner.old_logprobs}
+
+
+def main() -> None:
+    out, dtype, *cases = sys.argv[1:]
+    group = init_process_group()
+    found = {case: learn(case, getattr(torch, dtype), group) for case in cases}
+    shares = group.all_gather({case: one["share"] for case, one in found.items()})
+    if not group.is_worker:
+        torch.save({"found": found, "shares": shares}, out)
+    group.destroy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A policy in shards: the gradients of one process, in a part of its memory.
+
+The whole matrix of cases runs where AGENTRL_EVERY_CASE is set (make long ARGS=sharding).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from agentrl import UserError
+from agentrl.learner.sharding import choose_shape, find_layers
+from tests.helpers.sharded import EVERY, PAIRWISE
+from tests.helpers.tiny import qwen3
+
+HERE = Path(__file__).parents[2]
+CASES = EVERY if os.environ.get("AGENTRL_EVERY_CASE") else PAIRWISE
+
+
+def run(processes: int, folder: Path, dtype: str, cases: list[str]) -> dict[str, Any]:
+    """Learn the cases in so many processes, and load what they came to."""
+    out = folder / f"{dtype}-{processes}.pt"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
+    words = [sys.executable, *launch, "-m", "tests.helpers.sharded", str(out), dtype, *cases]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1800, check=False, cwd=HERE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    loaded: dict[str, Any] = torch.load(out, weights_only=False)
+    return loaded
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Compute the relative L2 norm of a difference, over all parameters."""
+    off = sum(float((one[n].double() - other[n].double()).square().sum()) for n in one)
+    length = sum(float(one[n].double().square().sum()) for n in one)
+    return float((off / length) ** 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-9)])
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_the_gradients_of_one_process(
+    processes: int, dtype: str, bound: float, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cases = CASES if CASES is EVERY or processes == 2 else CASES[processes::4]
+    alone, many = run(1, tmp_path, dtype, cases), run(processes, tmp_path, dtype, cases)
+    worst = {}
+    for case in cases:
+        one, other = alone["found"][case], many["found"][case]
+        worst[case] = distance(one["changed"], other["changed"])
+        assert worst[case] < bound, case
+        assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-4, abs=1e-5)
+        for mine, whole in zip(one["old"], other["old"], strict=True):
+            torch.testing.assert_close(mine, whole, atol=1e-4, rtol=1e-4)
+        shares = [of[case] for of in many["shares"]]
+        assert sum(shares) == pytest.approx(1.0, abs=0.05)
+        assert max(shares) <= 1 / processes + 0.05
+    print(f"\n{dtype}, {processes} processes, {len(cases)} cases: at most {max(worst.values()):.1e} apart")
+
+
+def test_the_processes_have_a_shape() -> None:
+    assert choose_shape("full", 1, 1) is None
+    assert choose_shape("none", 8, 8) is None
+    assert choose_shape("full", 16, 8) == (16,)
+    assert choose_shape("hybrid", 16, 8) == (2, 8)
+    assert choose_shape("hybrid", 8, 8) == (8,)  # one machine
+    with pytest.raises(UserError, match="learner.sharding hybrid: 12 processes are no multiple of the 8"):
+        choose_shape("hybrid", 12, 8)
+
+
+def test_what_is_gathered_at_once_is_a_layer() -> None:
+    assert len(find_layers(qwen3())) == 3
+    bare: Any = nn.Module()
+    bare.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    bare.heads = nn.ModuleList([nn.Linear(2, 2)])
+    assert find_layers(bare) == list(bare.blocks)
