@@ -82,7 +82,7 @@ def _read_numbers(file: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) > 1}
 
 
-def estimate_owed_bytes(optimizers: Sequence[torch.optim.Optimizer], trained: Sequence[nn.Parameter]) -> int:
+def estimate_owed_bytes(optimizers: Sequence[torch.optim.Optimizer], trained: Sequence[Tensor]) -> int:
     """Estimate the bytes that training will still ask for: gradients, and two running means of each weight."""
     moments = 0 if any(optimizer.state for optimizer in optimizers) else 8
     return sum(p.numel() * (p.itemsize + moments) for p in trained)

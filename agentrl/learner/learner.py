@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import UserError
 from agentrl.learner.activation_memory import (
@@ -30,8 +27,8 @@ from agentrl.learner.activation_memory import (
     measure_kept_bytes,
     read_memory,
 )
-from agentrl.learner.bf16_products import find_linear_layers, multiply_in_bf16
 from agentrl.learner.distributed import ProcessGroup
+from agentrl.learner.forward_passes import ForwardPasses, swap_values
 from agentrl.learner.hidden_states import (
     PACKINGS,
     PADDED,
@@ -40,14 +37,12 @@ from agentrl.learner.hidden_states import (
     choose_plain_packing,
     prove_prefix_sharing,
 )
-from agentrl.learner.logprobs import token_logprobs
-from agentrl.learner.losses.losses import Tokens, entropy_threshold
+from agentrl.learner.losses.losses import Tokens
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import reduce_rows
 from agentrl.learner.optimizer_offload import OptimizerOffload
-from agentrl.learner.packing import MicroBatch, estimate_cost, make_idle_row
+from agentrl.learner.packing import MicroBatch, estimate_cost
 from agentrl.learner.router_balance import find_router_balance
-from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.learner.sharding import (
     ShardedPolicy,
     choose_shape,
@@ -103,8 +98,8 @@ class Learner:
 
     The reference of the KL term is the policy as it was given, with its adapter: a copy of the trained parameters.
 
-    In several processes the policy is cut into shards, of which each process trains its own (`agentrl.learner.sharding`).
-    ``policy`` stays whole in rank 0 and follows every update; in the others it is the shards.
+    In several processes the policy is cut into shards, and each trains its own (`agentrl.learner.sharding`). ``policy``
+    stays whole in rank 0 and follows every update; in the others it is the shards.
 
     Args:
         optimizers: of the policy's parameters; where those are cut, a function from the policy in shards to them.
@@ -145,8 +140,7 @@ class Learner:
         shares = self._plain is PADDED and settings.packing != "padded"
         self._packing = None if shares else self._plain  # None: not yet known
         self._reference = self._copy_trained() if settings.beta else None
-        self._layers = _find_checkpointed_layers(self.trained_policy) if settings.gradient_checkpointing else []
-        self._bf16_layers = find_linear_layers(unwrap_model(self.trained_policy)) if settings.bf16 else []
+        self._passes = ForwardPasses(self.trained_policy, self._lm_head, settings, self.process_group, self.shards)
         self._base_lrs = self.lrs
         self.offload = OptimizerOffload(self.trained_policy, self.optimizers) if settings.optimizer_offload else None
         if self.offload is not None:
@@ -200,7 +194,7 @@ class Learner:
     def use_weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Give the policy other weights, in this process alone, until the block ends."""
         trained = self._trained
-        with _swap_values(trained, {n: weights[n].to(p.device) for n, p in trained.items()}):
+        with swap_values(trained, {n: weights[n].to(p.device) for n, p in trained.items()}):
             yield
 
     @torch.no_grad()
@@ -315,7 +309,7 @@ class Learner:
             settings, lrs, packing, *rows = message
             self.settings = LossSettings(**settings)
             self._set_lrs(lrs)
-            with self._onloaded(), multiply_in_bf16(self._bf16_layers):
+            with self._onloaded(), self._passes.prepared(self.settings):
                 self._run_steps(PACKINGS[packing], *rows)
 
     def update(
@@ -362,7 +356,7 @@ class Learner:
         settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
         settings["max_tokens_per_microbatch"] = self._choose_max_tokens(packing, forwarded_rows)
         self.process_group.broadcast((settings, self.lrs, packing.name, forwarded_rows, forwarded_weights, numbers))
-        with self._onloaded(), multiply_in_bf16(self._bf16_layers):
+        with self._onloaded(), self._passes.prepared(self.settings):
             metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
         for i, values in zip(forwarded, learned, strict=True):
             self.learned[i] = values
@@ -376,19 +370,19 @@ class Learner:
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
         updates = [self._prepare(packing, *own) for own in cut_batch(rows, weights, numbers)]
         for update in updates[1:]:  # the policy before the first one is the old one of all
-            self._compute_old_logprobs(packing, update)
+            self._passes.compute_old_logprobs(packing, update)
         metrics, grad_norms = LossMetrics(), []
         total: Tensor | float = 0.0
         for _ in range(s.num_iterations):
             for update in updates:
                 for batch, state in update.shard:
-                    with packing.context(unwrap_model(self.trained_policy)), self._checkpoint_layers():
+                    with self._passes.differentiated(packing):
                         loss, batch_metrics = self._compute_loss(packing, batch, state, update)
                         loss.backward()  # type: ignore[no-untyped-call]
                     state.keep_gradients()
                     metrics.add(batch_metrics)
                     total = loss.detach().double() + total  # on the device: nobody waits for it
-                self._idle(packing, update, backward=True)
+                self._passes.idle(packing, update, backward=True)
                 grad_norms.append(self._step_optimizers())
         self._publish()
         own_learned = [[state.learned() for _, state in update.shard] for update in updates]
@@ -405,37 +399,16 @@ class Learner:
         batches = packing.pack(rows, weights, self._choose_max_tokens(packing, rows))
         if self.shards is not None:  # those of a round wait for each other
             batches = sorted(batches, key=estimate_cost, reverse=True)
-        own = self.process_group.shard(batches)
+        shard = [(batch, MicroBatchState()) for batch in self.process_group.shard(batches)]
         rounds = -(-len(batches) // self.process_group.world_size)
-        idle = rounds - len(own) if self.shards is not None else 0
-        update = Update(batches, [], 0.0, sum(len(r.token_ids) for r in rows), idle)
-        references = self._compute_references(packing, own, update)
-        shard = [(b, MicroBatchState(values)) for b, values in zip(own, references, strict=True)]
-        update = replace(update, shard=shard)
+        idle = rounds - len(shard) if self.shards is not None else 0
         bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
+        update = Update(batches, shard, bonus_tokens, sum(len(r.token_ids) for r in rows), idle)
+        if self._reference is not None and self.settings.beta:
+            self._passes.compute_ref_logprobs(packing, update, self._own, self._reference)
         if self.settings.top_entropy_quantile < 1.0:
-            bonus_tokens = self._mark_high_entropy(packing, update)
+            bonus_tokens = self._passes.mark_high_entropy(packing, update)
         return replace(update, bonus_tokens=bonus_tokens)
-
-    @torch.no_grad()
-    def _compute_old_logprobs(self, packing: Packing, update: Update) -> None:
-        if self.settings.top_entropy_quantile < 1.0:
-            return  # they were computed with the entropies
-        for batch, state in update.shard:
-            state.old_logprobs = self._compute_logprobs(packing, batch)[0]
-        self._idle(packing, update)
-
-    def _idle(self, packing: Packing, update: Update, *, backward: bool = False) -> None:
-        """Take part in the rounds that other processes have micro-batches for: two tokens, whose loss counts nothing."""
-        for _ in range(update.idle):
-            row = make_idle_row(update.batches[0].rows[0])
-            (batch,) = packing.pack([row], [0.0], 2)
-            with packing.context(unwrap_model(self.trained_policy)), self._checkpoint_layers():
-                logp, entropy = self._compute_logprobs(packing, batch)
-                if backward:
-                    ((logp.sum() + entropy.detach().sum()) * 0.0).backward()  # type: ignore[no-untyped-call]
-        if not backward and self.shards is not None:
-            self.shards.let_go()  # what was gathered may be another policy's
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -446,21 +419,6 @@ class Learner:
         for name, values in self.shards.gather():
             if not self.process_group.is_worker:
                 whole[name].copy_(values)
-
-    @contextmanager
-    def _checkpoint_layers(self) -> Iterator[None]:
-        """Let layers keep only their inputs for the backward pass, where gradient checkpointing is on.
-
-        transformers would do so in training mode alone, in which dropout is on.
-        """
-        own = [layer.forward for layer in self._layers]
-        for layer, forward in zip(self._layers, own, strict=True):
-            layer.forward = partial(checkpoint, forward, use_reentrant=False)
-        try:
-            yield
-        finally:
-            for layer, forward in zip(self._layers, own, strict=True):
-                layer.forward = forward
 
     def _step_optimizers(self) -> float:
         """Sum the gradients over all processes, clip them, and step; return their norm before clipping.
@@ -517,9 +475,9 @@ class Learner:
             tokens = len(batch.forest.token_ids) if packing is PREFIX else sum(map(len, batch.contexts))
             with packing.context(policy):
                 per_token = measure_kept_bytes(policy, lambda: packing.compute_states(self.policy, batch)) / tokens
-            if self._layers:  # each keeps its input; one at a time has all
-                inputs = len(self._layers) * policy.config.get_text_config().hidden_size * policy.dtype.itemsize
-                per_token = per_token / len(self._layers) + inputs
+            if layers := self._passes.checkpointed:  # each keeps its input; one at a time has all
+                inputs = len(layers) * policy.config.get_text_config().hidden_size * policy.dtype.itemsize
+                per_token = per_token / len(layers) + inputs
             total, free = read_memory(policy.device)
             free -= estimate_owed_bytes(self.optimizers, trained)
             free -= 0 if self.offload is None else self.offload.bytes_away
@@ -532,8 +490,8 @@ class Learner:
         """Compute a micro-batch's share of the step's loss. The entropy bonus is a mean over the step's tokens."""
         s = self.settings
         none: AbstractContextManager[list[Tensor]] = nullcontext([])
-        with none if self._balance is None else self._balance.record(self.policy) as router_logits:
-            logp, entropy = self._compute_logprobs(packing, batch)
+        with none if self._balance is None else self._balance.record(self.trained_policy) as router_logits:
+            logp, entropy = self._passes.compute_logprobs(packing, batch)
         state.old_logprobs = logp.detach() if state.old_logprobs is None else state.old_logprobs
         device = logp.device
         sampling, advantages, weights, index = (
@@ -559,96 +517,6 @@ class Learner:
             loss = loss + self._balance.coef * balance * tokens_here / update.tokens
             metrics.record_mean("aux_loss", balance, tokens_here)
         return loss, metrics
-
-    def _compute_logprobs(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Run the policy; return logprobs and entropies of the trained tokens, (trained,) each."""
-        if self.shards is None:
-            return self._score(packing, batch)
-        scores: tuple[Tensor, Tensor] = self.shards(partial(self._score, packing, batch))
-        return scores
-
-    def _score(self, packing: Packing, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        states = packing.compute_states(self.trained_policy, batch)
-        targets, has_bonus = copy_to_device(batch.targets, states.device), bool(self.settings.entropy_coef)
-        rules, penalty = None, self.settings.repetition_penalty
-        if penalty != 1.0 or not batch.keeps_all:
-            rules = SamplingRules(batch, penalty)
-        temperature = self.settings.temperature
-        gradient_dtype = torch.bfloat16 if self._bf16_layers else None
-        return token_logprobs(
-            *(self._lm_head, states, targets, temperature),
-            rules=rules,
-            entropy_gradient=has_bonus,
-            gradient_dtype=gradient_dtype,
-        )
-
-    @torch.no_grad()
-    def _compute_references(
-        self, packing: Packing, batches: Sequence[MicroBatch], update: Update
-    ) -> Sequence[Tensor | None]:
-        """Compute the reference's logprobs of micro-batches, (trained,) each; None where there is no KL term."""
-        if self._reference is None or not self.settings.beta:
-            return [None] * len(batches)
-        swapped = _swap_values if self.shards is None else _swap_shards
-        with swapped(self._own, self._reference):
-            found = [self._compute_logprobs(packing, batch)[0] for batch in batches]
-            self._idle(packing, update)
-        return found
-
-    @torch.no_grad()
-    def _mark_high_entropy(self, packing: Packing, update: Update) -> float:
-        """Mark the step's tokens of the highest entropy, in a forward pass of its own; return how many there are.
-
-        Each process passes its own micro-batches; the threshold is that of all.
-        """
-        for batch, state in update.shard:
-            state.old_logprobs, state.high_entropy_mask = self._compute_logprobs(packing, batch)
-        self._idle(packing, update)
-        entropies = [s.high_entropy_mask.cpu() for _, s in update.shard if s.high_entropy_mask is not None]
-        gathered = [e for own in self.process_group.all_gather(entropies) for e in own]
-        threshold = entropy_threshold(torch.cat(gathered), self.settings.top_entropy_quantile)
-        for (_, state), entropy in zip(update.shard, entropies, strict=True):
-            state.high_entropy_mask = (entropy >= threshold).to(state.high_entropy_mask)
-        return float(sum((e >= threshold).sum() for e in gathered))
-
-
-def _find_checkpointed_layers(policy: PreTrainedModel | PeftModel) -> list[nn.Module]:
-    """Find the layers that can keep only their inputs, and compute the rest again.
-
-    Raises:
-        UserError: the model has no such layers.
-    """
-    model = unwrap_model(policy)
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not (model.supports_gradient_checkpointing and layers):
-        raise UserError(f"learner.gradient_checkpointing: {type(model).__name__} does not support it; leave it out")
-    return layers
-
-
-@contextmanager
-def _swap_values(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give the parameters other values until the block ends."""
-    before = {name: p.data for name, p in parameters.items()}
-    try:
-        for name, p in parameters.items():
-            p.data = values[name]
-        yield
-    finally:
-        for name, p in parameters.items():
-            p.data = before[name]
-
-
-@contextmanager
-def _swap_shards(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give the shards other values until the block ends: in place, where what gathers them reads."""
-    before = {name: p.detach().clone() for name, p in parameters.items()}
-    try:
-        for name, p in parameters.items():
-            read_local(p.data).copy_(read_local(values[name]))
-        yield
-    finally:
-        for name, p in parameters.items():
-            read_local(p.data).copy_(read_local(before[name]))
 
 
 def _copy_part(parameter: Tensor, whole: Tensor) -> None:

@@ -94,8 +94,7 @@ def find_layers(model: PreTrainedModel) -> list[nn.Module]:
     inside = {id(part) for layer in layers for part in layer.modules() if part is not layer}
     if layers:
         return [layer for layer in layers if id(layer) not in inside]
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return list(max(lists, key=len, default=nn.ModuleList()))
+    return max((list(m) for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=[])
 
 
 def _check_shardable(model: PreTrainedModel) -> None:

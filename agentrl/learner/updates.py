@@ -16,7 +16,7 @@ from agentrl.types import Sample
 class MicroBatchState:
     """Tensors of a micro-batch's trained tokens, (trained,) each, that stay the same over all iterations."""
 
-    ref_logprobs: Tensor | None
+    ref_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     high_entropy_mask: Tensor | None = None
     _first: Tensor | None = None  # logprobs of the first iteration, until it is over

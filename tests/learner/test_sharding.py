@@ -70,7 +70,7 @@ def test_the_processes_have_a_shape() -> None:
     assert choose_shape("full", 16, 8) == (16,)
     assert choose_shape("hybrid", 16, 8) == (2, 8)
     assert choose_shape("hybrid", 8, 8) == (8,)  # one machine
-    with pytest.raises(UserError, match="learner.sharding hybrid: 12 processes are no multiple of the 8"):
+    with pytest.raises(UserError, match=r"learner\.sharding hybrid: 12 processes are no multiple of the 8"):
         choose_shape("hybrid", 12, 8)
 
 
