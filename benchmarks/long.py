@@ -25,6 +25,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
     "warm-starts": ["benchmarks/warm_starts.py"],
+    "sharding": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_sharding.py"],
     "versions-low": QUICK,
     "versions-high": QUICK,
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
@@ -32,6 +33,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
 PYTHONS = {f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("low", "high")}  # made by `make versions`
 ENVIRONMENT = {  # what the tests leave out
     "AGENTRL_EVERY_VERB": "1",
+    "AGENTRL_EVERY_CASE": "1",
     "AGENTRL_MUTATED_CALLS": "100000",
     "AGENTRL_EPISODES": "100000",
     "AGENTRL_SEEDS": "5",

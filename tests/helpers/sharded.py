@@ -1,7 +1,8 @@
 """Updates of a policy in shards, to be compared with those of one process: run by torchrun, or alone.
 
 python -m tests.helpers.sharded OUT DTYPE CASE ...: what each case changed of the weights, by a step of SGD whose rate
-is 1, so that it is the gradient; written by rank 0. A case is such as ``lora-prefix-tied-beta``.
+is 1, so that it is the gradient; written by rank 0. A case is such as ``lora-prefix-tied-beta``. With ``go-on SAVED``
+for the two last, the weights of a third update, behind two that were saved.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 
 from agentrl.learner.distributed import ProcessGroup, init_process_group
 from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.sharding import read_local
 from tests.helpers.tiny import qwen3
 from tests.learner.test_hidden_states import alike
@@ -74,13 +77,38 @@ def learn(case: str, dtype: torch.dtype, group: ProcessGroup) -> dict[str, Any]:
     return {"changed": changed, "metrics": metrics, "share": share, "old": learner.old_logprobs}
 
 
+def go_on(saved: str, group: ProcessGroup) -> dict[str, Any]:
+    """Make two updates and save; or load what another number of processes saved then, and make the third."""
+    policy = build_policy("full", "tied", torch.float32)
+    settings = LossSettings(threads=1, max_tokens_per_microbatch=100, beta=0.1)
+    learner = Learner(policy, lambda p: make_optimizers(p, "muon", 1e-3), settings, group, "full")
+    if group.is_worker:
+        learner.run_worker()
+        return {}
+    if Path(saved).exists():
+        learner.load(torch.load(saved, weights_only=False))
+    else:
+        for seed in (1, 2):
+            learner.update(alike(seed))
+        torch.save(learner.state(), saved)
+    learner.update(alike(3))
+    group.broadcast(None)
+    return {n: p.detach().clone() for n, p in policy.named_parameters()}
+
+
 def main() -> None:
     out, dtype, *cases = sys.argv[1:]
     group = init_process_group()
-    found = {case: learn(case, getattr(torch, dtype), group) for case in cases}
-    shares = group.all_gather({case: one["share"] for case, one in found.items()})
+    if dtype == "go-on":
+        found = go_on(cases[0], group)
+        if not group.is_worker:
+            torch.save(found, out)
+        group.destroy()
+        return
+    learned = {case: learn(case, getattr(torch, dtype), group) for case in cases}
+    shares = group.all_gather({case: one["share"] for case, one in learned.items()})
     if not group.is_worker:
-        torch.save({"found": found, "shares": shares}, out)
+        torch.save({"found": learned, "shares": shares}, out)
     group.destroy()
 
 

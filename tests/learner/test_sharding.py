@@ -64,6 +64,15 @@ def test_the_gradients_of_one_process(
     print(f"\n{dtype}, {processes} processes, {len(cases)} cases: at most {max(worst.values()):.1e} apart")
 
 
+@pytest.mark.slow
+def test_what_two_processes_saved_any_number_goes_on_with(tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved.pt")
+    whole = run(2, tmp_path, "go-on", [saved])
+    for processes in (1, 3, 4):
+        other = run(processes, tmp_path, "go-on", [saved])
+        assert distance(whole, other) < 1e-6
+
+
 def test_the_processes_have_a_shape() -> None:
     assert choose_shape("full", 1, 1) is None
     assert choose_shape("none", 8, 8) is None
