@@ -188,4 +188,11 @@ def _render(
         say(f"{why.total()} of {len(demonstrations)} demonstrations are left out, such as {first}")
     turns, tokens = sum(t.turns for t in episodes), sum(t.sampled_tokens for t in episodes)
     say(f"{len(episodes)} demonstrations, {turns} turns, {tokens:,} tokens to learn")
+    longest = [max(len(s.token_ids) for s in t.segments if s.author == "model") for t in episodes]
+    limit = resources.config.rollout.max_tokens
+    if longer := sum(n > limit for n in longest):
+        say(
+            f"{longer} of them have turns of up to {max(longest)} tokens, and a turn that is sampled ends after {limit}: "
+            f"--rollout.max_tokens {max(longest)}"
+        )
     return episodes

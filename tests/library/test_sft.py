@@ -199,3 +199,10 @@ def test_an_environment_without_an_expert_says_so(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="has no expert: write `async def expert"):
         sft("gym:FrozenLake-v1", steps=1, verbose=False)
+
+
+def test_a_turn_longer_than_one_that_is_sampled_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few: dict[str, Any] = {"rollout": {"max_tokens": 8}, "eval": {"every": 0, "final_tasks": 1}}
+    sft("math-tools", steps=1, sft={"tasks": 4}, run={"dir": str(tmp_path / "run")}, **few)
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "a turn that is sampled ends after 8: --rollout.max_tokens" in said
