@@ -192,7 +192,7 @@ def _render(
     limit = resources.config.rollout.max_tokens
     if longer := sum(n > limit for n in longest):
         say(
-            f"{longer} of them have turns of up to {max(longest)} tokens, and a turn that is sampled ends after {limit}: "
+            f"{longer} of them have turns of up to {max(longest)} tokens, and one that is sampled ends after {limit}: "
             f"--rollout.max_tokens {max(longest)}"
         )
     return episodes

@@ -205,4 +205,4 @@ def test_a_turn_longer_than_one_that_is_sampled_is_told_of(tmp_path: Path, capsy
     few: dict[str, Any] = {"rollout": {"max_tokens": 8}, "eval": {"every": 0, "final_tasks": 1}}
     sft("math-tools", steps=1, sft={"tasks": 4}, run={"dir": str(tmp_path / "run")}, **few)
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "a turn that is sampled ends after 8: --rollout.max_tokens" in said
+    assert "one that is sampled ends after 8: --rollout.max_tokens" in said
