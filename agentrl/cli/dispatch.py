@@ -21,6 +21,7 @@ VERBS = {  # each one's module is named as the verb, and has its `Command` as CO
     "sft": "fine-tune a model on demonstrations, as a warm start",
     "eval": "evaluate a model on an environment's held-out tasks",
     "compare": "compare evaluations task by task, with paired intervals",
+    "plan": "plan a training on GPUs: memory, time, how to divide them",
     "serve": "start a vLLM server for --engine server",
     "serve-tools": "serve tools to any MCP client",
     "rescore": "score a run's stored episodes again, offline",

@@ -21,7 +21,7 @@ from agentrl.models.lm_head import LmHead
 
 LOGITS_BYTES = 512 << 20  # of the logits that exist at once
 BLOCK_BYTES = 2 << 20  # of the logits that are worked on at once: what a core's cache holds
-CUDA_BLOCK_BYTES = 64 << 20
+CUDA_BLOCK_BYTES = 64 << 20  # a kernel of a GPU wants many at once
 LEFT_OUT = -1e30  # the logit of a token that was not kept: finite, so that 0 times it is 0
 
 
@@ -166,7 +166,7 @@ class _Distribution:
 
 def _split(logits: Tensor) -> list[tuple[int, Tensor]]:
     """Split logits into blocks of rows, each with the number of its first."""
-    size = CUDA_BLOCK_BYTES if logits.is_cuda else BLOCK_BYTES
+    size = BLOCK_BYTES if logits.device.type == "cpu" else CUDA_BLOCK_BYTES
     rows = max(size // (4 * logits.shape[-1]), 1)
     return [(at, logits[at : at + rows]) for at in range(0, max(len(logits), 1), rows)]
 

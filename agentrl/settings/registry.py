@@ -19,7 +19,7 @@ from agentrl.errors import ContractError, UserError, describe_raised, suggest
 from agentrl.settings.entries import Entry, as_entry
 
 EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine", "call_format"]
-_PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher"]
+_PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher", "gpu"]
 RegistryKind = _PlainKind | EntryKind
 _OWN = "agentrl-gym"  # the distribution whose names no other package takes
 _GROUPS = {"loss": "losses", "importance_sampling": "importance_sampling"}  # entry points of any other kind end in s

@@ -7,6 +7,9 @@ layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -120,9 +123,23 @@ class SdpaLayout:
         return torch.cat([siblings.attend(q, k, v, nodes, window, scale) for siblings, q, k, v in parts])
 
 
-def build_layout(forest: PrefixForest, device: torch.device) -> SdpaLayout | FlexLayout:
+class Layout(Protocol):
+    """A forest on a device, and the attention over it."""
+
+    token_ids: Tensor  # (1, tokens)
+    positions: Tensor
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """Compute attention, (tokens, heads, dim) to the same."""
+        ...
+
+
+LAYOUTS: dict[str, Callable[[PrefixForest, torch.device], Layout]] = {"cuda": FlexLayout}  # by the kind of device
+
+
+def build_layout(forest: PrefixForest, device: torch.device) -> Layout:
     """Lay a forest out for the attention that is quickest on the device."""
-    return FlexLayout(forest, device) if device.type == "cuda" else SdpaLayout(forest, device)
+    return LAYOUTS.get(device.type, SdpaLayout)(forest, device)
 
 
 def _attend_forest(
@@ -133,7 +150,7 @@ def _attend_forest(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    forest: SdpaLayout | FlexLayout | None = None,
+    forest: Layout | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Implement transformers' attention interface: (1, tokens, heads, dim)."""

@@ -1,0 +1,92 @@
+"""The memory of a learner's GPU, alone or as one of many that hold shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.planning.shapes import Shape
+
+GIB = 1 << 30
+MASTER, GRADIENT = 4, 4  # bytes of a trained parameter in shards: single precision, whatever is computed in
+MOMENTS = {"adamw_8bit": 2, "muon": 4}  # an optimizer's running means, of a trained parameter; AdamW's are two
+APART = 0.06  # of a GPU: contexts, communication, and what an allocator cannot fill
+
+
+@dataclass(frozen=True)
+class LearnerMemory:
+    """Bytes of one of the learner's GPUs, by what they are for.
+
+    Args:
+        kept: between updates; ``away``: of these, what the CPU has while the engine samples.
+        learning: beside them, in an update.
+    """
+
+    kept: Mapping[str, float]
+    learning: Mapping[str, float]
+    away: float = 0.0
+
+    @property
+    def sampling(self) -> float:
+        """Return what the GPU holds while the engine samples."""
+        return sum(self.kept.values()) - self.away
+
+    @property
+    def peak(self) -> float:
+        """Return the most that an update takes."""
+        return sum(self.kept.values()) + sum(self.learning.values())
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training of a model: the parameters that are trained, and how.
+
+    Args:
+        trained, frozen: parameters.
+        itemsize: bytes of a weight as it is computed with.
+        passing: bytes of a micro-batch's activations and logits, as the learner's own update makes them.
+    """
+
+    trained: int
+    frozen: int
+    itemsize: int
+    optimizer: str
+    passing: float
+    has_reference: bool = False
+    offloads: bool = False
+
+    @property
+    def moments(self) -> int:
+        """Return the bytes of the optimizer's running means, of a trained parameter."""
+        return MOMENTS.get(self.optimizer, 8)
+
+
+def count_alone(t: Training) -> LearnerMemory:
+    """Count the memory of a learner that holds everything."""
+    master = MASTER if t.itemsize < MASTER else 0
+    optimizer = t.trained * (master + t.moments)
+    kept = {"weights": (t.trained + t.frozen) * t.itemsize, "optimizer": optimizer}
+    if t.has_reference:
+        kept["reference"] = t.trained * t.itemsize
+    gradients = t.trained * t.itemsize
+    step = t.trained * master  # the gradients of the single-precision weights, when all activations are gone
+    learning = {"gradients": gradients, "activations and logits, or the step": max(t.passing, step)}
+    return LearnerMemory(kept, learning, optimizer if t.offloads else 0.0)
+
+
+def count_sharded(t: Training, shape: Shape, shards: int) -> LearnerMemory:
+    """Count the memory of one of ``shards`` GPUs: a layer is gathered, with the next one, and what is in no layer."""
+    optimizer = t.trained * t.moments / shards
+    kept = {"weights": (t.trained + t.frozen) * MASTER / shards, "optimizer": optimizer}
+    if t.has_reference:
+        kept["reference"] = t.trained * MASTER / shards
+    share = t.trained / (t.trained + t.frozen)
+    gathered = (2 * shape.layer + shape.root) * t.itemsize
+    reduced = share * (max(shape.layer, shape.root) * GRADIENT + shape.layer * t.itemsize)
+    learning = {
+        "gradients": t.trained * GRADIENT / shards,
+        "gathered": gathered,
+        "reduced": reduced,
+        "activations and logits": t.passing,
+    }
+    return LearnerMemory(kept, learning, optimizer if t.offloads else 0.0)
