@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from agentrl.planning.shapes import Shape
 
 GIB = 1 << 30
+WHOLE = "whole policy"
 MASTER, GRADIENT = 4, 4  # bytes of a trained parameter in shards: single precision, whatever is computed in
 MOMENTS = {"adamw_8bit": 2, "muon": 4}  # an optimizer's running means, of a trained parameter; AdamW's are two
+FIRST_KEEPS_WHOLE = True  # the first process has the policy beside its shards, for the engines (learner/sharding)
 APART = 0.06  # of a GPU: contexts, communication, and what an allocator cannot fill
 
 
@@ -75,11 +77,13 @@ def count_alone(t: Training) -> LearnerMemory:
 
 
 def count_sharded(t: Training, shape: Shape, shards: int) -> LearnerMemory:
-    """Count the memory of one of ``shards`` GPUs: a layer is gathered, with the next one, and what is in no layer."""
+    """Count the memory of the first of ``shards`` GPUs: a layer is gathered, the next one, and what is in no layer."""
     optimizer = t.trained * t.moments / shards
     kept = {"weights": (t.trained + t.frozen) * MASTER / shards, "optimizer": optimizer}
     if t.has_reference:
         kept["reference"] = t.trained * MASTER / shards
+    if FIRST_KEEPS_WHOLE:
+        kept[WHOLE] = (t.trained + t.frozen) * t.itemsize
     share = t.trained / (t.trained + t.frozen)
     gathered = (2 * shape.layer + shape.root) * t.itemsize
     reduced = share * (max(shape.layer, shape.root) * GRADIENT + shape.layer * t.itemsize)

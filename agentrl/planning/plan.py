@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.learner.learner import LossSettings
 from agentrl.models import lora
 from agentrl.planning.gpus import Cluster
-from agentrl.planning.memory import APART, GIB, LearnerMemory, Training, count_alone, count_sharded
+from agentrl.planning.memory import APART, GIB, WHOLE, LearnerMemory, Training, count_alone, count_sharded
 from agentrl.planning.sampling import VLLM_SHARE, Sampling, plan_sampling
 from agentrl.planning.shapes import Shape, build_meta_model, find_config, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing
@@ -110,7 +110,11 @@ class Planner:
         return wrapped
 
     def measure_training(self) -> Training:
-        """Measure what an update takes, from the learner's own on tensors without values."""
+        """Measure what an update takes, from the learner's own on tensors without values.
+
+        Raises:
+            UserError: the model's own code cannot go without values.
+        """
         c, policy = self.config.learner, self.build_policy()
         trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
         frozen = sum(p.numel() for p in policy.parameters() if not p.requires_grad)
@@ -123,7 +127,14 @@ class Planner:
         )
         rows = make_rows(self.tokens, self.work.context, self.work.sampled)
         optimizer = "adamw" if c.optimizer not in ("adamw", "muon") else c.optimizer
-        passing = measure_passing(self.build_policy, settings, optimizer, rows)
+        try:
+            passing = measure_passing(self.build_policy, settings, optimizer, rows)
+        except (RuntimeError, NotImplementedError) as error:  # of code that wants values, or knows no such device
+            adapter = ", with an adapter" if self.config.lora.rank else ""
+            raise UserError(
+                f"model {self.config.model}{adapter}: its update cannot be gone through without values: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
         return Training(trained, frozen, self.dtype.itemsize, c.optimizer, passing, bool(c.beta), c.optimizer_offload)
 
     def plan(self, cluster: Cluster, samplers: int | None = None) -> TrainingPlan:
@@ -146,7 +157,7 @@ class Planner:
         fitting = [d for d in made if d.fits]
         if fitting:
             return min(fitting, key=lambda d: d.step_s)
-        return min(made, key=lambda d: (d.sampling is None, d.memory.peak))
+        return min(made, key=lambda d: (d.sampling is None, round(d.memory.peak / d.memory_limit, 1), d.step_s))
 
     def _list_learners(self, cluster: Cluster, samplers: int | None) -> list[int]:
         """List how many GPUs may learn: 0 where the only one does both."""
@@ -169,9 +180,8 @@ class Planner:
         usable = gpu.memory_gib * GIB * (1 - APART)
         shared = learners == 0
         learners = max(learners, 1)
-        shards = learners if learners <= 1 or getattr(c.learner, "sharding", "full") != "none" else 1
-        if getattr(c.learner, "sharding", "full") == "hybrid":
-            shards = min(learners, gpu.a_machine)
+        sharding = "none" if c.learner.optimizer == "adamw_8bit" or c.lora.quantize else c.learner.sharding
+        shards = {"full": learners, "hybrid": min(learners, gpu.a_machine), "none": 1}[sharding]
         memory = count_alone(training) if shards == 1 else count_sharded(training, self.shape, shards)
         room = usable - memory.sampling if shared else gpu.memory_gib * GIB * VLLM_SHARE
         if shared and (share := getattr(c.engine, "gpu_share", None)) is not None:
@@ -214,7 +224,7 @@ class Planner:
         if c.dtype == "float32":
             tries.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
         if c.lora.rank is None:
-            if c.learner.optimizer == "adamw":
+            if c.learner.optimizer == "adamw" and cluster.count == 1:  # it cannot be cut into shards
                 tries.append(("--learner.optimizer adamw_8bit", {"learner.optimizer": "adamw_8bit"}))
             tries.append(("--lora.rank 16", {"lora.rank": 16}))
         cheap = [t for t in tries if "lora.rank" not in t[1]]
@@ -235,8 +245,11 @@ class Planner:
                 break
 
     def fits_on(self, cluster: Cluster, samplers: int | None) -> bool:
-        """Return True if the training fits."""
-        return self._choose(cluster, self.measure_training(), samplers).fits
+        """Return True if the training fits, and that can be told."""
+        try:
+            return self._choose(cluster, self.measure_training(), samplers).fits
+        except UserError:
+            return False
 
     def _with(self, settings: dict[str, object]) -> Planner:
         """Return a planner whose settings are these ones."""
@@ -312,7 +325,7 @@ def _format_memory(plan: TrainingPlan) -> list[str]:
     away = f" ({memory.away / GIB:.1f} on the CPU while vLLM samples)" if memory.away else ""
     row = max(plan.tokens, plan.work.context)
     return [
-        f"a learner's GPU, GiB: {kept}{away}",
+        f"the learner's first GPU, GiB: {kept}{away}",
         f"in an update: {learning}, with {row:,} tokens at once",
     ]
 
@@ -325,6 +338,12 @@ def _say_overlap(division: Division) -> str:
 
 def _say_lack(plan: TrainingPlan) -> str:
     d, gib = plan.division, plan.cluster.gpu.memory_gib
+    whole = d.memory.kept.get(WHOLE, 0.0)
+    if d.memory.peak > d.memory_limit > d.memory.peak - whole:
+        return (
+            f"the learner's first process keeps the policy whole beside its shards, {whole / GIB:.0f} GiB of a GPU "
+            f"that has {d.memory_limit / GIB:.0f} for all"
+        )
     if d.memory.peak > d.memory_limit:
         return f"the learner needs {d.memory.peak / GIB:.0f} GiB of a GPU that has {d.memory_limit / GIB:.0f} for it"
     if d.shared:

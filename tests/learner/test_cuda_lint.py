@@ -35,8 +35,8 @@ OF_THE_HOST = (  # of tensors that never leave the host's memory
     "learner/prefix_tree/attention.py __init__",  # the layout of a CPU, which stands in for the kernel here
 )
 QUANTILE = {
-    "learner/learner.py <listcomp>: Tensor.cpu": "entropies, behind a forward pass of their own",
-    "learner/learner.py _mark_high_entropy: _local_scalar_dense": "the count of the tokens that are trained",
+    "learner/forward_passes.py <listcomp>: Tensor.cpu": "entropies, behind a forward pass of their own",
+    "learner/forward_passes.py mark_high_entropy: _local_scalar_dense": "the count of the tokens that are trained",
 }
 PADDED = {
     "learner/hidden_states.py _compute_padded_states: _local_scalar_dense": "transformers looks for packed sequences",

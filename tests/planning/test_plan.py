@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from transformers import Qwen3Config
 from agentrl.cli.dispatch import main
 from agentrl.errors import ConfigError, ContractError, UserError
 from agentrl.learner.learner import LossSettings
+from agentrl.learner.sharding import shard_policy
+from agentrl.planning import memory
 from agentrl.planning.gpus import GPUS, Gpu, find_gpu, parse_cluster
 from agentrl.planning.memory import GIB, Training, count_alone, count_sharded
 from agentrl.planning.plan import Division, Planner, describe_plan
@@ -86,9 +89,9 @@ def test_the_kept_bytes_alone_are_those_of_the_learner() -> None:
     measured = step()
     model = build_meta_model(Qwen3Config(**SHAPE | {"vocab_size": 5000, "num_hidden_layers": 4}), torch.bfloat16)
     parameters = sum(p.numel() for p in model.parameters())
-    memory = count_alone(Training(parameters, 0, 2, "adamw", measured.passing))
-    assert memory.sampling == pytest.approx(measured.kept, rel=0.01)
-    assert memory.peak == pytest.approx(measured.peak, rel=0.15)
+    alone = count_alone(Training(parameters, 0, 2, "adamw", measured.passing))
+    assert alone.sampling == pytest.approx(measured.kept, rel=0.01)
+    assert alone.peak == pytest.approx(measured.peak, rel=0.15)
     assert count_alone(Training(parameters, 0, 2, "adamw", 0, offloads=True)).sampling == 2 * parameters
 
 
@@ -100,12 +103,17 @@ def test_shards_of_8b_on_8_gpus_leave_room_for_vllm_at_a_share_of_4_tenths() -> 
         "adamw",
         make_rows(8192, 2048, 700),
     )
-    memory = count_sharded(Training(shape.parameters, 0, 2, "adamw", passing), shape, 8)
-    assert memory.peak <= 80 * GIB
-    assert memory.sampling + 0.4 * 80 * GIB <= 80 * GIB
-    kept = sum(memory.kept.values()) + memory.learning["gradients"]
+    one = count_sharded(Training(shape.parameters, 0, 2, "adamw", passing), shape, 8)
+    assert one.peak <= 80 * GIB
+    assert one.sampling + 0.4 * 80 * GIB <= 80 * GIB
+    kept = one.kept["weights"] + one.kept["optimizer"] + one.learning["gradients"]
     assert kept == pytest.approx(16 * shape.parameters / 8)
     assert 1 * GIB < passing < 5 * GIB
+
+
+def test_the_first_process_keeps_the_policy_whole_as_long_as_it_does() -> None:
+    """Whoever changes that changes `FIRST_KEEPS_WHOLE`, and the plans on docs/scaling.md."""
+    assert ("keep" in signature(shard_policy).parameters) == memory.FIRST_KEEPS_WHOLE
 
 
 def test_times_are_those_of_the_paper_plan() -> None:
