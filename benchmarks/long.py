@@ -26,6 +26,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
     "warm-starts": ["benchmarks/warm_starts.py"],
     "sharding": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_sharding.py"],
+    "rank-kills": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_rank_kills.py"],
     "versions-low": QUICK,
     "versions-high": QUICK,
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
@@ -34,6 +35,7 @@ PYTHONS = {f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("lo
 ENVIRONMENT = {  # what the tests leave out
     "AGENTRL_EVERY_VERB": "1",
     "AGENTRL_EVERY_CASE": "1",
+    "AGENTRL_RANK_KILLS": "25",
     "AGENTRL_MUTATED_CALLS": "100000",
     "AGENTRL_EPISODES": "100000",
     "AGENTRL_SEEDS": "5",

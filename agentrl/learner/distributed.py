@@ -2,30 +2,34 @@
 
 Rank 0 rolls out, and broadcasts the rows to learn from. Each rank takes its shard of the micro-batches. Their losses
 are shares of one sum, whose weights were fixed for the whole step before it was divided, so gradients are summed, not
-averaged. Every rank then makes the same optimizer step: the copies of the policy stay the same, bit by bit.
+averaged. Every rank then steps its part of the policy (`agentrl.learner.sharding`), or the same whole one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
 
+from agentrl.errors import UserError
+from agentrl.learner.roll_call import RollCall
 from agentrl.runtime.interruption import ignore_signals
 
 T = TypeVar("T")
-TIMEOUT = timedelta(hours=24)  # rollouts may take long; torchrun ends every process where one dies
+TIMEOUT = timedelta(hours=24)  # rollouts may take long; who is gone is found by the roll call, and by torchrun
+_LOST = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Timed out waiting", "Broken pipe")
 
 
 class ProcessGroup:
     """This process among the others: its rank, and the collectives of the learner. A single process needs none."""
 
-    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank: int = 0, world_size: int = 1, roll_call: RollCall | None = None) -> None:
+        self.rank, self.world_size, self._roll_call = rank, world_size, roll_call
 
     @property
     def is_worker(self) -> bool:
@@ -80,12 +84,38 @@ class ProcessGroup:
 
     def destroy(self) -> None:
         """Leave the process group."""
+        if self._roll_call is not None:
+            self._roll_call.close()
         if self.world_size > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
 
 
-def init_process_group() -> ProcessGroup:
-    """Join the process group that torchrun describes in the environment; a single process without it."""
+def is_restarted() -> bool:
+    """Return True in a process that torchrun started again (``--max-restarts``)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def explain_lost_processes() -> Iterator[None]:
+    """Turn the error of a collective whose other side is gone into a UserError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(word in str(error) for word in _LOST):
+            raise
+        raise UserError(
+            "another one of the learner's processes is gone, in the middle of a step "
+            f"({str(error).strip().splitlines()[-1]:.200}); what is saved is in the run's checkpoints: "
+            "agentrl train --resume RUN, or torchrun --max-restarts N begins there by itself"
+        ) from None
+
+
+def init_process_group(rank_timeout_s: float | None = None) -> ProcessGroup:
+    """Join the process group that torchrun describes in the environment; a single process without it.
+
+    Args:
+        rank_timeout_s: how long a process may be silent before the others name it, and end.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         return ProcessGroup()
@@ -96,4 +126,8 @@ def init_process_group() -> ProcessGroup:
     if rank:
         ignore_signals()  # rank 0 decides when all end
     distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
-    return ProcessGroup(rank, world_size)
+    roll_call = None
+    if rank_timeout_s is not None:
+        store: Any = distributed.distributed_c10d._get_default_store()
+        roll_call = RollCall(store.clone(), rank, world_size, rank_timeout_s)  # a connection of its own
+    return ProcessGroup(rank, world_size, roll_call)

@@ -112,6 +112,9 @@ class LearnerConfig(Section):
         description="what several processes (torchrun) hold of the policy: full: a part each, hybrid: a part each of "
         "those on a machine, none: all of it",
     )
+    rank_timeout_s: float = Field(
+        300.0, gt=0, description="seconds without a sign of life of one of several processes, until the others end"
+    )
     optimizer_offload: bool = Field(
         False, description="what the optimizer holds is on the CPU while the engine samples; on one GPU with vLLM"
     )

@@ -16,7 +16,12 @@ from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, UserError
 from agentrl.evaluation.sets import build_sets, hold_open
-from agentrl.learner.distributed import ProcessGroup, init_process_group
+from agentrl.learner.distributed import (
+    ProcessGroup,
+    explain_lost_processes,
+    init_process_group,
+    is_restarted,
+)
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
@@ -74,16 +79,19 @@ def run_config(
     compute_lr_scale(config)  # refuses what no schedule can be made of
     trackers.check_trackers(config.run.trackers)
     check_engine_processes(config.engine, deterministic=config.deterministic)
-    process_group, result = init_process_group(), None
+    process_group, result = init_process_group(config.learner.rank_timeout_s), None
+    if is_restarted() and config.run.dir is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"resume": True})})
     try:
         if process_group.is_worker:
             return _follow(config, spec, loaded, process_group, optimizers[0])
         stop = Interruption(callback.on_interrupt)
         with stop.install_handlers():
             chosen = _choose_curriculum(config, curriculum)
-            result = threads.run_sync(
-                _train, config, spec, callback, loaded, chosen, process_group, stop, optimizers, demonstrations
-            )
+            with explain_lost_processes():
+                result = threads.run_sync(
+                    _train, config, spec, callback, loaded, chosen, process_group, stop, optimizers, demonstrations
+                )
         return result
     finally:
         if not process_group.is_worker:

@@ -1,0 +1,108 @@
+"""A roll call of the learner's processes: who does not answer is named, and the others do not wait for ever.
+
+Each process writes a number to torch's store every second, and looks at those of the others. One that stands still for
+``timeout_s`` (it is stopped, its machine is gone, it hangs in a driver) is named by each of the others, which then end:
+no collective that they are in would. torchrun ends the rest, and begins anew where ``--max-restarts`` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+BEAT_S = 1.0
+
+
+class Store(Protocol):
+    """What is used of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def get(self, key: str) -> bytes: ...
+
+
+def _end_process(sentence: str) -> None:
+    sys.stderr.write(f"agentrl: {sentence}\n")
+    sys.stderr.flush()
+    os._exit(1)  # the main thread is in a collective, which hears nothing
+
+
+class RollCall:
+    """Answers for this process, and listens to the others, in a thread, until it is closed.
+
+    Args:
+        timeout_s: how long one may be silent, from when it was first heard.
+        on_silence: called with a sentence that names who is; by default the process ends.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        on_silence: Callable[[str], None] = _end_process,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self._store, self._rank, self._timeout_s, self._beat_s = store, rank, timeout_s, beat_s
+        self._others = [other for other in range(world_size) if other != rank]
+        self._on_silence, self._closed = on_silence, threading.Event()
+        self._heard: dict[int, tuple[bytes, float]] = {}  # what each said last, and when that was new here
+        self._thread = threading.Thread(target=self._run, name="agentrl roll call", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tell the others that this process has ended well, and stop."""
+        self._closed.set()
+        self._thread.join(self._beat_s * 5)
+        self._say("done")
+
+    def _run(self) -> None:
+        beats, woken = 0, time.monotonic()
+        while not self._closed.wait(self._beat_s):
+            beats += 1
+            self._say(str(beats))
+            now = time.monotonic()
+            if now - woken > max(10 * self._beat_s, self._timeout_s / 2):
+                self._heard.clear()  # it was this process that stood still
+            woken = now
+            if silent := self._find_silent(now):
+                self._on_silence(self._describe(silent))
+                return
+
+    def _say(self, word: str) -> None:
+        try:
+            self._store.set(f"agentrl/alive/{self._rank}", word)
+        except RuntimeError:  # the store is gone, and torchrun ends everybody
+            self._closed.set()
+
+    def _find_silent(self, now: float) -> list[int]:
+        silent = []
+        for other in self._others:
+            word = self._listen(other)
+            before, since = self._heard.get(other, (b"", now))
+            if word != before or other not in self._heard:
+                self._heard[other] = (word, now)
+            elif word not in (b"", b"done") and now - since > self._timeout_s:
+                silent.append(other)
+        return silent
+
+    def _listen(self, other: int) -> bytes:
+        key = f"agentrl/alive/{other}"
+        try:
+            return self._store.get(key) if self._store.check([key]) else b""
+        except RuntimeError:
+            self._closed.set()
+            return b"done"
+
+    def _describe(self, silent: list[int]) -> str:
+        names = " and ".join(f"rank {other}" for other in silent)
+        return (
+            f"{names} of the learner's processes did not answer for {self._timeout_s:g} s "
+            f"(learner.rank_timeout_s), and the others wait for it; rank {self._rank} ends. What is saved is in the "
+            "run's checkpoints: agentrl train --resume RUN, or torchrun --max-restarts N begins there by itself"
+        )

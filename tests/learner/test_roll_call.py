@@ -1,0 +1,68 @@
+"""Who does not answer is named; who stood still itself blames nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from agentrl.learner.roll_call import RollCall
+
+
+class Shelf:
+    """A store in one process."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+        self.broken = False
+
+    def set(self, key: str, value: str) -> None:
+        if self.broken:
+            raise RuntimeError("Broken pipe")
+        self.words[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.words for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.words[key].encode()
+
+
+def wait_for(event: threading.Event) -> bool:
+    return event.wait(30)
+
+
+def test_a_process_that_falls_silent_is_named_by_the_others() -> None:
+    shelf, heard, said = Shelf(), threading.Event(), list[str]()
+
+    def note(sentence: str) -> None:
+        said.append(sentence)
+        heard.set()
+
+    shelf.words["agentrl/alive/2"] = "1"  # and nothing more
+    calls = [RollCall(shelf, 0, 3, 0.5, note, beat_s=0.02), RollCall(shelf, 1, 3, 60.0, note, beat_s=0.02)]
+    assert wait_for(heard)
+    assert said[0].startswith("rank 2 of the learner's processes did not answer for 0.5 s (learner.rank_timeout_s)")
+    assert "rank 1 " not in said[0]
+    for call in calls:
+        call.close()
+
+
+def test_one_that_has_ended_well_or_has_not_come_yet_is_not_missed() -> None:
+    shelf, said = Shelf(), list[str]()
+    first = RollCall(shelf, 0, 3, 0.2, said.append, beat_s=0.02)
+    second = RollCall(shelf, 1, 3, 0.2, said.append, beat_s=0.02)
+    time.sleep(0.1)
+    second.close()
+    time.sleep(0.6)  # rank 2 never came
+    assert shelf.words["agentrl/alive/1"] == "done"
+    assert said == []
+    first.close()
+
+
+def test_without_the_store_nobody_is_blamed() -> None:
+    shelf, said = Shelf(), list[str]()
+    call = RollCall(shelf, 0, 2, 0.2, said.append, beat_s=0.02)
+    shelf.broken = True
+    call._thread.join(30)
+    assert not call._thread.is_alive()
+    assert said == []
