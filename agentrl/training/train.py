@@ -22,6 +22,7 @@ from agentrl.learner.distributed import (
     init_process_group,
     is_restarted,
 )
+from agentrl.learner.launch_environment import adopt_launcher
 from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
@@ -72,6 +73,7 @@ def run_config(
     demonstrations: Sequence[Demonstration] = (),
 ) -> TrainingResult:
     """Train as a checked configuration says. Further processes of the learner return what the first one does."""
+    adopt_launcher()
     check_extras(config)
     describe_algorithm(config)  # loads what the settings name, so that it is refused before a model is loaded
     check_loss_metrics(bind_choices("learner", config.learner)["loss"])
