@@ -47,7 +47,7 @@ def test_an_allocation_without_srun_is_no_training_of_many() -> None:
 
 def test_mpirun_has_to_be_told_where_the_processes_meet() -> None:
     environment = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    with pytest.raises(UserError, match="mpirun started 4 processes, .* where they meet: set MASTER_ADDR"):
+    with pytest.raises(UserError, match=r"mpirun started 4 processes, .* where they meet: set MASTER_ADDR"):
         adopt_launcher(dict(environment))
     environment |= {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
     adopt_launcher(environment)
