@@ -7,6 +7,7 @@ for the two last, the weights of a third update, behind two that were saved.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from agentrl.learner.optimizers import make_optimizers
 from agentrl.learner.sharding import read_local
 from tests.helpers.tiny import qwen3
 from tests.learner.test_hidden_states import alike
+from tests.learner.test_router_balance import build
 
 ADAPTERS, PACKINGS, HEADS = ("full", "lora"), ("prefix", "padded"), ("tied", "untied")
 TERMS: dict[str, dict[str, Any]] = {
@@ -32,7 +34,13 @@ TERMS: dict[str, dict[str, Any]] = {
     "quantile": {"top_entropy_quantile": 0.5},
     "iterations": {"num_iterations": 2},
 }
+MORE_TERMS: dict[str, dict[str, Any]] = {
+    "balance": {"router_aux_loss_coef": 0.1},
+    "checkpointing": {"gradient_checkpointing": True},
+    "bf16": {"bf16": True},
+}
 EVERY = ["-".join(case) for case in product(ADAPTERS, PACKINGS, HEADS, TERMS)]
+BESIDE = ["moe-prefix-untied-balance", "full-prefix-tied-checkpointing", "full-padded-tied-bf16"]
 PAIRWISE = [  # each pair of choices is in one of them
     *("full-prefix-tied-beta", "full-padded-untied-entropy", "lora-prefix-untied-quantile", "lora-padded-tied-beta"),
     *("full-padded-tied-quantile", "full-prefix-untied-iterations", "lora-prefix-tied-entropy"),
@@ -47,8 +55,8 @@ def descend(lr: float) -> Callable[[nn.Module], list[torch.optim.Optimizer]]:
 
 
 def build_policy(adapter: str, head: str, dtype: torch.dtype) -> Any:
-    policy = qwen3(tie_word_embeddings=head == "tied").to(dtype).eval()
-    if adapter == "full":
+    policy = (build("qwen3_moe") if adapter == "moe" else qwen3(tie_word_embeddings=head == "tied")).to(dtype).eval()
+    if adapter != "lora":
         return policy
     torch.manual_seed(1)
     policy = get_peft_model(policy, LoraConfig(r=4, target_modules="all-linear"))
@@ -58,15 +66,16 @@ def build_policy(adapter: str, head: str, dtype: torch.dtype) -> Any:
     return policy
 
 
-def learn(case: str, dtype: torch.dtype, group: ProcessGroup) -> dict[str, Any]:
+def learn(case: str, dtype: torch.dtype, group: ProcessGroup, sharding: str = "full") -> dict[str, Any]:
     """Make an update in every process; return what it changed, its metrics, and the share of bytes in this one."""
     adapter, packing, head, term = case.split("-")
     policy = build_policy(adapter, head, dtype)
     whole = sum(p.nbytes for p in policy.parameters())
     settings = LossSettings(threads=1, max_tokens_per_microbatch=100, max_grad_norm=1e9, packing=packing)
+    terms = {**TERMS, **MORE_TERMS}
     lr = 1e-3 if term == "iterations" else 1.0
     before = {n: p.detach().clone() for n, p in policy.named_parameters() if p.requires_grad}
-    learner = Learner(policy, descend(lr), replace(settings, **TERMS[term]), group, "full")
+    learner = Learner(policy, descend(lr), replace(settings, **terms[term]), group, sharding)
     share = sum(read_local(p).nbytes for p in learner.trained_policy.parameters()) / whole
     if group.is_worker:
         learner.run_worker()
@@ -105,7 +114,10 @@ def main() -> None:
             torch.save(found, out)
         group.destroy()
         return
-    learned = {case: learn(case, getattr(torch, dtype), group) for case in cases}
+    sharding = os.environ.get("SHARDING", "full")
+    if sharding == "hybrid":
+        os.environ["LOCAL_WORLD_SIZE"] = "2"  # as on machines of two
+    learned = {case: learn(case, getattr(torch, dtype), group, sharding) for case in cases}
     shares = group.all_gather({case: one["share"] for case, one in learned.items()})
     if not group.is_worker:
         torch.save({"found": learned, "shares": shares}, out)

@@ -17,7 +17,7 @@ from torch import nn
 
 from agentrl import UserError
 from agentrl.learner.sharding import choose_shape, find_layers
-from tests.helpers.sharded import EVERY, PAIRWISE
+from tests.helpers.sharded import BESIDE, EVERY, PAIRWISE
 from tests.helpers.tiny import qwen3
 
 HERE = Path(__file__).parents[2]
@@ -62,6 +62,26 @@ def test_the_gradients_of_one_process(
         assert sum(shares) == pytest.approx(1.0, abs=0.05)
         assert max(shares) <= 1 / processes + 0.05
     print(f"\n{dtype}, {processes} processes, {len(cases)} cases: at most {max(worst.values()):.1e} apart")
+
+
+@pytest.mark.slow
+def test_experts_checkpointed_layers_and_bfloat16_are_as_in_one_process(tmp_path: Path) -> None:
+    alone, many = run(1, tmp_path, "float32", BESIDE), run(3, tmp_path, "float32", BESIDE)
+    for case in BESIDE:
+        one, other = alone["found"][case], many["found"][case]
+        assert distance(one["changed"], other["changed"]) < (1e-2 if "bf16" in case else 1e-5), case
+        assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_shards_of_a_machine_and_the_same_ones_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = ["full-prefix-tied-beta", "lora-padded-untied-iterations"]
+    alone = run(1, tmp_path, "float32", cases)
+    monkeypatch.setenv("SHARDING", "hybrid")
+    many = run(4, tmp_path, "float32", cases)
+    for case in cases:
+        assert distance(alone["found"][case]["changed"], many["found"][case]["changed"]) < 1e-5
+        assert max(of[case] for of in many["shares"]) <= 1 / 2 + 0.05
 
 
 @pytest.mark.slow
