@@ -26,6 +26,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -61,6 +62,10 @@ def short(count: int) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": text}] for text in asked]
 
 
+def choose_dtype(args: argparse.Namespace) -> str:
+    return "bfloat16" if args.device == "cuda" else "float32"
+
+
 PROMPTS = {"math-tools": math_tools, "short": short}
 
 
@@ -88,6 +93,7 @@ def agentrl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
         steps=args.steps,
         engine={"threads": args.threads},
         rollout={"tasks_per_step": args.tasks, "group_size": args.group_size, "max_tokens": args.max_tokens},
+        dtype=choose_dtype(args),
         learner={
             **{"optimizer": "adamw", "lr": 1e-6, "lr_scheduler": "constant", "warmup_steps": 0},
             **{"max_tokens_per_microbatch": args.max_tokens_per_microbatch, "threads": args.threads},
@@ -106,7 +112,7 @@ def trl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
 
     from agentrl.models.policy import load_policy
 
-    loaded = load_policy(args.model)
+    loaded = load_policy(args.model, choose_dtype(args))
     steps: list[Step] = []
     seen: dict[str, float] = {}
 
@@ -139,10 +145,11 @@ def trl_steps(args: argparse.Namespace, folder: str) -> list[Step]:
         beta=0.0,
         max_grad_norm=1.0,
         optim="adamw_torch_fused",
-        bf16=False,
+        bf16=args.device == "cuda",
         gradient_checkpointing=False,
         shuffle_dataset=False,
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
+        **({"use_vllm": True, "vllm_mode": "colocate"} if args.device == "cuda" and find_spec("vllm") else {}),
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
@@ -172,6 +179,9 @@ def run_side(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         steps = SIDES[args.side](args, folder)
+    if args.device == "cuda":
+        print(json.dumps({"steps": steps[1:], "peak_mib": torch.cuda.max_memory_allocated() / 2**20}))
+        return
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"steps": steps[1:], "peak_mib": peak_mib}))
 
@@ -212,6 +222,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides (default 1)")
     parser.add_argument("--max-tokens-per-microbatch", type=int, default=512, help="of a micro-batch of ours (512)")
     parser.add_argument("--trl-rows", type=int, default=8, help="rows of a micro-batch of TRL (its default 8)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: in bfloat16, TRL's with vLLM")
+    parser.add_argument("--json", action="store_true", help="print the figures, for gpu.py")
     parser.add_argument("--side", choices=SIDES, help="be that side alone; for the benchmark itself")
     args = parser.parse_args()
     if args.tasks * args.group_size % args.trl_rows or args.steps < 2:
@@ -220,6 +232,9 @@ def main() -> None:
         run_side(args)
         return
     measured = {side: measure(side) for side in SIDES}
+    if args.json:
+        print(json.dumps(measured))
+        return
     Console(width=None if Console().is_terminal else 100).print(table(args, measured))
 
 

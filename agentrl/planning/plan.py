@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -105,7 +106,8 @@ class Planner:
         model = build_meta_model(self.model_config, self.dtype)
         if self.config.lora.rank is None:
             return model
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft's own business, of tensors without values
             wrapped: PreTrainedModel = lora.add_adapter(model, self.config.lora, self.config.model)
         return wrapped
 
@@ -128,8 +130,10 @@ class Planner:
         rows = make_rows(self.tokens, self.work.context, self.work.sampled)
         optimizer = "adamw" if c.optimizer not in ("adamw", "muon") else c.optimizer
         try:
-            passing = measure_passing(self.build_policy, settings, optimizer, rows)
-        except (RuntimeError, NotImplementedError) as error:  # of code that wants values, or knows no such device
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # of a learner that would do otherwise than with values
+                passing = measure_passing(self.build_policy, settings, optimizer, rows)
+        except (RuntimeError, NotImplementedError, UserWarning) as error:  # code that wants values, or another device
             adapter = ", with an adapter" if self.config.lora.rank else ""
             raise UserError(
                 f"model {self.config.model}{adapter}: its update cannot be gone through without values: "
