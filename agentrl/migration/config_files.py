@@ -9,12 +9,13 @@ from pathlib import Path
 from agentrl.errors import UserError
 from agentrl.migration.functions import name_shipped
 from agentrl.migration.plan import UNKNOWN, Plan
+from agentrl.migration.shards import read_fsdp, read_offload, read_stage, read_zero
 from agentrl.settings.names.translation import find_name
 
 _LARGEST = 2_000_000  # bytes
-_SHARDS = "every learner process holds the whole policy (docs/scaling.md)"
 _TO_GIVE = {"env.rewards": [f"{UNKNOWN}.py:reward"], "env.data": f"{UNKNOWN}.jsonl", "model": f"./{UNKNOWN}"}
-_ACCELERATE = {"distributed_type", "compute_environment", "num_machines", "deepspeed_config"}
+_ACCELERATE = {"fsdp_config", "distributed_type", "compute_environment", "num_machines", "deepspeed_config"}
+_READ = {"num_processes", "mixed_precision", "deepspeed_config", "fsdp_config"}
 _OF_NO_CONSEQUENCE = {
     *("compute_environment", "debug", "machine_rank", "main_training_function", "rdzv_backend", "same_network"),
     *(
@@ -119,7 +120,7 @@ def _read_mixture(value: object, plan: Plan) -> None:
 
 
 def read_deepspeed(table: Mapping[str, object], plan: Plan) -> None:
-    """Read DeepSpeed's configuration: batch, clip, precision, optimizer and schedule have counterparts."""
+    """Read DeepSpeed's configuration: batch, clip, precision, shards, optimizer and schedule have counterparts."""
     names = {
         "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
         "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -135,9 +136,10 @@ def read_deepspeed(table: Mapping[str, object], plan: Plan) -> None:
             _read_optimizer(inner, plan)
         elif key == "scheduler":
             _read_scheduler(inner, plan)
+        elif key == "zero_optimization":
+            read_zero(inner, plan, "ZeRO stage")
         elif key not in _OF_NO_CONSEQUENCE:
-            stage = f" (stage {inner['stage']})" if "stage" in inner else ""
-            plan.notes.append(f"DeepSpeed's {key}{stage} has no counterpart: {_SHARDS}")
+            plan.notes.append(f"DeepSpeed's {key} has no counterpart")
 
 
 def _read_optimizer(table: Mapping[str, object], plan: Plan) -> None:
@@ -172,19 +174,22 @@ def _add(plan: Plan, name: str, value: object) -> None:
 
 
 def _read_accelerate(table: Mapping[str, object], plan: Plan, path: Path) -> None:
-    """Read accelerate's configuration: processes and precision have counterparts."""
+    """Read accelerate's configuration: processes, precision and shards have counterparts."""
     count = table.get("num_processes")
     if isinstance(count, int) and count > 1:
         plan.processes = count
         plan.notes.append(f"{count} processes: torchrun --nproc_per_node {count} -m agentrl train FILE.toml")
     if table.get("mixed_precision") in ("bf16", "fp16"):
         _add(plan, str(table["mixed_precision"]), True)
+    fsdp = table.get("fsdp_config")
+    if isinstance(fsdp, Mapping):
+        read_fsdp(fsdp, plan)
     nested = table.get("deepspeed_config")
     if isinstance(nested, Mapping):
         _read_nested(nested, plan, path)
-    for key in sorted(table.keys() - _OF_NO_CONSEQUENCE - {"num_processes", "mixed_precision", "deepspeed_config"}):
+    for key in sorted(table.keys() - _OF_NO_CONSEQUENCE - _READ):
         if table[key] not in (None, {}, [], "", 1, False):
-            plan.notes.append(f"accelerate's {key} has no counterpart: {_SHARDS}")
+            plan.notes.append(f"accelerate's {key} has no counterpart")
 
 
 def _read_nested(table: Mapping[str, object], plan: Plan, path: Path) -> None:
@@ -194,6 +199,8 @@ def _read_nested(table: Mapping[str, object], plan: Plan, path: Path) -> None:
         elif key == "deepspeed_config_file":
             read_deepspeed(_load(path.parent / str(value)), plan)
         elif key == "zero_stage":
-            plan.notes.append(f"ZeRO stage {value} has no counterpart: {_SHARDS}")
+            read_stage(value, plan, "ZeRO stage")
+        elif key.startswith("offload_"):
+            read_offload(key.removesuffix("_device"), value, plan)
         elif key not in _OF_NO_CONSEQUENCE and value not in (None, "none", False):
-            plan.notes.append(f"DeepSpeed's {key} = {value} has no counterpart: {_SHARDS}")
+            plan.notes.append(f"DeepSpeed's {key} = {value} has no counterpart")

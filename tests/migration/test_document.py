@@ -298,14 +298,16 @@ def test_deepspeed_s_file_is_translated_where_there_is_a_counterpart(tmp_path: P
     learner = settings["learner"]
     assert (learner["max_grad_norm"], learner["lr"], learner["betas"]) == (0.5, 2e-6, [0.9, 0.95])
     assert (learner["lr_scheduler"], learner["warmup_steps"], learner["bf16"]) == ("linear", 7, True)
-    assert any("zero_optimization (stage 3) has no counterpart" in note for note in plan.notes)
+    assert learner["sharding"] == "full"
+    assert not plan.notes
 
 
 def test_a_script_s_deepspeed_file_is_read_beside_it(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_clipping": 0.25}')
     settings, toml, _ = migrate(tmp_path, script("deepspeed='ds.json'"))
     assert settings["learner"]["max_grad_norm"] == 0.25
-    assert "# Note: DeepSpeed's zero_optimization (stage 2) has no counterpart" in toml
+    assert settings["learner"]["sharding"] == "full"
+    assert "ZeRO stage 2" in toml
     assert "# Not here: deepspeed = 'gone.json'" in migrate(tmp_path, script("deepspeed='gone.json'"))[1]
 
 
@@ -317,7 +319,48 @@ def test_accelerate_s_processes_and_precision_are_read(tmp_path: Path) -> None:
     settings, plan = read(tmp_path, "accelerate.yaml", text)
     assert settings["rollout"]["tasks_per_step"] == 8
     assert any("torchrun --nproc_per_node 4 -m agentrl train" in note for note in plan.notes)
-    assert any("offload_optimizer_device = cpu has no counterpart" in note for note in plan.notes)
+    assert settings["learner"]["sharding"] == "full"
+    assert any("offload_optimizer (cpu): " in note and "learner.optimizer_offload" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("zero", "sharding"),
+    [
+        ('{"stage": 0}', "none"),
+        ('{"stage": 1}', "full"),
+        ('{"stage": 3, "zero_hpz_partition_size": 8}', "hybrid"),
+        ('{"stage": "auto"}', None),
+        ('{"stage": 3, "offload_param": {"device": "nvme"}}', "full"),
+    ],
+)
+def test_zero_s_stages_are_shards(tmp_path: Path, zero: str, sharding: str | None) -> None:
+    settings, plan = read(tmp_path, "ds.json", f'{{"zero_optimization": {zero}}}')
+    assert settings.get("learner", {}).get("sharding") == sharding
+    assert [note for note in plan.notes if "offload_param (nvme) has no counterpart" in note] == plan.notes
+
+
+def test_a_stage_that_there_is_not_is_left_to_do(tmp_path: Path) -> None:
+    settings, plan = read(tmp_path, "ds.json", '{"zero_optimization": {"stage": 7}}')
+    assert "sharding" not in settings.get("learner", {})
+    assert any("ZeRO stage 7: ZeRO has stages 0 to 3" in todo for todo in plan.todo)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "sharding"),
+    [
+        ("fsdp_sharding_strategy: FULL_SHARD", "full"),
+        ("fsdp_sharding_strategy: 4", "hybrid"),
+        ("fsdp_sharding_strategy: NO_SHARD", "none"),
+        ("fsdp_version: 2\n  fsdp_reshard_after_forward: true", "full"),
+        ("fsdp_reshard_after_forward: HYBRID_SHARD", "hybrid"),
+    ],
+)
+def test_fsdp_s_strategies_are_shards(tmp_path: Path, fsdp: str, sharding: str) -> None:
+    text = f"fsdp_config:\n  {fsdp}\n  fsdp_activation_checkpointing: true\n  fsdp_offload_params: true\n"
+    settings, plan = read(tmp_path, "accelerate.yaml", f"distributed_type: FSDP\nnum_processes: 4\n{text}")
+    assert settings["learner"]["sharding"] == sharding
+    assert settings["learner"]["gradient_checkpointing"] is True
+    assert any("fsdp_offload_params has no counterpart" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agentrl.settings.names.foreign import ForeignName, absent, here, joint, not
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 _PACKED = "micro-batches are cut by learner.max_tokens_per_microbatch; the gradient is the same"
-_SHARD = "every learner process holds the whole policy (docs/scaling.md)"
+_SHARD = "what several processes hold of the policy is learner.sharding (docs/scaling.md)"
 _CRITIC = "no critic is trained; advantages compare the episodes of a group"
 
 VERL_NAMES: tuple[ForeignName, ...] = (

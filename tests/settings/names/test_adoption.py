@@ -42,7 +42,7 @@ def test_only_the_first_process_says_it(capsys: pytest.CaptureFixture[str], monk
         ({"num_generations": 4, "rollout": {"group_size": 8}}, "num_generations: this is rollout.group_size, which is"),
         ({"num_generations": 4, "rollout": {"n": 8}}, "rollout.group_size is given by num_generations too"),
         ({"peft_config": {"lora_dropout": 0.5}}, "lora_dropout: not here: adapters have no dropout"),
-        ({"deepspeed": "ds.json"}, "deepspeed: not here: every learner process holds the whole policy"),
+        ({"deepspeed": "ds.json"}, "deepspeed: not here: what several processes hold of the policy"),
         ({"args": object()}, "args: not here: give its fields as settings"),
         ({"rollout_func": print}, "rollout_func: not here: an environment is a class here"),
         ({"use_kl_loss": True, "learner": {"beta": 0.1}}, "use_kl_loss: this is learner.beta, which is given too"),
