@@ -24,7 +24,9 @@ that have shapes alone. Times are arithmetic; --calibrate takes the speed of a r
 class _PlanOptions(Section):
     gpus: str = Field(description="how many of which kind, such as 8xh100; or module:attribute, a Gpu with its figures")
     samplers: int | None = Field(None, ge=1, description="GPUs of vLLM alone; by default those of the quickest step")
-    context: int | None = Field(None, ge=2, description="tokens of an episode when it ends; 6000, or the run's")
+    context: int | None = Field(
+        None, ge=2, description="tokens of an episode when it ends; 6000 if it has such positions, or the run's"
+    )
     sampled: int | None = Field(None, ge=1, description="those of them that are sampled; a third, or the run's")
     calibrate: Path | None = Field(None, description="a run folder: its tokens, and its speed on one such GPU")
     calibrate_gpus: int = Field(1, ge=1, description="GPUs that learned in that run, and as many that sampled")
@@ -32,7 +34,7 @@ class _PlanOptions(Section):
 
 def _run(arguments: Arguments[_PlanOptions]) -> int:
     from agentrl.planning.gpus import parse_cluster
-    from agentrl.planning.plan import Planner, describe_plan
+    from agentrl.planning.plan import Planner, count_tflops, describe_plan
     from agentrl.planning.shapes import build_meta_model, find_config, measure_shape
     from agentrl.planning.workload import Workload, calibrate, read_measured
     from agentrl.settings.loader import build_config, read_toml
@@ -51,7 +53,7 @@ def _run(arguments: Arguments[_PlanOptions]) -> int:
         speed = calibrate(
             measured,
             measure_shape(build_meta_model(find_config(ran.model, ran.load), dtype)),
-            tflops=cluster.gpu.tflops,
+            tflops=count_tflops(ran, cluster.gpu),
             bandwidth=cluster.gpu.bandwidth_gb_s,
             itemsize=dtype.itemsize,
             gpus=options.calibrate_gpus,
@@ -60,8 +62,9 @@ def _run(arguments: Arguments[_PlanOptions]) -> int:
         )
         own = measured.workload()
         work = Workload(work.episodes, own.context, own.sampled)
-    context = options.context or work.context
-    sampled = options.sampled or (work.sampled if options.context is None else max(context // 3, 1))
+    positions = int(find_config(config.model, config.load).max_position_embeddings)
+    context = options.context or min(work.context, positions)
+    sampled = options.sampled or (work.sampled if context == work.context else max(context // 3, 1))
     if sampled >= context:
         raise ConfigError(f"--sampled {sampled} is of the --context {context} tokens of an episode: give fewer")
     work = Workload(work.episodes, context, sampled)

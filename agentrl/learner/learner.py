@@ -248,7 +248,8 @@ class Learner:
         if self.shards is None:
             optimizers = [o.state_dict() for o in self.optimizers]
         else:
-            optimizers = [gather_optimizer(o, keep=keep) for o in self.optimizers]
+            with self._onloaded():  # gathered from device to device
+                optimizers = [gather_optimizer(o, keep=keep) for o in self.optimizers]
         if self._reference is None:
             return optimizers, None
         gathered = ((n, gather_tensor(t)) for n, t in self._reference.items())

@@ -84,8 +84,8 @@ def find_gpu(name: str) -> Gpu:
     names = [*GPUS, *list_registered("gpu")]
     if ":" not in name and name not in names:
         raise UserError(
-            f"no GPU {name!r}{suggest(name.lower(), names)}; known: {', '.join(names)}; or module:attribute, an "
-            "agentrl.planning.gpus.Gpu with its figures"
+            f"no GPU {name!r}{suggest(name.lower(), names)}; or module:attribute, an agentrl.planning.gpus.Gpu "
+            "with its figures"
         )
     gpu = load_registered("gpu", name)
     if not isinstance(gpu, Gpu):

@@ -12,6 +12,7 @@ WHOLE = "whole policy"
 MASTER, GRADIENT = 4, 4  # bytes of a trained parameter in shards: single precision, whatever is computed in
 MOMENTS = {"adamw_8bit": 2, "muon": 4}  # an optimizer's running means, of a trained parameter; AdamW's are two
 FIRST_KEEPS_WHOLE = True  # the first process has the policy beside its shards, for the engines (learner/sharding)
+QUANTIZED = 0.56  # bytes of a weight in 4 bits, with the scales of its blocks
 APART = 0.06  # of a GPU: contexts, communication, and what an allocator cannot fill
 
 
@@ -56,6 +57,12 @@ class Training:
     passing: float
     has_reference: bool = False
     offloads: bool = False
+    quantized: bool = False
+
+    @property
+    def frozen_itemsize(self) -> float:
+        """Return the bytes of a weight that is not trained."""
+        return QUANTIZED if self.quantized else self.itemsize
 
     @property
     def moments(self) -> int:
@@ -67,7 +74,7 @@ def count_alone(t: Training) -> LearnerMemory:
     """Count the memory of a learner that holds everything."""
     master = MASTER if t.itemsize < MASTER else 0
     optimizer = t.trained * (master + t.moments)
-    kept = {"weights": (t.trained + t.frozen) * t.itemsize, "optimizer": optimizer}
+    kept = {"weights": t.trained * t.itemsize + t.frozen * t.frozen_itemsize, "optimizer": optimizer}
     if t.has_reference:
         kept["reference"] = t.trained * t.itemsize
     gradients = t.trained * t.itemsize

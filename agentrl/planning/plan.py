@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from agentrl.errors import ConfigError, UserError
 from agentrl.learner.learner import LossSettings
 from agentrl.models import lora
-from agentrl.planning.gpus import Cluster
+from agentrl.planning.gpus import Cluster, Gpu
 from agentrl.planning.memory import APART, GIB, WHOLE, LearnerMemory, Training, count_alone, count_sharded
 from agentrl.planning.sampling import VLLM_SHARE, Sampling, plan_sampling
 from agentrl.planning.shapes import Shape, build_meta_model, find_config, measure_shape
@@ -22,6 +22,7 @@ from agentrl.settings.schema import TrainConfig
 
 TOKENS = 8192  # of a micro-batch where no setting says how many
 HOST_GB_S = 25.0  # between a GPU and its machine's memory
+FLOAT32 = 15  # times as long as in bfloat16 products in single precision take
 WAKE_S = 1.0  # of a vLLM that slept, beside what is copied
 
 
@@ -139,7 +140,16 @@ class Planner:
                 f"model {self.config.model}{adapter}: its update cannot be gone through without values: "
                 f"{str(error).splitlines()[0]}"
             ) from error
-        return Training(trained, frozen, self.dtype.itemsize, c.optimizer, passing, bool(c.beta), c.optimizer_offload)
+        return Training(
+            trained,
+            frozen,
+            self.dtype.itemsize,
+            c.optimizer,
+            passing,
+            has_reference=bool(c.beta),
+            offloads=c.optimizer_offload,
+            quantized=bool(self.config.lora.quantize),
+        )
 
     def plan(self, cluster: Cluster, samplers: int | None = None) -> TrainingPlan:
         """Plan for some GPUs.
@@ -197,7 +207,7 @@ class Planner:
         )  # fmt: skip
         passes = c.learner.num_iterations + (1 / 3 if c.learner.beta else 0.0)
         flops = self.work.learn_flops(self.shape, checkpointing=c.learner.gradient_checkpointing, passes=passes)
-        learn_s = flops / (learners * gpu.tflops * 1e12 * self.speed.of_learning(self.shape))
+        learn_s = flops / (learners * count_tflops(c, gpu) * 1e12 * self.speed.of_learning(self.shape))
         if memory.away:
             learn_s += 2 * memory.away / (HOST_GB_S * 1e9)
         sync_s = self._time_sync(cluster, learners, sampling, shared=shared) if sampling else 0.0
@@ -268,6 +278,11 @@ class Planner:
         return Planner(config, self.work, self.speed)
 
 
+def count_tflops(config: TrainConfig, gpu: Gpu) -> float:
+    """Count the products of a GPU in the precision that the learner multiplies in, TFLOP/s."""
+    return gpu.tflops / FLOAT32 if config.dtype == "float32" and not config.learner.bf16 else gpu.tflops
+
+
 def describe_plan(plan: TrainingPlan) -> str:
     """Format a plan as the lines of the command."""
     d, gpu, shape = plan.division, plan.cluster.gpu, plan.shape
@@ -293,7 +308,8 @@ def describe_plan(plan: TrainingPlan) -> str:
     if d.sampling and d.sampling.limited:
         lines.append(f"vLLM has room for more rows than engine.max_num_seqs {plan.config.engine.max_num_seqs}")
     says = plan.speed.measured or (
-        f"assumed: {plan.speed.of_learning(shape):.0%} of {gpu.tflops:g} TFLOP/s learning, {plan.speed.read:.0%} of "
+        f"assumed: {plan.speed.of_learning(shape):.0%} of {count_tflops(plan.config, gpu):.0f} TFLOP/s learning, "
+        f"{plan.speed.read:.0%} of "
         f"{gpu.bandwidth_gb_s:g} GB/s sampling; --calibrate RUN takes a run's own"
     )
     return "\n".join([*lines, f"{says}. Prefixes that rows share are counted for each"])

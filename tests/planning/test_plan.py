@@ -155,6 +155,19 @@ def test_a_division_says_who_has_too_little() -> None:
     assert divide(overlapping, "8xh100", 4).step_s < divide(planner, "8xh100", 4).step_s
 
 
+def test_precision_is_time_and_a_base_in_4_bits_is_room() -> None:
+    work = Workload(512, 6000, 2000)
+    half, single, mixed = (
+        divide(Planner(config(model="qwen3-8b", **given), work), "8xh100", 4).learn_s
+        for given in ({}, {"dtype": "float32"}, {"dtype": "float32", "learner__bf16": True})
+    )
+    assert single == pytest.approx(15 * half)
+    assert mixed == half
+    base = {"trained": 10_000_000, "frozen": 8_000_000_000, "itemsize": 2, "optimizer": "adamw", "passing": 0.0}
+    plain, quantized = (count_alone(Training(**base, quantized=q)).kept["weights"] for q in (False, True))  # type: ignore[arg-type]
+    assert 3 < plain / quantized < 4
+
+
 def test_a_share_that_is_set_bounds_vllm_on_a_shared_gpu() -> None:
     work = Workload(512, 6000, 2000)
     rows = []
@@ -219,7 +232,7 @@ def test_gpus_are_named_counted_and_open() -> None:
     assert (cluster.count, cluster.gpu) == (8, H100)
     assert parse_cluster("a100").count == 1
     assert find_gpu("tests.planning.test_plan:SMALL") is SMALL
-    with pytest.raises(UserError, match=r"no GPU 'h10'; did you mean .*h100.*known: h100, h200"):
+    with pytest.raises(UserError, match=r"no GPU 'h10'; did you mean .*h100.*; or module:attribute"):
         parse_cluster("8xh10")
     with pytest.raises(UserError, match="--gpus is such as 8xh100, not '0xh100'"):
         parse_cluster("0xh100")
