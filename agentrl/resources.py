@@ -54,9 +54,12 @@ class TrainingResources:
 
 @asynccontextmanager
 async def open_resources(
-    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None
+    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None, *, learns: bool = False
 ) -> AsyncIterator[TrainingResources]:
     """Load and start what the config names; close it when the block ends.
+
+    Args:
+        learns: the policy is trained meanwhile, so that an engine on the same GPU leaves room for that.
 
     Raises:
         UserError: something cannot be loaded or started.
@@ -70,7 +73,7 @@ async def open_resources(
     renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls, words, config.history)
     rules = config.rollout.structured_outputs
     grammar = OutputGrammar(loaded.tokenizer, renderer.get_stop_token_ids(), rules) if rules else None
-    own_engine = _build_engine(config, loaded.model)
+    own_engine = _build_engine(config if learns else leave_out_learner(config), loaded.model)
     if grammar is not None and not (isinstance(own_engine, GrammarTaker) and own_engine.takes_grammars):
         raise ConfigError(
             f"rollout.structured_outputs: engine {config.engine.name} samples by no grammar; take --engine "
@@ -132,6 +135,13 @@ def check_engine_processes(e: EngineConfig, *, deterministic: bool = False) -> N
         f"{world} processes that torchrun started; sample from servers (agentrl serve MODEL, then --engine.name server "
         "--engine.urls http://HOST:PORT), or with --engine.name transformers"
     )
+
+
+def leave_out_learner(config: TrainConfig) -> TrainConfig:
+    """Return the config of a run that learns nothing: beside its engine there are the weights alone."""
+    learner = config.learner.model_copy(update={"beta": 0.0, "optimizer_offload": True})
+    rollout = config.rollout.model_copy(update={"max_staleness": 0})
+    return config.model_copy(update={"learner": learner, "rollout": rollout})
 
 
 def _build_engine(config: TrainConfig, model: PreTrainedModel) -> OpenEngine:

@@ -131,7 +131,7 @@ class OpenRollouts:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Rollouts]:
-        async with open_resources(self._config, self._spec, self._loaded) as resources:
+        async with open_resources(self._config, self._spec, self._loaded, learns=True) as resources:
             config = resources.config
             tasks = build_task_sampler(config, resources.spec.count("train"), self._curriculum)
             plan = BatchPlan.from_config(config)

@@ -162,7 +162,11 @@ async def _train(
     demonstrations: Sequence[Demonstration],
 ) -> TrainingResult:
     """Set a run up, or resume it; train; evaluate."""
-    async with stop.cancel_on_signal(), open_resources(config, spec, loaded) as resources, AsyncExitStack() as stack:
+    async with (
+        stop.cancel_on_signal(),
+        open_resources(config, spec, loaded, learns=True) as resources,
+        AsyncExitStack() as stack,
+    ):
         config = _count_steps(resources.config, spec, demonstrations)
         resources = replace(resources, config=config)
         stages, sets = build_stages(config, spec), build_sets(config, spec)

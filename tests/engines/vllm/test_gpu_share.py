@@ -23,6 +23,7 @@ from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizer_offload import OptimizerOffload
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.models.policy import load_policy
+from agentrl.resources import leave_out_learner
 from agentrl.settings.loader import build_config
 from agentrl.training.algorithm import build_learner
 from agentrl.types import Sample
@@ -195,6 +196,13 @@ def test_what_the_learner_keeps_is_of_what_is_trained() -> None:
     assert count_kept_bytes(config(), model_of(torch.float32)) == 24 * GIB
     model.requires_grad_(False)
     assert count_kept_bytes(config(), model) == 4 * GIB
+
+
+def test_where_nothing_is_learned_vllm_gets_all_but_the_weights() -> None:
+    for given in ({}, {"learner.beta": 0.1}, {"rollout.max_staleness": 2}):
+        share = choose_gpu_share(leave_out_learner(config(**given)), model_of(), 24 * GIB, None)
+        assert share.kept == 4 * GIB
+        assert share.share == pytest.approx(1 - 4 / 24 - 0.06, abs=0.001)
 
 
 def test_too_little_is_a_sentence_with_ways_out() -> None:
