@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Threads = Annotated[int, Field(ge=1)] | None
 Update = Literal["in-flight", "drain"]
 GpuShareNumber = Annotated[float, Field(gt=0, lt=1)] | None
+Seconds = Annotated[float, Field(gt=0)]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -99,17 +100,26 @@ def server(
     *,
     urls: Annotated[tuple[str, ...], AfterValidator(_check_urls)],
     update: Update = "in-flight",
+    weight_sync_timeout_s: Seconds = 10.0,
 ) -> OpenEngine:
     """Sample from vLLM servers, which `agentrl serve` starts.
 
     Args:
         urls: as agentrl serve prints them; commas between them.
         update: in-flight: requests continue with new weights; drain: they end first.
+        weight_sync_timeout_s: of a stage of a weight transfer, beyond what the bytes take; then the server is lost.
     """
     from agentrl.engines.vllm.server_pool import ServerEngine
 
     e = config.engine
-    return ServerEngine(urls, model, capacity=e.max_num_seqs, max_context=e.max_model_len, update=update)
+    return ServerEngine(
+        urls,
+        model,
+        capacity=e.max_num_seqs,
+        max_context=e.max_model_len,
+        update=update,
+        weight_sync_timeout_s=weight_sync_timeout_s,
+    )
 
 
 @engine(explain="vLLM servers that {launcher} starts; weights go over {update}")
@@ -120,6 +130,7 @@ def launched(
     servers: Annotated[int, Field(ge=1)] = 1,
     launcher: str = "local",
     update: Update = "in-flight",
+    weight_sync_timeout_s: Seconds = 10.0,
 ) -> OpenEngine:
     """Start vLLM servers for the run, sample from them, and end them with it.
 
@@ -127,10 +138,11 @@ def launched(
         servers: how many.
         launcher: local: processes of this machine; or a registered name, module:function, file.py:function.
         update: in-flight: requests continue with new weights; drain: they end first.
+        weight_sync_timeout_s: of a stage of a weight transfer, beyond what the bytes take; then the server is lost.
     """
     from agentrl.engines.vllm.launchers import LaunchedEngine, plan_servers
 
-    return LaunchedEngine(model, config, launcher, plan_servers(config, servers), update)
+    return LaunchedEngine(model, config, launcher, plan_servers(config, servers), update, weight_sync_timeout_s)
 
 
 @engine(explain="vllm on a GPU where it is installed, else transformers")

@@ -157,6 +157,12 @@ def dequantize(parameter: Tensor) -> Tensor:
     return values
 
 
+def describe_dequantized(parameter: Tensor) -> Tensor:
+    """Return a tensor without values of the shape and the type that `dequantize` returns."""
+    state = getattr(parameter, "quant_state", parameter)
+    return torch.empty(state.shape, dtype=state.dtype, device="meta")
+
+
 def has_adapter(model: nn.Module) -> bool:
     """Return True for a model that peft has wrapped."""
     return hasattr(model, "peft_config") and hasattr(model, "merge_and_unload")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, Self, runtime_checkable
@@ -62,6 +62,13 @@ class Sleeper(Protocol):
     """An engine that can lend its memory to the learner, between a phase of sampling and the next weights."""
 
     async def sleep(self) -> None: ...
+
+
+@runtime_checkable
+class MessageSender(Protocol):
+    """An engine that says what happens to it while it runs: a server that is lost, or is back."""
+
+    on_message: Callable[[str], None]
 
 
 @runtime_checkable

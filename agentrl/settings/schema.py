@@ -45,6 +45,9 @@ class EngineConfig(Section):
     urls: CommaSeparated | None = shared("vLLM servers, as agentrl serve prints them; commas between them")
     gpu_share: float | None = shared("of the GPU's memory, for vLLM beside the learner; by default what that leaves")
     update: str | None = shared("in-flight: requests continue with new weights; drain: they end first")
+    weight_sync_timeout_s: float | None = shared(
+        "of a stage of a weight transfer, beyond what the bytes take: 10 by default; then the server is lost"
+    )
 
     @pydantic.model_validator(mode="after")
     def _check_engine(self) -> EngineConfig:

@@ -27,6 +27,7 @@ from agentrl.learner.optimizers import OptimizerSource
 from agentrl.models.policy import Policy
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
 from agentrl.rollout.demonstration import Demonstration
+from agentrl.rollout.engine_protocol import MessageSender
 from agentrl.runs import trackers
 from agentrl.runs.disk import check_disk_space, prepare_fallback, warn_of_shortage
 from agentrl.runs.folder import RunFolder, create_run_folder
@@ -196,6 +197,8 @@ async def _train(
                 recorder.say(note)
         for kind in changed:
             recorder.say(f"the {kind.replace('_', ' ')} is not as it was when the run began: its code was changed")
+        if isinstance(resources.engine, MessageSender):
+            resources.engine.on_message = recorder.say
         stack.enter_context(watch_event_loop(recorder.say))
         await stack.enter_async_context(watch_stalls(training, config.rollout.stall_timeout_s, recorder.say))
         await stack.enter_async_context(report_waits(training, callback))

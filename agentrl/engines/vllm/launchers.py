@@ -68,11 +68,24 @@ class LaunchedEngine(ServerEngine):
     """vLLM servers that are started when the engine is entered, and end with it."""
 
     def __init__(
-        self, model: PreTrainedModel, config: TrainConfig, launcher: str, plan: ServerPlan, update: _Update
+        self,
+        model: PreTrainedModel,
+        config: TrainConfig,
+        launcher: str,
+        plan: ServerPlan,
+        update: _Update,
+        weight_sync_timeout_s: float = 10.0,
     ) -> None:
         e = config.engine
         unknown = [""] * plan.count  # the addresses, until the servers run
-        super().__init__(unknown, model, capacity=e.max_num_seqs, max_context=e.max_model_len, update=update)
+        super().__init__(
+            unknown,
+            model,
+            capacity=e.max_num_seqs,
+            max_context=e.max_model_len,
+            update=update,
+            weight_sync_timeout_s=weight_sync_timeout_s,
+        )
         self._launcher, self._plan, self._servers = launcher, plan, AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +64,11 @@ def connect_sender(backend: str, client: TransferClient, weights: PolicyWeights,
 class _AdapterWeights(PolicyWeights):
     """An adapter's tensors under the names of peft's checkpoints."""
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+    def _read(self, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         from peft import get_peft_model_state_dict
 
-        yield from get_peft_model_state_dict(self.model, save_embedding_layers=False).items()
+        for name, tensor in get_peft_model_state_dict(self.model, save_embedding_layers=False).items():
+            yield name, read(tensor)
 
     def config(self) -> dict[str, Any]:
         """Return peft's settings of the adapter."""

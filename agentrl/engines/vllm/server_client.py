@@ -12,18 +12,19 @@ from urllib.parse import urlsplit
 
 import anyio
 import httpx2
-from anyio import to_thread
 
 from agentrl.engines.server_keys import ServerAuth
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.engines.vllm.drain import Drain
+from agentrl.engines.vllm.weight_client import HttpTransferClient, SyncDeadline
 from agentrl.errors import UserError
+from agentrl.runtime.threads import DeadlineExceeded, run_in_thread, with_deadline
 from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
 
 T = TypeVar("T")
-ANSWER_S = 300.0  # for a call about weights: tensors may be many
 PING_S = 20.0
+SHUTDOWN_S = 6.0  # for a sender to let go; vLLM's own gives NCCL 5 s
 
 
 class ServerLost(Exception):
@@ -36,14 +37,28 @@ class Replica:
     Args:
         capacity: requests that are made of it at the same time.
         backend: how tensors travel to it.
+        deadline: of a stage of a weight transfer.
+        on_lost: called with a sentence when it goes down.
     """
 
-    def __init__(self, url: str, weights: weight_sender.PolicyWeights, *, capacity: int, backend: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        weights: weight_sender.PolicyWeights,
+        *,
+        capacity: int,
+        backend: str,
+        deadline: SyncDeadline,
+        on_lost: Callable[[str], None],
+    ) -> None:
         self.url, self.up, self.status = url.rstrip("/"), False, "was not reached yet"
         self.sessions: set[str] = set()
         self.max_context = 1 << 30
         self.version = -1
         self._weights, self._backend, self._rank = weights, backend, lora_sender.find_adapter_rank(weights.model)
+        self.answers = False  # when it was last asked whether it is alive
+        self.updating = False  # it may give no sign of life meanwhile; each stage has a deadline
+        self._deadline, self._on_lost = deadline, on_lost
         self._slots, self._drain = anyio.Semaphore(capacity), Drain()
         self._options: dict[str, Any] = {
             "base_url": Secret(self.url).reveal(),
@@ -53,8 +68,7 @@ class Replica:
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=capacity)
         self._http = httpx2.AsyncClient(**self._options, timeout=httpx2.Timeout(PING_S, read=None), limits=unlimited)
         self._lost = asyncio.get_running_loop().create_future()
-        self._thread_limiter = anyio.CapacityLimiter(1)
-        self._client: _HttpClient | None = None
+        self._client: HttpTransferClient | None = None
         self._sender: weight_sender.WeightSender | None = None
 
     async def generate(self, token_ids: list[int], params: SamplingParams) -> tuple[Completion, int]:
@@ -82,9 +96,10 @@ class Replica:
     async def is_alive(self) -> bool:
         """Return True if the engine behind the server, not only the server, gives a sign of life."""
         try:
-            return bool((await self._http.get("/weight_info", timeout=PING_S)).status_code == 200)
+            self.answers = (await self._http.get("/weight_info", timeout=PING_S)).status_code == 200
         except httpx2.HTTPError:
-            return False
+            self.answers = False
+        return self.answers
 
     async def connect(self, version: int, update: str) -> None:
         """Connect, and send the current weights.
@@ -97,20 +112,17 @@ class Replica:
         self.max_context = int(models["data"][0]["max_model_len"])
         await self._check_adapters()
         world_size = (await self._call("GET", "/get_world_size"))["world_size"] if self._backend == "nccl" else 1
-        self._disconnect()
-        self._client = _HttpClient(self._options)
+        await self._disconnect()
+        if self._lost.done():
+            self._lost = asyncio.get_running_loop().create_future()
+        self._client = HttpTransferClient(self._options, self._deadline)
+        connect = partial(lora_sender.connect_sender, self._backend, self._client, self._weights)
         self._sender = await self._in_thread(
-            lora_sender.connect_sender,
-            self._backend,
-            self._client,
-            self._weights,
-            **self._choose_rendezvous(world_size),
+            partial(connect, **self._choose_rendezvous(world_size)), 2 * self._deadline.connect_s
         )
         await self.update_weights(version, update)
         if self._rank:
             await self._register_adapter()
-        if self._lost.done():
-            self._lost = asyncio.get_running_loop().create_future()
         self.up = True
 
     async def update_weights(self, version: int, update: str) -> None:
@@ -121,11 +133,17 @@ class Replica:
         """
         assert self._sender is not None
         async with self._drain.finish_requests(update == "drain"):
-            await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": True}, timeout=None)
-            await self._in_thread(self._sender.send_weights)
-            await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
-            await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
-            await self._call("POST", "/resume")
+            if self._lost.done():  # while its requests were finished
+                raise ServerLost(f"{self.url} {self.status}")
+            self.updating = True
+            try:
+                await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": True})
+                await self._in_thread(self._sender.send_weights, 4 * self._deadline.stage_s)  # of its own three stages
+                await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
+                await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
+                await self._call("POST", "/resume")
+            finally:
+                self.updating = False
             self.version = version
 
     async def _check_adapters(self) -> None:
@@ -151,25 +169,29 @@ class Replica:
 
     def mark_lost(self, status: str) -> ServerLost:
         """Mark the server as down: waiting calls raise, its sessions go elsewhere. Return the exception to raise."""
-        self.up, self.status = False, status
+        was_up, self.up, self.status = self.up, False, status
         self.sessions.clear()
+        if was_up:
+            self._on_lost(f"{self.url} {status}: its turns go to other servers until it answers again")
         if not self._lost.done():
             self._lost.set_result(None)
         return ServerLost(f"{self.url} {status}")
 
     async def close(self) -> None:
-        self._disconnect()
+        await self._disconnect()
         await self._http.aclose()
 
-    def _disconnect(self) -> None:
-        if self._sender is not None:
-            self._sender.shutdown()
-        if self._client is not None:
-            self._client.close()
-        self._sender = self._client = None
+    async def _disconnect(self) -> None:
+        sender, client, self._sender, self._client = self._sender, self._client, None, None
+        if client is not None:
+            client.close()
+        if sender is not None:
+            with suppress(DeadlineExceeded):  # it holds what a lost server has not let go of
+                await with_deadline(SHUTDOWN_S, run_in_thread(sender.shutdown))
 
-    async def _call(self, method: str, path: str, *, timeout: float | None = ANSWER_S, **options: Any) -> Any:
-        return await self._read_response(self._http.request(method, path, timeout=timeout, **options))
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        call = self._http.request(method, path, timeout=self._deadline.stage_s, **options)
+        return await self._read_response(call, self._deadline.describe_miss(path))
 
     async def _while_up(self, call: Awaitable[httpx2.Response]) -> Any:
         """Await a response, or raise ServerLost as soon as any call finds the server down."""
@@ -184,9 +206,11 @@ class Replica:
             if not task.done():
                 task.cancel()  # the server aborts the request when the connection closes
 
-    async def _read_response(self, call: Awaitable[httpx2.Response]) -> Any:
+    async def _read_response(self, call: Awaitable[httpx2.Response], too_late: str = "") -> Any:
         try:
             response = await call
+        except httpx2.TimeoutException as error:
+            raise self.mark_lost(too_late or f"does not answer ({type(error).__name__})") from None
         except httpx2.HTTPError as error:
             raise self.mark_lost(f"does not answer ({type(error).__name__})") from None
         if response.status_code in (400, 404, 422):
@@ -199,11 +223,26 @@ class Replica:
             )
         return response.json() if "json" in response.headers.get("content-type", "") else response.text
 
-    async def _in_thread(self, function: Callable[..., T], *arguments: object, **named: object) -> T:
+    async def _in_thread(self, function: Callable[[], T], seconds: float) -> T:
+        """Call the sender in a thread. One that hangs is left behind: nothing else waits for it.
+
+        Raises:
+            ServerLost: one of its calls has failed, or it takes longer than so many seconds.
+        """
+        assert self._client is not None
+        failed = self._client.failure
+        task = asyncio.ensure_future(run_in_thread(function))
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
+        waited: set[asyncio.Future[Any]] = {task, asyncio.wrap_future(failed)}
         try:
-            return await to_thread.run_sync(partial(function, *arguments, **named), limiter=self._thread_limiter)
-        except httpx2.HTTPError as error:
-            raise self.mark_lost(f"could not be given weights ({error})") from None
+            await asyncio.wait(waited, timeout=seconds, return_when="FIRST_COMPLETED")
+            if failed.done():
+                raise self.mark_lost(failed.result())
+            if not task.done():
+                raise self.mark_lost(f"was not given all weights in {seconds:.3g} s")
+            return task.result()
+        finally:
+            task.cancel()
 
     def _choose_rendezvous(self, world_size: int) -> dict[str, object]:
         """Choose where vLLM's nccl backend meets: this machine's address, as the server sees it, and a free port."""
@@ -215,36 +254,6 @@ class Replica:
             port.bind(("", 0))
             address, free = route.getsockname()[0], port.getsockname()[1]
         return {"master_address": address, "master_port": free, "world_size": 1 + world_size}
-
-
-class _HttpClient:
-    """The `TransferClient` of a server: HTTP calls from the sender's thread."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._http = httpx2.Client(**options, timeout=ANSWER_S)
-
-    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
-        self._post("/init_weight_transfer_engine", {"init_info": init_info})
-
-    def start_weight_update(self) -> None:
-        self._post("/start_weight_update", {})
-
-    def update_weights(self, update_info: object) -> None:
-        self._post("/update_weights", {"update_info": update_info})
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._post("/finish_weight_update", {"weight_version": weight_version})
-
-    def receive_adapter(self, message: str) -> list[str]:
-        response = self._post("/collective_rpc", {"method": "receive_adapter", "args": [message]})
-        answers: list[str] = response.json()["results"]
-        return answers
-
-    def close(self) -> None:
-        self._http.close()
-
-    def _post(self, path: str, body: dict[str, object]) -> httpx2.Response:
-        return self._http.post(path, json=body).raise_for_status()
 
 
 START_HINT = "start it with: agentrl serve --model MODEL"

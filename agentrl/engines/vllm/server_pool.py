@@ -8,7 +8,7 @@ seed. A lost server that answers again is sent the current weights, and then tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -17,6 +17,7 @@ import anyio
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
 from agentrl.engines.vllm.server_client import START_HINT, Replica, ServerLost
+from agentrl.engines.vllm.weight_client import SyncDeadline
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
 from agentrl.rollout.engine_protocol import Meter
@@ -41,6 +42,8 @@ class ServerEngine:
         update: what an update does to requests that are running: "in-flight" or "drain".
         start_s: how long to wait for servers that are still starting.
         patience_s: how long to wait for one to come back when all are lost.
+        weight_sync_timeout_s: of each stage of a weight transfer, beyond what the bytes take; a server that takes
+            longer is lost, and the others get the weights.
     """
 
     takes_grammars = True
@@ -55,10 +58,12 @@ class ServerEngine:
         update: Literal["in-flight", "drain"] = "in-flight",
         start_s: float = 120.0,
         patience_s: float = 120.0,
+        weight_sync_timeout_s: float = 10.0,
     ) -> None:
         self._model = unwrap_model(model)
         self._urls, self._capacity_each, self._update = tuple(urls), capacity, update
-        self._start_s, self._patience_s = start_s, patience_s
+        self._start_s, self._patience_s, self._sync_s = start_s, patience_s, weight_sync_timeout_s
+        self.on_message: Callable[[str], None] = _ignore
         self.capacity = capacity * len(self._urls)
         self.max_context = max_context or 1 << 30
         self.version, self.meter = 0, Meter()
@@ -75,9 +80,8 @@ class ServerEngine:
         backend = "nccl" if self._model.device.type == "cuda" else weight_sender.MEMORY
         self._keeps_weights = backend == weight_sender.MEMORY  # a copy, for a server that comes back within a step
         try:
-            self.replicas = [
-                Replica(url, self._weights, capacity=self._capacity_each, backend=backend) for url in self._urls
-            ]
+            deadline = SyncDeadline(self._sync_s, self._weights.count_bytes(), backend)
+            self.replicas = [self._make_replica(url, backend, deadline) for url in self._urls]
             await asyncio.gather(*(self._connect_starting(r) for r in self.replicas))
             self.max_context = min(self.max_context, *(r.max_context for r in self.replicas))
             ids = draw_probe_prompt(self._vocabulary, self.max_context)
@@ -124,14 +128,24 @@ class ServerEngine:
 
     async def close(self) -> None:
         """Close the engine: waiting calls raise, and so does every later one. The servers keep running."""
-        self._closed = True
+        self._closed, self.on_message = True, _ignore
         if self._watch_task is not None:
             self._watch_task.cancel()
             await asyncio.wait({self._watch_task})
         for replica in self.replicas:
             replica.mark_lost("is no longer used: the engine is closed")
-            await replica.close()
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
         self._weights.close()
+
+    def _make_replica(self, url: str, backend: str, deadline: SyncDeadline) -> Replica:
+        return Replica(
+            url,
+            self._weights,
+            capacity=self._capacity_each,
+            backend=backend,
+            deadline=deadline,
+            on_lost=lambda text: self.on_message(text),
+        )
 
     async def _generate_anywhere(
         self, token_ids: list[int], params: SamplingParams, session: str
@@ -182,11 +196,12 @@ class ServerEngine:
         with suppress(ServerLost):  # it is down now, and is sent them when it is back
             if replica.up:
                 await replica.update_weights(self.version, self._update)
-            elif not self._keeps_weights and await replica.is_alive():
+            elif not self._keeps_weights and replica.answers:
                 await self._reconnect(replica)
 
     async def _reconnect(self, replica: Replica) -> None:
         await replica.connect(self.version, self._update)
+        self.on_message(f"{replica.url} is back, with the weights of version {self.version}")
         self._reconnected.set()
         self._reconnected = anyio.Event()
 
@@ -197,9 +212,10 @@ class ServerEngine:
             await asyncio.gather(*(self._check_replica(r) for r in self.replicas))
 
     async def _check_replica(self, replica: Replica) -> None:
+        was_updating = replica.updating
         alive = await replica.is_alive()
         self.meter.answers += alive
-        if replica.up and not alive and not self._update_lock.locked():
+        if replica.up and not (alive or was_updating or replica.updating):
             replica.mark_lost("gives no sign of life")
         elif not replica.up and alive and self._keeps_weights:
             async with self._update_lock:
@@ -207,3 +223,6 @@ class ServerEngine:
                     await self._reconnect(replica)
                 except (ServerLost, UserError) as error:
                     replica.status = str(error)
+
+
+def _ignore(_text: str) -> None: ...

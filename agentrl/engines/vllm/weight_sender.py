@@ -12,9 +12,11 @@ open it, is sent the bytes. The worker's side is `agentrl.engines.vllm.weight_re
 from __future__ import annotations
 
 import base64
+import math
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
-from agentrl.models.lora import dequantize
+from agentrl.models.lora import dequantize, describe_dequantized
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -87,8 +89,13 @@ class PolicyWeights:
 
     @property
     def metadata(self) -> _ParamList:
-        """List names, types and shapes."""
-        return _ParamList(_ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self)
+        """List names, types and shapes, without making a tensor."""
+        described = self._read(describe_dequantized)
+        return _ParamList(_ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in described)
+
+    def count_bytes(self) -> int:
+        """Count the bytes of all tensors."""
+        return sum(math.prod(param.shape) * param.dtype.itemsize for param in self.metadata)
 
     def owned_names(self, rank: int) -> list[str]:
         """List what a rank of the trainer has: everything."""
@@ -103,13 +110,20 @@ class PolicyWeights:
         return iter(self)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._read(dequantize)
+
+    def _read(self, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and what ``read`` makes of the tensors, a layer after the other.
+
+        What the model holds fused (experts, mostly) is taken apart for one layer at a time.
+        """
         from transformers.core_model_loading import revert_weight_conversion
 
         model = unwrap_model(self.model)
-        tensors = {
-            n.replace(".base_layer.", "."): dequantize(p) for n, p in model.named_parameters() if "lora_" not in n
-        }
-        yield from revert_weight_conversion(model, tensors).items()
+        parameters = {name: p for name, p in model.named_parameters() if "lora_" not in name}
+        for layer in _group_by_layer(parameters):
+            tensors = {name.replace(".base_layer.", "."): read(parameters[name]) for name in layer}
+            yield from revert_weight_conversion(model, tensors).items()
 
     def file(self) -> MemoryFile:
         """Take a snapshot, once for all calls until ``replace``."""
@@ -213,6 +227,15 @@ def connect_weight_sender(
         infos[backend](rank=0, **rendezvous), client=client, source=weights
     )
     return sender
+
+
+def _group_by_layer(names: Iterable[str]) -> Iterable[list[str]]:
+    """Group parameters by the layer that they are in, such as ``model.layers.3.``; those in none are one group."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        within = re.match(r"\D*\.\d+\.", name)
+        layers.setdefault(within.group() if within else "", []).append(name)
+    return layers.values()
 
 
 def _open_memory_file() -> int | None:

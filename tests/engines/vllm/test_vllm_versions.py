@@ -146,7 +146,8 @@ def test_engine_arguments_flags_and_sampling_parameters_are_there(
 
 
 def test_paths_of_the_server_take_what_is_sent(vllm: Sources) -> None:
-    routes, sent = dict(_routes(vllm)), dict(_requests_of(OWN_TREES["server_client"]))
+    routes = dict(_routes(vllm))
+    sent = {p: w for module in ("server_client", "weight_client") for p, w in _requests_of(OWN_TREES[module])}
     assert {"/pause", "/update_weights", "/inference/v1/generate"} <= sent.keys()
     for path, words in sent.items():
         assert path in routes, f"the server has no {path}"

@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 from torch import Tensor
+from transformers import core_model_loading
 
 from agentrl.engines.vllm import launch, logprob_check, requests, weight_sender
 from agentrl.engines.vllm.weight_sender import MemoryFile, PolicyWeights
 from agentrl.errors import UserError
 from agentrl.models import policy
 from agentrl.types import Completion, SamplingParams
+from tests.helpers.causal_lms import subject
 from tests.helpers.tiny import qwen3
 
 
@@ -29,6 +31,31 @@ def test_weights_have_the_names_of_the_checkpoint_and_tied_ones_come_once(tmp_pa
         saved = load_file(tmp_path / type(model).__name__ / "model.safetensors")
         assert same(dict(PolicyWeights(model)), saved)
         assert [m.name for m in PolicyWeights(model).metadata] == [name for name, _ in PolicyWeights(model)]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_experts_are_taken_apart_for_a_layer_at_a_time_and_announced_without_tensors(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen, real = subject(name), list[int](), core_model_loading.revert_weight_conversion
+    model.save_pretrained(tmp_path)
+    layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    outside = sum(p.numel() for n, p in model.named_parameters() if ".layers." not in n)
+
+    def spy(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if any(t.device.type != "meta" for t in tensors.values()):
+            seen.append(sum(t.numel() for t in tensors.values()))
+        return real(model, tensors)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(core_model_loading, "revert_weight_conversion", spy)
+    weights = PolicyWeights(model)
+    announced = [(m.name, m.dtype, m.shape) for m in weights.metadata]
+    assert (seen, weights.count_bytes()) == ([], sum(p.nbytes for p in model.parameters()))
+    sent = list(weights)
+    assert announced == [(n, t.dtype, tuple(t.shape)) for n, t in sent]
+    assert same(dict(sent), load_file(tmp_path / "model.safetensors"))
+    assert len(seen) > 2
+    assert max(seen) == max(layer, outside)
 
 
 def test_a_file_is_a_snapshot_and_the_same_one_until_the_weights_are_replaced() -> None:
