@@ -7,7 +7,7 @@ For each environment `agentrl sft` learns from its expert, and `agentrl train` g
   CPU-s, wall     of the whole command: loading, playing the expert, training, both evaluations, tools and sandboxes
 
 Before, nano earns nothing in them. A setting that makes one easier than it is by default stands in the command:
-`game` has 16 numbers and 5 turns here, by default 1,000 and 10.
+`game` has 16 numbers and 5 turns here, by default 1,000 and 10; `sql-qa` one kind of database, and its tables are told.
 """
 
 from __future__ import annotations
@@ -40,13 +40,18 @@ class Recipe(NamedTuple):
 RECIPES: Mapping[str, Recipe] = {
     "code": Recipe(
         "--env code --rollout.max_tokens 256",
-        "--steps 150 --learner.lr 4e-3",
-        "--steps 14 --learner.lr 5e-4",
+        "--steps 215 --learner.lr 4e-3",
+        "--steps 40 --learner.lr 1e-3",
     ),
     "game": Recipe(
         "--env game --env.numbers 16",
-        "--steps 110 --learner.lr 4e-3",
-        "--steps 30 --learner.lr 5e-4",
+        "--steps 230 --learner.lr 4e-3",
+        "--steps 90 --learner.lr 1e-3",
+    ),
+    "sql-qa": Recipe(
+        "--env sql-qa --env.families shop --env.show_schema true --rollout.max_tokens 256",
+        "--steps 300 --learner.lr 4e-3",
+        "--steps 40 --learner.lr 1e-3",
     ),
 }
 
