@@ -145,6 +145,7 @@ PRINTING = {  # modules outside `agentrl.cli` that write to a stream, and why
     "agentrl.settings.names.adoption": "another library's names, before there is a display",
     "agentrl.runs.metric_catalogue": "prints a page of the documentation, as a program of its own",
     "agentrl.engines.vllm.launchers": "passes on what a server writes",
+    "agentrl.learner.roll_call": "names a process that fell silent; nothing else hears any more",
     "agentrl.models.unpacked_gguf": "says, once, what is waited for up to a minute",
 }
 
