@@ -1,4 +1,4 @@
-"""What a launcher says in the environment of each process: how many there are, which one this is, where they meet.
+"""The environment of a process that a launcher started: how many there are, which one this is, where they meet.
 
 torchrun and `accelerate launch` say it in torch's own words. What srun and mpirun say is translated into those, so that
 ``srun agentrl train ...`` is one training of all its tasks, and not as many trainings.
