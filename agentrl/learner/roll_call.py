@@ -17,7 +17,7 @@ from typing import Protocol
 BEAT_S = 1.0
 
 
-class Store(Protocol):
+class SharedStore(Protocol):
     """The part of ``torch.distributed.Store`` that is used."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -41,7 +41,7 @@ class RollCall:
 
     def __init__(
         self,
-        store: Store,
+        store: SharedStore,
         rank: int,
         world_size: int,
         timeout_s: float,
