@@ -332,7 +332,7 @@ RULES: dict[str, Callable[[Sequence[str]], None]] = {
     "torchrun": _torchrun,
     "source": _exact(".venv/bin/activate"),
     "kill": _exact("-USR1 PID"),
-    "export": _exact("E2B_API_KEY=..."),
+    "export": _exact("E2B_API_KEY=...", "VLLM_API_KEY=..."),
 }
 
 

@@ -164,7 +164,9 @@ class Command(Generic[OptionsT]):
         for i, word in enumerate(words):
             following = words[i + 1] if i + 1 < len(words) else "--"
             stands_alone = following.startswith("--") or (not left and following not in ("true", "false"))
-            if word.startswith("--") and word[2:].replace("-", "_") in switches and stands_alone:
+            name, dot, _ = word[2:].replace("-", "_").partition(".")
+            table = bool(dot) and name in self._options and "=" not in word and following.startswith("--")
+            if word.startswith("--") and ((name in switches and not dot and stands_alone) or table):
                 alone.append(f"{word}=true")
             else:
                 left.append(word)

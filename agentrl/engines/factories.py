@@ -7,6 +7,7 @@ This module loads torch when an engine is made.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 Threads = Annotated[int, Field(ge=1)] | None
 Update = Literal["in-flight", "drain"]
 GpuShareNumber = Annotated[float, Field(gt=0, lt=1)] | None
+
+
+def _check_port_range(text: str) -> str:
+    """Refuse what is no range of ports."""
+    parts = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if not parts or not 1 <= int(parts[1]) <= int(parts[2]) <= 65535:
+        raise ValueError("a range of ports is such as 29600-29699")
+    return text
+
+
+PortRange = Annotated[str, AfterValidator(_check_port_range)] | None
 Seconds = Annotated[float, Field(gt=0)]
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -101,6 +113,8 @@ def server(
     urls: Annotated[tuple[str, ...], AfterValidator(_check_urls)],
     update: Update = "in-flight",
     weight_sync_timeout_s: Seconds = 10.0,
+    master_address: str | None = None,
+    port_range: PortRange = None,
 ) -> OpenEngine:
     """Sample from vLLM servers, which `agentrl serve` starts.
 
@@ -108,7 +122,10 @@ def server(
         urls: as agentrl serve prints them; commas between them.
         update: in-flight: requests continue with new weights; drain: they end first.
         weight_sync_timeout_s: of a stage of a weight transfer, beyond what the bytes take; then the server is lost.
+        master_address: of this machine, where servers' GPUs meet it for weights; that of the route to each by default.
+        port_range: of ports for that, such as 29600-29699; any free one by default.
     """
+    from agentrl.engines.vllm.rendezvous import build_rendezvous
     from agentrl.engines.vllm.server_pool import ServerEngine
 
     e = config.engine
@@ -119,6 +136,7 @@ def server(
         max_context=e.max_model_len,
         update=update,
         weight_sync_timeout_s=weight_sync_timeout_s,
+        rendezvous=build_rendezvous(master_address, port_range),
     )
 
 
@@ -131,6 +149,8 @@ def launched(
     launcher: str = "local",
     update: Update = "in-flight",
     weight_sync_timeout_s: Seconds = 10.0,
+    master_address: str | None = None,
+    port_range: PortRange = None,
 ) -> OpenEngine:
     """Start vLLM servers for the run, sample from them, and end them with it.
 
@@ -139,10 +159,21 @@ def launched(
         launcher: local: processes of this machine; or a registered name, module:function, file.py:function.
         update: in-flight: requests continue with new weights; drain: they end first.
         weight_sync_timeout_s: of a stage of a weight transfer, beyond what the bytes take; then the server is lost.
+        master_address: of this machine, where servers' GPUs meet it for weights; that of the route to each by default.
+        port_range: of ports for that, such as 29600-29699; any free one by default.
     """
     from agentrl.engines.vllm.launchers import LaunchedEngine, plan_servers
+    from agentrl.engines.vllm.rendezvous import build_rendezvous
 
-    return LaunchedEngine(model, config, launcher, plan_servers(config, servers), update, weight_sync_timeout_s)
+    return LaunchedEngine(
+        model,
+        config,
+        launcher,
+        plan_servers(config, servers),
+        update,
+        weight_sync_timeout_s,
+        build_rendezvous(master_address, port_range),
+    )
 
 
 @engine(explain="vllm on a GPU where it is installed, else transformers")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 KEY_ENV = "VLLM_API_KEY"
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def create_server_key(port: int) -> str:
@@ -40,7 +40,7 @@ def remove_server_key(port: int, key: str) -> None:
 def find_server_key(url: str) -> str | None:
     """Return the key of a server on this machine: that of the environment, or of this user's server at that port."""
     parts = urlsplit(url)
-    if parts.hostname not in _LOCAL:
+    if parts.hostname not in LOCAL:
         return None
     return os.environ.get(KEY_ENV) or _read(find_key_file(parts.port or 80))
 

@@ -49,6 +49,11 @@ class EngineConfig(Section):
         "of a stage of a weight transfer, beyond what the bytes take: 10 by default; then the server is lost"
     )
 
+    master_address: str | None = shared(
+        "of this machine, where servers' GPUs meet it for weights; by default the route"
+    )
+    port_range: str | None = shared("of ports for that, such as 29600-29699; any free one by default")
+
     @pydantic.model_validator(mode="after")
     def _check_engine(self) -> EngineConfig:
         """Reject settings that the chosen engine ignores."""

@@ -42,6 +42,8 @@ class FakeVLLM(ThreadingHTTPServer):
         if path == "/v1/models":
             return 200, {"data": [{"max_model_len": 128}]}
         if path == "/collective_rpc":
+            if body["method"] == "finish_interrupted_update":
+                self.updating = False
             return 200, {"results": ["0"]}
         if path == "/pause":
             self.paused = True

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from anyio import to_thread
 
+from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.errors import ContractError, UserError, author_errors
 from agentrl.settings.registry import load_registered
@@ -75,6 +76,7 @@ class LaunchedEngine(ServerEngine):
         plan: ServerPlan,
         update: _Update,
         weight_sync_timeout_s: float = 10.0,
+        rendezvous: Rendezvous = ANYWHERE,
     ) -> None:
         e = config.engine
         unknown = [""] * plan.count  # the addresses, until the servers run
@@ -85,6 +87,7 @@ class LaunchedEngine(ServerEngine):
             max_context=e.max_model_len,
             update=update,
             weight_sync_timeout_s=weight_sync_timeout_s,
+            rendezvous=rendezvous,
         )
         self._launcher, self._plan, self._servers = launcher, plan, AsyncExitStack()
 

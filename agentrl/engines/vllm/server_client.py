@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import anyio
 import httpx2
@@ -16,6 +14,7 @@ import httpx2
 from agentrl.engines.server_keys import ServerAuth
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.engines.vllm.drain import Drain
+from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.weight_client import HttpTransferClient, SyncDeadline
 from agentrl.errors import UserError
 from agentrl.runtime.threads import DeadlineExceeded, run_in_thread, with_deadline
@@ -38,6 +37,7 @@ class Replica:
         capacity: requests that are made of it at the same time.
         backend: how tensors travel to it.
         deadline: of a stage of a weight transfer.
+        rendezvous: where nccl meets.
         on_lost: called with a sentence when it goes down.
     """
 
@@ -49,6 +49,7 @@ class Replica:
         capacity: int,
         backend: str,
         deadline: SyncDeadline,
+        rendezvous: Rendezvous = ANYWHERE,
         on_lost: Callable[[str], None],
     ) -> None:
         self.url, self.up, self.status = url.rstrip("/"), False, "was not reached yet"
@@ -58,7 +59,7 @@ class Replica:
         self._weights, self._backend, self._rank = weights, backend, lora_sender.find_adapter_rank(weights.model)
         self.answers = False  # when it was last asked whether it is alive
         self.updating = False  # it may give no sign of life meanwhile; each stage has a deadline
-        self._deadline, self._on_lost = deadline, on_lost
+        self._deadline, self._rendezvous, self._on_lost = deadline, rendezvous, on_lost
         self._slots, self._drain = anyio.Semaphore(capacity), Drain()
         self._options: dict[str, Any] = {
             "base_url": Secret(self.url).reveal(),
@@ -115,11 +116,9 @@ class Replica:
         await self._disconnect()
         if self._lost.done():
             self._lost = asyncio.get_running_loop().create_future()
+        await self._call("POST", "/collective_rpc", json={"method": "finish_interrupted_update"})
         self._client = HttpTransferClient(self._options, self._deadline)
-        connect = partial(lora_sender.connect_sender, self._backend, self._client, self._weights)
-        self._sender = await self._in_thread(
-            partial(connect, **self._choose_rendezvous(world_size)), 2 * self._deadline.connect_s
-        )
+        self._sender = await self._connect_sender(self._client, world_size)
         await self.update_weights(version, update)
         if self._rank:
             await self._register_adapter()
@@ -145,6 +144,17 @@ class Replica:
             finally:
                 self.updating = False
             self.version = version
+
+    async def _connect_sender(self, client: HttpTransferClient, world_size: int) -> weight_sender.WeightSender:
+        connect, seconds = (
+            partial(lora_sender.connect_sender, self._backend, client, self._weights),
+            2 * self._deadline.connect_s,
+        )
+        if self._backend != "nccl":
+            return await self._in_thread(connect, seconds)
+        with self._rendezvous.reserve(self._options["base_url"]) as (address, port):
+            connect = partial(connect, master_address=address, master_port=port, world_size=1 + world_size)
+            return await self._in_thread(connect, seconds)
 
     async def _check_adapters(self) -> None:
         """Raise UserError if the server was started for another kind of training."""
@@ -243,17 +253,6 @@ class Replica:
             return task.result()
         finally:
             task.cancel()
-
-    def _choose_rendezvous(self, world_size: int) -> dict[str, object]:
-        """Choose where vLLM's nccl backend meets: this machine's address, as the server sees it, and a free port."""
-        if self._backend != "nccl":
-            return {}
-        server = urlsplit(self.url)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, socket.socket() as port:
-            route.connect((server.hostname, server.port or 80))
-            port.bind(("", 0))
-            address, free = route.getsockname()[0], port.getsockname()[1]
-        return {"master_address": address, "master_port": free, "world_size": 1 + world_size}
 
 
 START_HINT = "start it with: agentrl serve --model MODEL"

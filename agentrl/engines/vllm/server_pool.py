@@ -16,6 +16,7 @@ import anyio
 
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
+from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.server_client import START_HINT, Replica, ServerLost
 from agentrl.engines.vllm.weight_client import SyncDeadline
 from agentrl.errors import UserError
@@ -44,6 +45,7 @@ class ServerEngine:
         patience_s: how long to wait for one to come back when all are lost.
         weight_sync_timeout_s: of each stage of a weight transfer, beyond what the bytes take; a server that takes
             longer is lost, and the others get the weights.
+        rendezvous: where GPUs meet to send weights.
     """
 
     takes_grammars = True
@@ -59,10 +61,12 @@ class ServerEngine:
         start_s: float = 120.0,
         patience_s: float = 120.0,
         weight_sync_timeout_s: float = 10.0,
+        rendezvous: Rendezvous = ANYWHERE,
     ) -> None:
         self._model = unwrap_model(model)
         self._urls, self._capacity_each, self._update = tuple(urls), capacity, update
         self._start_s, self._patience_s, self._sync_s = start_s, patience_s, weight_sync_timeout_s
+        self._rendezvous = rendezvous
         self.on_message: Callable[[str], None] = _ignore
         self.capacity = capacity * len(self._urls)
         self.max_context = max_context or 1 << 30
@@ -144,6 +148,7 @@ class ServerEngine:
             capacity=self._capacity_each,
             backend=backend,
             deadline=deadline,
+            rendezvous=self._rendezvous,
             on_lost=lambda text: self.on_message(text),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import signal
@@ -10,6 +9,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -21,6 +21,7 @@ import torch
 from agentrl.engines.server_keys import KEY_ENV, create_server_key, remove_server_key
 from agentrl.engines.vllm import launch
 from agentrl.engines.vllm.parent_watch import end_with_parent
+from agentrl.engines.vllm.server_flags import format_flag
 from agentrl.engines.vllm.tool_parsers import OWN, PLUGIN
 from agentrl.errors import UserError
 from agentrl.settings.load import LoadConfig
@@ -28,6 +29,7 @@ from agentrl.settings.load import LoadConfig
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 DOOR = "agentrl.engines.vllm.server_door.ServerDoor"
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class ServerSettings:
     model: str  # a folder, or a name on the model hub
     dtype: torch.dtype = torch.float32
     port: int | None = None  # None: a free one
+    host: str = LOOPBACK  # what it listens on
+    tensor_parallel: int = 1  # GPUs that a model is cut over
+    data_parallel: int = 1  # copies of the model
+    gpu_share: float | None = None  # of each GPU's memory; None: vLLM's own
+    flags: Mapping[str, object] = field(default_factory=dict)  # more of vLLM's, checked
+    key: str | None = None  # None: that of the environment, or one drawn
     max_context: int | None = None
     capacity: int = 128
     threads: int | None = None
@@ -65,7 +73,9 @@ class ServerSettings:
             backend=self.backend,
             rank=self.lora_rank,
         )
-        own = {"host": LOOPBACK, "port": port, "enable_scale_out": True, "enable_prompt_tokens_details": True}
+        arguments |= {"tensor_parallel_size": self.tensor_parallel, "data_parallel_size": self.data_parallel}
+        arguments |= {"gpu_memory_utilization": self.gpu_share}
+        own = {"host": self.host, "port": port, "enable_scale_out": True, "enable_prompt_tokens_details": True}
         own |= {"middleware": DOOR, **options}
         if "revision" in options:
             own |= {"tokenizer_revision": options["revision"]}
@@ -76,7 +86,8 @@ class ServerSettings:
         if self.tool_parser == OWN:
             own |= {"tool_parser_plugin": PLUGIN}
         quiet = {"disable_log_stats": True, "uvicorn_log_level": "error", "use_tqdm_on_load": False}
-        return [word for name, value in {**arguments, **own, **quiet}.items() for word in _flag(name, value)]
+        every = {**arguments, **own, **quiet, **self.flags}
+        return [word for name, value in every.items() for word in format_flag(name, value)]
 
     @property
     def _loading_options(self) -> dict[str, object]:
@@ -90,11 +101,12 @@ class VLLMServer:
 
     def __init__(self, settings: ServerSettings) -> None:
         launch.import_vllm()
-        self.port = settings.port or find_free_port()
-        self.url = f"http://{LOOPBACK}:{self.port}"
+        self.port = settings.port or find_free_port(settings.host)
+        self.url = format_url(settings.host, self.port)
+        self._local_url = format_url(LOOPBACK if settings.host in EVERYWHERE else settings.host, self.port)
         self._start_s = settings.start_s
         command = [sys.executable, "-m", __name__, *settings.build_flags(self.port)]
-        self._key = create_server_key(self.port)
+        self._key = settings.key or create_server_key(self.port)
         variables = {
             **os.environ,
             **launch.build_environment(settings.threads or 1, settings.backend),
@@ -118,7 +130,7 @@ class VLLMServer:
         """
         deadline = monotonic() + self._start_s
         while self._child.poll() is None and monotonic() < deadline:
-            if _is_healthy(self.url):
+            if _is_healthy(self._local_url):
                 return self
             sleep(0.2)
         status = self._child.poll()
@@ -162,20 +174,25 @@ def _is_healthy(url: str) -> bool:
         return False
 
 
-def find_free_port() -> int:
-    """Find a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+def format_url(host: str, port: int) -> str:
+    """Format the address by which others call a server; of one that listens everywhere by this machine's name."""
+    name = socket.gethostname() if host in EVERYWHERE else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def _flag(name: str, value: object) -> list[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if value is None:
-        return []
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+def find_free_port(host: str = LOOPBACK) -> int:
+    """Find a port that nothing listens on.
+
+    Raises:
+        UserError: the host is no address of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise UserError(f"--host {host} is no address of this machine ({error.strerror or error})") from None
 
 
 if __name__ == "__main__":

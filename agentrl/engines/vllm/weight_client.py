@@ -72,10 +72,6 @@ class HttpTransferClient:
         response.raise_for_status()
 
     def start_weight_update(self) -> None:
-        if self._post("/start_weight_update", {}, may_refuse=True).is_success:
-            return
-        # One is under way, by a trainer that was lost, or that lost this server meanwhile.
-        self._post("/finish_weight_update", {"weight_version": None}, may_refuse=True)
         self._post("/start_weight_update", {})
 
     def update_weights(self, update_info: object) -> None:

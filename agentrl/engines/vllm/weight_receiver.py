@@ -87,6 +87,12 @@ class WorkerExtension:
         """Return the largest rank of an adapter here; 0 if vLLM was started without adapters."""
         return str(lora.max_lora_rank if (lora := self.vllm_config.lora_config) else 0)  # type: ignore[attr-defined]
 
+    def finish_interrupted_update(self) -> str:
+        """Finish an update that a trainer has begun and left, if there is one: vLLM takes no other before."""
+        if interrupted := self._weight_update_active:  # type: ignore[attr-defined]
+            self.finish_weight_update()  # type: ignore[attr-defined]
+        return str(interrupted)
+
     def receive_adapter(self, message: str) -> str:
         """Put an adapter into the slot. Return why it cannot be, or nothing."""
         fields = json.loads(message)

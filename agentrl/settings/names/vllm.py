@@ -7,9 +7,9 @@ from agentrl.settings.names.foreign import ForeignName, absent, here, nothing
 
 _WHOLE = "the learner has no counterpart of it, and what is sampled must be what it computes"
 _OWN = "vLLM's own choice"
-_ONE = "every engine holds a whole model on one GPU; more servers: engine.urls"
+_ONE = "in process vLLM has one GPU; agentrl serve has --tp, --dp and --vllm.FLAG, for engine.urls"
 _LORA = "an adapter is sent to vLLM where lora.rank is set"
-_SERVE = "agentrl serve starts a server; --port is its own"
+_SERVE = "agentrl serve starts a server; --host, --port and --api_key_env are its own"
 
 VLLM_NAMES: tuple[ForeignName, ...] = (
     here("n", 1, "rollout.group_size"),

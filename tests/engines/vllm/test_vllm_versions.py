@@ -43,6 +43,7 @@ READ = {  # what is read of what vLLM gives, class by class
     "vllm.sampling_params.RequestOutputKind": {"CUMULATIVE", "FINAL_ONLY"},
     "vllm.distributed.weight_transfer.base.WeightTransferEngine": {"model", "model_config"},
     "vllm.v1.worker.worker_base.WorkerBase": {"vllm_config", "add_lora"},
+    "vllm.v1.worker.gpu_worker.Worker": {"_weight_update_active", "finish_weight_update"},
     "vllm.config.lora.LoRAConfig": {"max_lora_rank"},
     "vllm.tool_parsers.abstract_tool_parser.ToolParser": {
         "supports_required_and_named",

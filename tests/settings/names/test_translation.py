@@ -274,7 +274,7 @@ def test_verl_s_names_are_read_by_their_paths_and_by_the_ends_of_these(
         ({"loss_agg_mode": "other"}, "there is no loss that sums tokens by other"),
         ({"data.train_batch_size": 64, "ppo_mini_batch_size": 24}, "24 prompts at a time do not make up the 64"),
         ({"rollout.name": "sglang"}, "there is no engine 'sglang' here"),
-        ({"tensor_parallel_size": 2}, "every engine holds a whole model"),
+        ({"tensor_parallel_size": 2}, "agentrl serve has --tp"),
     ],
 )
 def test_what_verl_and_vllm_have_and_this_has_not_is_refused(values: dict[str, Any], sentence: str) -> None:
