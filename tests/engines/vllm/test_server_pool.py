@@ -24,6 +24,7 @@ from agentrl.engines.server_keys import ServerAuth, find_server_key
 from agentrl.engines.vllm import server_client, server_pool
 from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer, find_free_port
+from agentrl.engines.vllm.weight_client import HttpTransferClient
 from agentrl.errors import UserError
 from agentrl.models.source import locate_model
 from agentrl.renderer.stop_strings import StopStrings
@@ -182,6 +183,38 @@ async def test_the_turns_of_a_hung_server_are_sampled_by_another(
         os.kill(core, signal.SIGCONT)
     with anyio.fail_after(20):
         await until(lambda: fleet.replicas[0].up)
+
+
+@pytest.mark.parametrize("stage", ["start_weight_update", "update_weights", "finish_weight_update"])
+async def test_a_server_that_stops_in_the_middle_of_an_update_is_dropped_and_takes_part_again(
+    servers: list[VLLMServer], stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_client, "PING_S", 1.0)
+    monkeypatch.setattr(server_pool, "CHECK_S", 0.5)
+    core, model, send = engine_process(servers[0].pid), nano(), getattr(HttpTransferClient, stage)
+
+    def stop(self: HttpTransferClient, *arguments: object) -> None:
+        if str(self._http.base_url).rstrip("/") == servers[0].url:
+            os.kill(core, signal.SIGSTOP)
+        send(self, *arguments)
+
+    urls = [s.url for s in servers]
+    async with ServerEngine(urls, model, capacity=16, weight_sync_timeout_s=2.0) as engine:
+        monkeypatch.setattr(HttpTransferClient, stage, stop)
+        try:
+            with anyio.fail_after(10):
+                await engine.update_weights(changed(model), 1)
+        finally:
+            os.kill(core, signal.SIGCONT)
+            monkeypatch.setattr(HttpTransferClient, stage, send)
+        assert [r.version for r in engine.replicas] == [0, 1]
+        assert f"did not finish /{stage} in 2.1 s" in engine.replicas[0].status
+        with anyio.fail_after(20):
+            await until(lambda: engine.replicas[0].up)
+        for replica in engine.replicas:
+            done, _ = await replica.generate([7], greedy(20))
+            assert list(done.token_ids) == generated(model, [7], 20)
+            assert set(done.versions) == {1}
 
 
 async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_current_weights() -> None:
