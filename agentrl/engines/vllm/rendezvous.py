@@ -1,4 +1,4 @@
-"""Where a trainer and a server's workers meet, for vLLM's backend nccl: an address of this machine, and a port."""
+"""The place where a trainer and a server's workers meet, for vLLM's backend nccl: an address here, and a port."""
 
 from __future__ import annotations
 
