@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -157,16 +157,20 @@ class Command(Generic[OptionsT]):
             raise ConfigError(f"{path}: unknown setting; did you mean {close[0]!r}? [command line]")
 
     def _complete_switches(self, words: Sequence[str]) -> list[str]:
-        """Write ``--json`` out as ``--json=true``, at the end; it may also stand before the names."""
+        """Write ``--json`` out as ``--json=true``, at the end; it may also stand before the names.
+
+        So is a word of a table, ``--vllm.enforce_eager``, that no value follows.
+        """
         switches = {name for name, field in self._options.items() if field.annotation is bool}
+        tables = {name for name, field in self._options.items() if get_origin(field.annotation) is dict}
         left: list[str] = []
         alone: list[str] = []
         for i, word in enumerate(words):
             following = words[i + 1] if i + 1 < len(words) else "--"
             stands_alone = following.startswith("--") or (not left and following not in ("true", "false"))
             name, dot, _ = word[2:].replace("-", "_").partition(".")
-            table = bool(dot) and name in self._options and "=" not in word and following.startswith("--")
-            if word.startswith("--") and ((name in switches and not dot and stands_alone) or table):
+            in_table = bool(dot) and name in tables and "=" not in word and following.startswith("--")
+            if word.startswith("--") and ((name in switches and not dot and stands_alone) or in_table):
                 alone.append(f"{word}=true")
             else:
                 left.append(word)
