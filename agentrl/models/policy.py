@@ -75,7 +75,12 @@ class Policy:
 
 
 def build_model_config(*layers: Layer, defaults: Layer | None = None) -> TrainConfig:
-    """Build a config over what the model's own folder recommends, and that over a verb's own ``defaults``."""
+    """Build a config over what the model's own folder recommends, and that over a verb's own ``defaults``.
+
+    A run that ``--resume`` names has all its settings: one that it leaves out is none.
+    """
+    if any(name == "--resume" for name, _ in layers):
+        return build_config(*layers)
     models = [layer["model"] for _, layer in layers if "model" in layer]
     model = str(models[-1] if models else TrainConfig.model_fields["model"].default)
     recommended = (f"recommended by {model}", read_recommendation(Path(locate_model(model))))

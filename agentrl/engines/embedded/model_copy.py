@@ -39,13 +39,14 @@ class ModelCopy:
         return limit - _count_padding_positions(self.model)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Hold the weights in another precision from now on: then they are a snapshot."""
-        if all(p.dtype == dtype for p in self.model.parameters()):
+        """Hold the weights in another precision from now on: then they are a snapshot. Weights in 4 bits stay."""
+        if all(p.dtype == dtype or not p.is_floating_point() for p in self.model.parameters()):
             return
         if not self.snapshot:
             self.model, self.snapshot = copy.deepcopy(self.model), True
         for parameter in self.model.parameters():  # buffers stay: angles of rotations would suffer
-            parameter.data = parameter.data.to(dtype)
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
 
     def update(self, model: PreTrainedModel) -> bool:
         """Read the weights again. Return False if it is another model now, or has other parameters."""

@@ -1,13 +1,13 @@
 """A plugin: the environment `dice` and the tool `roll`."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from agentrl_envs.rewards import extract_boxed, is_same_answer
 
-from agentrl import ToolEnv, ToolError, Trajectory, tool
-from agentrl.types import Observation
+from agentrl import Message, ToolCall, ToolEnv, ToolError, Trajectory, tool
+from agentrl.types import ExpertTurn, Observation
 
 
 def shown(sides: int, number: int) -> int:
@@ -40,6 +40,11 @@ class Dice(ToolEnv):
         # No task is in both splits: odd rolls are held out for the test.
         self.sides, self.number = rng.choice([100, 1000, 10000]), rng.randrange(int(split == "test"), 10000, 2)
         return self.ask(f"What does roll {self.number} of a die with {self.sides} sides show?"), {}
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        """Roll it, and answer what the tool said."""
+        told = yield ToolCall.of("roll", sides=self.sides, number=self.number)
+        yield f"\\boxed{{{told[-1]['content']}}}"
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = extract_boxed(trajectory.answer)
