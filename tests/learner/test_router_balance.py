@@ -91,6 +91,7 @@ def test_it_is_transformers_own_however_rows_are_packed(name: str, packing: str)
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_a_forest_padded_to_whole_blocks_counts_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = build("qwen3_moe"), make_rows()
     balance, batch = find_router_balance(model, 0.1), MicroBatch(rows, [1.0] * len(rows))
