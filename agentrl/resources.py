@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.agents.forms import AgentSandbox, parse_agent
 from agentrl.engines.factories import prefers_vllm
 from agentrl.engines.vllm import launch
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, ContractError, UserError
+from agentrl.gateway.gateway import Gateway
 from agentrl.models import lora, policy
 from agentrl.models.call_formats import build_call_format
 from agentrl.models.lm_head import cast_head_to_fp32, unwrap_model
@@ -32,6 +34,7 @@ _ENGINE_NEEDS = (
     *("capacity", "max_context", "generate", "end_session", "update_weights", "close"),
     *("version", "meter", "__aenter__", "__aexit__"),
 )
+_ELSEWHERE = ("server", "launched")  # engines that are lent the weights
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,13 @@ class TrainingResources:
     renderer: TemplateRenderer
     engine: OpenEngine
     grammar: OutputGrammar | None = None  # of every turn
+    gateway: Gateway | None = None  # where an agent plays
 
     def rollout(self, split: str, spec: EnvSpec | None = None) -> Rollout:
         """Build a rollout over the tasks of a split, of the run's environment or of another one."""
         rollout = Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
         rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
+        rollout.begin = None if self.gateway is None else self.gateway.begin
         return rollout
 
 
@@ -82,12 +87,38 @@ async def open_resources(
     async with spec.open(), own_engine as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
         with collect_garbage_seldom():
-            yield TrainingResources(config, spec, loaded, renderer, engine, grammar)
+            async with _open_gateway(config) as gateway:
+                yield TrainingResources(config, spec, loaded, renderer, engine, grammar, gateway)
 
 
-def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None) -> Policy:
-    """Load the policy that the config names, if none is given, and add the adapter that the config wants."""
-    loaded = loaded or policy.load_policy(config.model, config.dtype, config.lora.quantize, config.load)
+@asynccontextmanager
+async def _open_gateway(config: TrainConfig) -> AsyncIterator[Gateway | None]:
+    """Open the endpoint for the agent that the config names; None where there is none."""
+    if config.agent is None:
+        yield None
+        return
+    episodes = config.rollout.tasks_per_step * config.rollout.group_size
+    hidden = [config.run.dir or "runs", "runs", "evals"]
+    sandbox = AgentSandbox(config.agent_readable, hidden) if config.agent_sandbox else None
+    async with Gateway(parse_agent(config.agent, config.agent_workers, sandbox), episodes).open() as gateway:
+        yield gateway
+
+
+def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None, *, follows: bool = False) -> Policy:
+    """Load the policy that the config names, if none is given, and add the adapter that the config wants.
+
+    One that will be cut into shards, and sampled from elsewhere, is not on a GPU as a whole.
+
+    Args:
+        follows: it is in one of the learner's further processes, which the first one sends the weights as they are cut.
+    """
+    if loaded is None:
+        cut = int(os.environ.get("WORLD_SIZE", "1")) > 1 and config.learner.sharding != "none"
+        loaded = policy.load_policy(
+            *(config.model, config.dtype, config.lora.quantize, config.load),
+            device="cpu" if cut and (follows or config.engine.name in _ELSEWHERE) else None,
+            skeleton=cut and follows,
+        )
     if config.learner.cast_lm_head_to_fp32:
         cast_head_to_fp32(unwrap_model(loaded.model))
     template: Any = policy.find_template(loaded.tokenizer, config.chat_template) or loaded.tokenizer.chat_template

@@ -112,3 +112,19 @@ def test_the_plugin_installs_and_registers(tmp_path: Path) -> None:
     subprocess.run([python, "-m", "pytest", "-q", str(EXAMPLES / "third_party")], check=True, cwd=tmp_path)
     command: list[str | Path] = [python, "-m", "agentrl", "train", "--env", "dice", *SMALL]
     subprocess.run(command, check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_agent_of_several_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["train", "--env", "math-tools", "--agent", f"{EXAMPLES / 'subagents_agent.py'}:solve", *SMALL]
+    assert main([*given, "--run.dir", "run"]) == 0
+    rows = pq.read_table("run/trajectories/train-000001.parquet").to_pylist()
+    roles = {thread["role"] for row in rows for thread in row["threads"]}
+    assert {"main", "sub-agent", "side call"} <= roles
+    for row in rows:
+        assert len(row["threads"]) == sum(s["author"] == "prompt" for s in row["segments"])
+    capsys.readouterr()
+    assert main(["explain", "run", "train-1:0"]) == 0
+    assert "sub-agent: a conversation of its own, opened by thread 1 (main)" in capsys.readouterr().out
+    assert main(["replay", "run", "train-1:0"]) == 2
+    assert "whose program decides what is asked" in capsys.readouterr().err

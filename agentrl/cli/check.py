@@ -1,4 +1,4 @@
-"""``agentrl check``: environments and tools against their contract, models by their chat template."""
+"""``agentrl check``: environments, tools and agents against their contract, models by their chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.checks import Finding, check_env, check_tool
+from agentrl.agents.forms import parse_agent
+from agentrl.checks import Finding, check_agent, check_env, check_tool
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.cli.output import Console, show_loading
 from agentrl.environments.spec import EnvSpec
@@ -30,6 +31,8 @@ TEXT = """\
   agentrl check tool calculator                   calls it with good and bad arguments, cancels it, rolls out episodes
   agentrl check model Qwen/Qwen3-0.6B             follows its chat template, and shows a conversation token by token:
                                                   [--chat_template FILE] [--call_format NAME] [--template.WORD VALUE]
+  agentrl check agent my_agent.py:solve           lets it play a scripted policy [--env NAME]: what it speaks, whether
+                                                  it sends its history as it was, calls the tools, and ends
 
 Findings are printed as they come: ok, warn, fail, or skip where nothing was shown. The status is 1 if something failed,
 or if a model cannot be trained over several turns, and 0 otherwise.
@@ -57,7 +60,7 @@ class _CheckOptions(Section):
 
 def _run(arguments: Arguments[_CheckOptions]) -> int:
     kind, name = arguments.names
-    checks = {"env": _check_env, "tool": _check_tool, "model": _check_model}
+    checks = {"env": _check_env, "tool": _check_tool, "model": _check_model, "agent": _check_agent}
     if kind not in checks:
         raise COMMAND.refuse(arguments.names, suggest(kind, checks))
     return checks[kind](name, arguments)
@@ -75,6 +78,21 @@ def _check_tool(name: str, arguments: Arguments[_CheckOptions]) -> int:
         raise ConfigError(f"tool.{other}: {name!r} is what is checked{suggest(other, [short])}")
     check = partial(check_tool, name, settings=config.tool.get(short))
     return _print_findings(name, check, arguments.options)
+
+
+def _check_agent(name: str, arguments: Arguments[_CheckOptions]) -> int:
+    source, given = arguments.settings
+    for other in given.keys() - SETTINGS:
+        raise ConfigError(
+            f"{other}: agentrl check agent takes --env NAME and its settings alone{suggest(other, SETTINGS)}"
+        )
+    for option in arguments.options.model_fields_set - {"budget_s"}:
+        raise ConfigError(f"{option}: agentrl check agent takes --budget_s SECONDS and --env NAME alone")
+    config = build_config(("agentrl check", {"env": "math-tools"}), (source, given))
+    check = partial(check_agent, parse_agent(name, 1), EnvSpec.from_config(config))
+    return _print_findings(
+        name, lambda budget_s, tasks, allow_writes, **on: check(budget_s=budget_s, **on), arguments.options
+    )
 
 
 def _build_config(env: str, arguments: Arguments[_CheckOptions]) -> TrainConfig:
@@ -149,7 +167,7 @@ def _print_finding(console: Console, f: Finding) -> None:
 
 COMMAND = Command(
     "check",
-    "{env,tool,model} NAME [--SETTING VALUE ...]",
+    "{env,tool,model,agent} NAME [--SETTING VALUE ...]",
     TEXT,
     _run,
     _CheckOptions,

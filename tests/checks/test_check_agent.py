@@ -1,0 +1,63 @@
+"""An agent is looked at: what it speaks, how it sends its history, and what it makes of a broken call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import EnvSpec
+from agentrl.agents.agent import AgentTask
+from agentrl.checks.agent import check_agent
+from agentrl.cli import main
+from tests.helpers.agents import Client, PythonAgent, Sums, solve
+
+
+def verdicts(plays: Any, env: Any = Sums) -> dict[str, str]:
+    return {f.what: f.verdict for f in check_agent(PythonAgent(plays), EnvSpec(env))}
+
+
+def test_one_that_plays_as_the_environment_does_is_fine() -> None:
+    assert verdicts(solve) == dict.fromkeys(("speaks", "history", "tools", "sampling", "ends", "a broken call"), "ok")
+
+
+def test_what_is_to_look_at_is_said() -> None:
+    async def odd(task: AgentTask, client: Client) -> None:
+        await client.chat([{"role": "user", "content": "a title"}], tools=None)
+        first = await client.chat(task.messages, temperature=0.5)
+        text = f"I called {first.get('tool_calls')}"
+        await client.chat([*task.messages, {"role": "assistant", "content": text}, {"role": "user", "content": "2"}])
+
+    assert verdicts(odd) == {
+        "speaks": "ok",
+        "history": "warn",
+        "side calls": "ok",
+        "tools": "warn",
+        "sampling": "warn",
+        "ends": "ok",
+        "a broken call": "ok",
+    }
+
+
+def test_one_that_fails_is_told_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "failing_agent.py").write_text(
+        "async def solve(task):\n    raise RuntimeError('no model configured')\n"
+    )
+    assert main(["check", "agent", f"{tmp_path}/failing_agent.py:solve"]) == 1
+    said = capsys.readouterr().out
+    assert "RuntimeError: no model configured, before it made a request" in said
+    assert 'failing_agent.py", line 2' in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere.py:solve"], "there is no file 'nowhere.py'"),
+        (["python", "--tasks", "3"], "tasks: agentrl check agent takes --budget_s"),
+        (["python", "--model", "x"], "model: agentrl check agent takes --env NAME"),
+    ],
+)
+def test_wrong_words_are_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "agent", *words]) == 2
+    assert sentence in capsys.readouterr().err
