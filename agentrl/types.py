@@ -125,6 +125,7 @@ class Stop(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # a turn, or the context, ran out of tokens
     TIMEOUT = "timeout"  # the episode's deadline passed
+    AGENT_ERROR = "agent_error"  # somebody else's agent ended by an error of its own
     FAULT = "fault"  # an infrastructure error
 
 
@@ -284,12 +285,49 @@ class CallRecord:
         return self.status in TOOL_ERRORS
 
 
+class ThreadRole(StrEnum):
+    """The way in which a thread of an episode comes to be."""
+
+    MAIN = "main"
+    SUB_AGENT = "sub-agent"  # a conversation of its own
+    FORK = "fork"  # goes on from a turn that another thread went on from, or answers the same request again
+    COMPACTION = "compaction"  # goes on for its parent with a shorter history, such as a summary
+    REWRITE = "rewrite"  # goes on for its parent with a history that was written anew
+    SIDE_CALL = "side call"  # one turn on its own, such as a title: seen, not trained
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One context of an episode that has several: where it comes from, and what was said in it.
+
+    Args:
+        parent: the number of the thread that it comes from, which stands before it; None: of none.
+        after: the number of the parent's turn that it was opened behind; None: of none.
+        turns: the numbers of its turns, from 0, in the order of time over the whole episode.
+        shared: the first so many messages are the parent's first ones too.
+        messages: that were said in it, the shared ones included.
+    """
+
+    role: ThreadRole = ThreadRole.MAIN
+    parent: int | None = None
+    after: int | None = None
+    turns: tuple[int, ...] = ()
+    shared: int = 0
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        """Return True if its turns are the model's segments of its context."""
+        return self.role is not ThreadRole.SIDE_CALL
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One episode: a row of segments, and what it was worth.
 
     A ``prompt`` segment begins a context: what the engine was given for a turn is all from the last one before it. An
-    episode has one, or several where its history was written anew (``template.history``).
+    episode has one, or several where its history was written anew (``template.history``), or where an agent played it.
+    ``threads`` says of each context where it comes from; it is empty where they are one conversation.
 
     ``rewards`` holds named parts (``None``: does not apply), ``reward`` their weighted sum. ``metrics`` holds numbers
     that are logged beside them and are worth nothing.
@@ -310,6 +348,7 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict)
     temperature: float | None = None  # it was sampled at; 0: greedy
     shared_turns: int = 0  # the first so many were played once, for branches of which another counts them
+    threads: tuple[Thread, ...] = ()
 
     def with_rewards(self, rewards: Mapping[str, float | None]) -> Trajectory:
         """Return this episode with more rewards, or others of the same names."""
@@ -349,6 +388,13 @@ class Trajectory:
     @property
     def turns(self) -> int:
         return sum(s.author == "model" for s in self.segments)
+
+    @property
+    def in_time(self) -> list[int]:
+        """List the places of its turns in the order of time: threads stand one behind the other, and may interleave."""
+        numbers = [n for thread in self.threads if thread.trained for n in thread.turns]
+        places = range(self.turns)
+        return sorted(places, key=numbers.__getitem__) if len(numbers) == self.turns else list(places)
 
     @property
     def observed(self) -> list[tuple[int, ...]]:

@@ -259,7 +259,7 @@ class ToolEnv(Env[Shared]):
     async def _answer(self, call: ToolCall, message: Message) -> None:
         """Run one call and write its result, or the reason why there is none, into its message."""
         message["tool_call_id"], message["name"] = call.id, call.name
-        started, status = anyio.current_time(), "cancelled"
+        started, status, turn = anyio.current_time(), "cancelled", self._turn
         self.running_calls[call.id] = call.name
         track = None
         try:
@@ -278,7 +278,7 @@ class ToolEnv(Env[Shared]):
                 track.returned(call.name)
             self.running_calls.pop(call.id, None)
             seconds = anyio.current_time() - started
-            self.call_records.append(CallRecord(self._turn, call.name, status, seconds, call.span))
+            self.call_records.append(CallRecord(turn, call.name, status, seconds, call.span))
 
     async def _run(self, call: ToolCall) -> str:
         if call.error is not None:

@@ -61,6 +61,17 @@ class Renderer(Protocol):
 
 
 @runtime_checkable
+class AppendingRenderer(Protocol):
+    """A renderer that renders what stands behind a turn by itself, at a cost that does not grow with the context."""
+
+    def render_appended(
+        self, completion_ids: Sequence[int], messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()
+    ) -> list[int]:
+        """Render what `Renderer.bridge_to_next_turn` puts behind the prompt and the completion."""
+        ...
+
+
+@runtime_checkable
 class HistoryRewriter(Protocol):
     """A renderer that may render a conversation anew, where its template writes earlier turns otherwise."""
 

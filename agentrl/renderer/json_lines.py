@@ -48,7 +48,12 @@ class ChatRenderer:
         *,
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
-        return [*prompt_ids, *completion_ids, *encode_lines(map(_wire, messages))]
+        return [*prompt_ids, *completion_ids, *self.render_appended(completion_ids, messages, tools=tools)]
+
+    def render_appended(
+        self, completion_ids: Sequence[int], messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()
+    ) -> list[int]:
+        return encode_lines(map(_wire, messages))
 
     def parse_response(
         self,

@@ -123,9 +123,14 @@ class TemplateRenderer:
         *,
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
-        ids, attempts = self._render_appended(completion_ids, messages, tools)
+        return [*prompt_ids, *completion_ids, *self.render_appended(completion_ids, messages, tools=tools)]
+
+    def render_appended(
+        self, completion_ids: Sequence[int], messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()
+    ) -> list[int]:
+        ids, attempts = self._render_behind(completion_ids, messages, tools)
         self.injection_attempts.update(attempts)
-        return [*prompt_ids, *completion_ids, *ids]
+        return ids
 
     def rewrite_history(
         self,
@@ -145,7 +150,7 @@ class TemplateRenderer:
                 f"template.history as_template: {error}; what was sampled stays with --template.history as_sampled"
             ) from error
         try:
-            appended, attempts = self._render_appended(completion_ids, messages, tools)
+            appended, attempts = self._render_behind(completion_ids, messages, tools)
         except TemplateError:  # it only ever writes all anew
             self.injection_attempts.update(found)
             return NewContext(anew, [])
@@ -154,7 +159,7 @@ class TemplateRenderer:
         self.injection_attempts.update(attempts)
         return NewContext.split(anew, appended)
 
-    def _render_appended(
+    def _render_behind(
         self, completion_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[JsonSchema]
     ) -> tuple[list[int], Counter[str]]:
         """Render what stands behind a turn: its end where it has none yet, messages, the next turn's beginning."""

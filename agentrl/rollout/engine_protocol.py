@@ -85,6 +85,13 @@ class GrammarTaker(Protocol):
     takes_grammars: bool
 
 
+@runtime_checkable
+class ShardReader(Protocol):
+    """An engine elsewhere, which can be lent the weights layer by layer: no process has to hold the policy whole."""
+
+    def read_shards(self, lender: Any) -> None: ...
+
+
 class OpenEngine(Engine, Protocol):
     """An engine as a run holds it open: entering it starts it, leaving it leaves nothing behind."""
 

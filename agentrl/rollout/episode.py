@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import traceback
 from collections import defaultdict
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, overload
 
@@ -29,14 +29,17 @@ from agentrl.environments.validation import (
     validate_step,
 )
 from agentrl.errors import ContractError, InfraError, UserError, is_failure
-from agentrl.renderer import HistoryRewriter, Renderer
+from agentrl.renderer import AppendingRenderer, HistoryRewriter, Renderer
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.folding import FoldedContexts, Folding
 from agentrl.rollout.provenance import EndedEpisodes
+from agentrl.rollout.token_context import TokenContext
 from agentrl.runtime.lanes import Lanes, Track
 from agentrl.tools.offered_tools import OfferedTools
 from agentrl.tools.provenance import HealthProbe
 from agentrl.types import (
+    Completion,
     Fault,
     JsonSchema,
     Message,
@@ -71,6 +74,9 @@ class Branching:
     branches: int
 
 
+BeginEpisode = Callable[["EpisodeContext", int, int, Mapping[str, Any] | None], "Episode"]
+
+
 @dataclass
 class EpisodeContext:
     """The parts that all episodes of a run share.
@@ -92,9 +98,15 @@ class EpisodeContext:
     offered_tools: OfferedTools = field(default_factory=OfferedTools)
     ended: EndedEpisodes = field(default_factory=EndedEpisodes)
     probe: HealthProbe = field(default_factory=HealthProbe)
+    folding: Folding | None = None  # of contexts past a budget; None: each episode has one, however long
+    begin: BeginEpisode | None = None  # an episode that plays otherwise than by itself
 
     def __post_init__(self) -> None:
         self.concurrency = ConcurrencyLimiter(self.engine.capacity)
+
+    def begin_episode(self, task: int, seed: int, options: Mapping[str, Any] | None = None) -> Episode:
+        """Begin an episode of a task."""
+        return (self.begin or Episode)(self, task, seed, options)
 
     def record_turn(self, engine_s: float, other_s: float) -> None:
         """Count a turn that has ended; the concurrency limit follows its seconds with the engine and elsewhere."""
@@ -112,7 +124,8 @@ class Episode:
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
         self.history: list[Message] = []  # the same, as a template is given it
-        self.context_at = 0  # the segment that the context begins with
+        self.token_ids = TokenContext()  # the context: all segments from the last prompt on
+        self.behind = 0  # tokens behind the prompts
         self.renderer = context.renderer
         self.tools: Sequence[JsonSchema] = ()  # as the model was last told
         self.step_rewards: list[float] = []
@@ -127,6 +140,7 @@ class Episode:
         self.turn = 0
         self.shared_turns = 0  # turns there had been when it branched
         self.forks: list[Episode] = []
+        self.folded = FoldedContexts(context.folding) if context.folding is not None else None
 
     @overload
     async def run(self) -> Trajectory: ...
@@ -226,6 +240,8 @@ class Episode:
                 f"the prompt of {describe_task(self.task, context.split)} has {len(self.token_ids)} tokens, of "
                 f"{context.engine.max_context} that the engine can hold",
             )
+        if self.folded is not None:
+            self.folded.begin(self)
         return env
 
     def _fork(self, env: Env, number: int) -> Episode:
@@ -240,7 +256,7 @@ class Episode:
         if isinstance(fork.env, ToolEnv) and isinstance(env, ToolEnv):
             fork.env.fork_tools(env)
         fork.segments, fork.messages, fork.tools = list(self.segments), list(self.messages), self.tools
-        fork.history, fork.context_at = list(self.history), self.context_at
+        fork.history, fork.token_ids, fork.behind = list(self.history), self.token_ids.copy(), self.behind
         fork.step_rewards, fork.info, fork.turn = list(self.step_rewards), dict(self.info), self.turn
         fork.timings.update(self.timings)
         fork.started, fork.shared_turns = self.started, self.turn
@@ -261,31 +277,43 @@ class Episode:
             self.stop = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
             self.messages.extend(as_messages(step.observation))
             return False
-        self._observe(step.observation, tools)
+        if self.folded is None:
+            self._observe(step.observation, tools)
+        elif not await self.folded.observe(self, step.observation, tools):
+            self.stop = Stop.MAX_TOKENS
+            return False
         return True
 
     async def _generate(self) -> Reply | None:
         """Sample the model's turn and read it. Return None if the turn, or the context, ran out of tokens."""
+        sampled = await self._sample_turn(self.context.limits.max_tokens)
+        if sampled is None:
+            return None
+        return None if sampled[1].stop_reason == "length" else sampled[0]
+
+    async def _sample_turn(self, max_tokens: int, fold: int = 0) -> tuple[Reply, Completion] | None:
+        """Sample a turn of the model, or a summary for the context's fold of that number. None: no room is left."""
         context, sampling = self.context, self.context.sampling
         with self._stage("generate"):
-            token_ids = self.token_ids
-            room = min(context.limits.max_tokens, context.engine.max_context - len(token_ids))
+            token_ids = self.token_ids.copy()
+            room = min(max_tokens, context.engine.max_context - len(token_ids))
             if context.limits.max_episode_tokens is not None:
-                behind = sum(len(s.token_ids) for s in self.segments if s.author != "prompt")
-                room = min(room, context.limits.max_episode_tokens - behind)
+                room = min(room, context.limits.max_episode_tokens - self.behind)
             if room <= 0:
                 return None
             params = replace(
                 sampling,
                 max_tokens=room,
                 stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
-                seed=mix_seeds(self.seed, self.turn, sampling.seed),
+                seed=mix_seeds(self.seed, self.turn, sampling.seed, *([fold] if fold else [])),
             )
+            if fold:
+                params = replace(params, grammar=None)  # a turn's, which a summary need not match
             completion = await context.engine.generate(token_ids, params, session=self.session)
             if params.stop is not None:
                 completion = params.stop.cut_completion(completion)
             context.tokens += len(completion.token_ids)
-            self.segments.append(
+            self._append(
                 Segment("model", completion.token_ids, completion.logprobs, completion.versions, completion.kept)
             )
             stop = params.stop.strings if params.stop is not None else ()
@@ -294,7 +322,23 @@ class Episode:
             )
             self.messages.append(reply.message())
             self.history.append(self._write_turn(reply, completion.token_ids))
-        return None if completion.stop_reason == "length" else reply
+        return reply, completion
+
+    def mark_context(self) -> tuple[int, int, int, int, TokenContext]:
+        """Return a mark of what was said so far, for `return_to`."""
+        sizes = len(self.segments), len(self.messages), len(self.history), self.behind
+        return *sizes, self.token_ids.copy()
+
+    def return_to(self, mark: tuple[int, int, int, int, TokenContext]) -> None:
+        """Take back what was said behind a mark."""
+        segments, messages, history, self.behind, self.token_ids = mark
+        del self.segments[segments:], self.messages[messages:], self.history[history:]
+
+    def begin_context(self, messages: Sequence[Message]) -> None:
+        """Begin a context with messages as its prompt."""
+        self.history = list(messages)
+        with self._stage("render"):
+            self._append(Segment("prompt", tuple(self.renderer.render_ids(messages, tools=self.tools))))
 
     def _observe(self, observation: Observation, tools: Sequence[JsonSchema]) -> None:
         """Append an observation: the prompt at first, later a segment that extends the context, or another prompt."""
@@ -304,21 +348,27 @@ class Episode:
         self.tools, renderer = tools, self.renderer
         with self._stage("render"):
             if not self.segments:
-                self.segments.append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
+                self._append(Segment("prompt", tuple(renderer.render_ids(messages, tools=tools))))
                 return
-            token_ids, completion = self.token_ids, self.segments[-1].token_ids
-            prompt = token_ids[: len(token_ids) - len(completion)]
+            completion = self.segments[-1].token_ids
+            prompt = self.token_ids.take(len(self.token_ids) - len(completion))
             if isinstance(renderer, HistoryRewriter):
                 anew = renderer.rewrite_history(prompt, completion, history, messages, tools=tools)
                 if anew is not None:
-                    self.context_at = len(self.segments)
-                    self.segments.append(Segment("prompt", tuple(anew.history)))
-                    self.segments += [Segment("env", tuple(anew.observation))] if anew.observation else []
+                    self._append(Segment("prompt", tuple(anew.history)))
+                    if anew.observation:
+                        self._append(Segment("env", tuple(anew.observation)))
                     return
-            extended = renderer.bridge_to_next_turn(prompt, completion, messages, tools=tools)
-            if extended[: len(token_ids)] != token_ids:
-                raise ContractError("the renderer changed tokens that were already in the context")
-            self.segments.append(Segment("env", tuple(extended[len(token_ids) :])))
+            self._append(Segment("env", tuple(render_behind(renderer, prompt, completion, messages, tools))))
+
+    def _append(self, segment: Segment) -> None:
+        """Append a segment; a prompt begins a context."""
+        if segment.author == "prompt":
+            self.token_ids = TokenContext()
+        else:
+            self.behind += len(segment.token_ids)
+        self.segments.append(segment)
+        self.token_ids.extend(segment.token_ids)
 
     async def _bounded(self, call: Awaitable[T]) -> T:
         """Await an environment's method under the turn's deadline."""
@@ -351,11 +401,6 @@ class Episode:
         said = self.renderer.decode([i for i in token_ids[start:] if i not in stops]).strip()
         thought = reply.thought if start else ""
         return {"role": "assistant", "content": join_thought(thought, said) if thought else said}
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Return the tokens of the context."""
-        return [t for s in self.segments[self.context_at :] for t in s.token_ids]
 
     def _stage(self, name: str) -> _Stage:
         return _Stage(self, name)
@@ -411,6 +456,10 @@ class Episode:
         if self.env is not None:
             check_attributes(self.env)
             check_records(self.env)
+        calls = list(self.env.call_records) if self.env else []
+        if self.folded is not None:
+            places = self.folded.place_calls(calls)
+            calls = [replace(call, turn=turn) for call, turn in zip(calls, places, strict=True)]
         return Trajectory(
             task=self.task,
             segments=tuple(self.segments),
@@ -420,13 +469,35 @@ class Episode:
             weights=dict(self.env.reward_weights) if self.env else {},
             step_rewards=tuple(self.step_rewards),
             timings={**self.timings, "total": self.clock() - self.started},
-            calls=tuple(self.env.call_records) if self.env else (),
+            calls=tuple(calls),
+            threads=self.folded.describe(self) if self.folded is not None else (),
             fault=self.fault,
             info={**self.info, **self.env.extras} if self.env else dict(self.info),
             metrics=dict(self.env.metrics) if self.env else {},
             temperature=self.context.sampling.temperature,
             shared_turns=self.shared_turns,
         )
+
+
+def render_behind(
+    renderer: Renderer,
+    prompt_ids: TokenContext,
+    completion_ids: Sequence[int],
+    messages: Sequence[Message],
+    tools: Sequence[JsonSchema],
+) -> Sequence[int]:
+    """Render the tokens that messages put behind a turn.
+
+    Raises:
+        ContractError: the renderer would change tokens that are in the context.
+    """
+    if isinstance(renderer, AppendingRenderer):
+        return renderer.render_appended(completion_ids, messages, tools=tools)
+    token_ids = [*prompt_ids, *completion_ids]
+    extended = renderer.bridge_to_next_turn(list(prompt_ids), completion_ids, messages, tools=tools)
+    if extended[: len(token_ids)] != token_ids:
+        raise ContractError("the renderer changed tokens that were already in the context")
+    return extended[len(token_ids) :]
 
 
 class _Stage:

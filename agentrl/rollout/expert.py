@@ -88,6 +88,7 @@ async def open_expert_rollout(
     if not spec.has_expert:
         spec.sample().expert()  # says so
     plain = config.model_copy(update={"oversample": 0, "branches": 1, "stop": [], "max_episode_tokens": None})
+    plain = plain.model_copy(update={"context": "whole", "context_budget": None})  # an expert writes no summary
     async with open_task_group() as closing:
         engine = ExpertEngine(lambda close: closing.start_soon(close))
         engine.rollout = rollout = Rollout.from_config(plain, spec, engine, ChatRenderer(words), split)

@@ -71,7 +71,7 @@ class GroupRollout:
         until = Branching(self.branching.turn, 1 + len(others)) if self.branching and others else None
         async with self.context.concurrency.slot():
             seed = mix_seeds(self.seed, task_index(self.task), self.first + root)
-            trunk = Episode(self.context, self.task, seed, self.options)
+            trunk = self.context.begin_episode(self.task, seed, self.options)
             self.started += 1
             trajectory = await trunk.run(until)
         if trajectory is not None:

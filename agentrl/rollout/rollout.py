@@ -19,13 +19,15 @@ from agentrl.errors import ConfigError
 from agentrl.renderer import Renderer
 from agentrl.renderer.stop_strings import StopStrings
 from agentrl.rollout.engine_protocol import Engine, Meter
-from agentrl.rollout.episode import Branching, Episode, EpisodeContext, EpisodeLimits
+from agentrl.rollout.episode import Branching, EpisodeContext, EpisodeLimits
+from agentrl.rollout.folding import Folding
 from agentrl.rollout.group import GroupRollout
 from agentrl.rollout.group_scoring import score_group
 from agentrl.rollout.provenance import settle_faults
 from agentrl.runtime.lanes import Track
 from agentrl.runtime.stalls import Wait
 from agentrl.runtime.threads import open_task_group
+from agentrl.settings.registry import load_entry
 from agentrl.settings.schema import RolloutConfig
 from agentrl.types import Group, SamplingParams, Trajectory
 
@@ -52,6 +54,9 @@ class Rollout(EpisodeContext):
             config.max_episode_tokens,
         )
         rollout = cls(spec, engine, renderer, limits, _build_sampling(config, renderer), split)
+        if config.context != "whole":
+            budget = config.context_budget or 0
+            rollout.folding = Folding(load_entry("context", config.context), budget, config.summary_tokens)
         if split == "train":
             rollout.oversample = config.oversample
             rollout.branching = Branching(config.branch_turn, config.branches) if config.branches > 1 else None
@@ -163,7 +168,7 @@ class Rollout(EpisodeContext):
         Raises:
             UserError: the environment or a tool broke its contract.
         """
-        episode = Episode(self, task, seed)
+        episode = self.begin_episode(task, seed)
         trajectory = await episode.run()
         members = [(episode.env, trajectory)]
         return self._settle(members, await self._score_group(members))[0]

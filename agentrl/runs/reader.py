@@ -14,10 +14,10 @@ import pyarrow as pa
 from agentrl import __version__
 from agentrl.errors import UserError
 from agentrl.runs.sound_rows import SoundRows, select_sound_rows
-from agentrl.runs.writer import SCHEMA_VERSION
+from agentrl.runs.writer import READABLE, SCHEMA_VERSION
 from agentrl.runtime.parquet_file import MemoryBudget, ParquetError, ParquetFile
 from agentrl.settings.documents import parse_json
-from agentrl.types import Author, CallRecord, Fault, Message, Segment, Stop, Trajectory
+from agentrl.types import Author, CallRecord, Fault, Message, Segment, Stop, Thread, ThreadRole, Trajectory
 
 _FILE = re.compile(r"([\w.-]+)-(\d+)\.parquet$")
 _NAME = re.compile(r"(?:([\w.-]+)-)?(\d+):(\d+)$")
@@ -131,7 +131,7 @@ def build_outline(row: Row) -> Trajectory:
 def strip_tokens(t: Trajectory) -> Trajectory:
     """Return a trajectory without tokens and messages, as `build_outline` makes it of a row."""
     segments = tuple(_empty(s.author) for s in t.segments)
-    return replace(t, segments=segments, messages=(), step_rewards=(), timings={}, info={})
+    return replace(t, segments=segments, messages=(), step_rewards=(), timings={}, info={}, threads=())
 
 
 def _build_call(call: Row) -> CallRecord:
@@ -187,7 +187,7 @@ def read_columns(path: Path, columns: Sequence[str], budget: MemoryBudget | None
 def _check_columns(path: Path, file: ParquetFile) -> None:
     """Raise UserError if it is another table, or of another version."""
     version = file.metadata.get("agentrl_trajectories", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
+    if version not in READABLE:
         raise UserError(
             f"{path} was written by another agentrl, version {version:.40} of trajectories; this is agentrl "
             f"{__version__}, version {SCHEMA_VERSION}: read it with the one that wrote it"
@@ -204,6 +204,7 @@ def build_trajectory(row: Row) -> Trajectory:
     """Make the trajectory of a row; its ``info`` is what was kept of it, as JSON. Raises UserError: it is damaged."""
     try:
         messages, info = parse_messages(row["messages"]), parse_json(row.get("info") or "{}")
+        threads = build_threads(row)
         if not isinstance(info, dict):
             raise ValueError("it is no object")
     except ValueError as error:
@@ -222,7 +223,30 @@ def build_trajectory(row: Row) -> Trajectory:
         info=info,
         temperature=row.get("temperature"),
         shared_turns=row.get("shared_turns") or 0,
+        threads=threads,
     )
+
+
+def build_threads(row: Row) -> tuple[Thread, ...]:
+    """Make the threads of a row, each with the messages that it shares; those of an older run are none.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    threads: list[Thread] = []
+    for one in row.get("threads") or ():
+        parent, shared = one["parent"], one["shared"] or 0
+        if parent is not None and not 0 <= parent < len(threads):
+            raise ValueError("a thread whose parent does not stand before it")
+        before = threads[parent].messages if parent is not None else ()
+        if not 0 <= shared <= len(before):
+            raise ValueError("a thread that shares more messages than its parent has")
+        messages = before[:shared] + parse_messages(one["messages"])
+        role = ThreadRole(one["role"])
+        threads.append(Thread(role, parent, one["after"], tuple(one["turns"] or ()), shared, messages))
+    if threads and len(threads) != sum(s["author"] == "prompt" for s in row["segments"]):
+        raise ValueError("threads that are not one a context")
+    return tuple(threads)
 
 
 def _segment(s: Row) -> Segment:

@@ -14,18 +14,25 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from agentrl.runs.writer import SCHEMA
-from agentrl.types import Author, Stop
+from agentrl.types import Author, Stop, ThreadRole
 
 Mask = NDArray[np.bool_]
 _MAY_BE_NULL = {
     *("reward", "rewards.value", "credit", "advantage", "weight", "fault", "fault_message", "info", "temperature"),
     *("question", "answer", "expected", "shared_turns", "weights", "advantages", "step_rewards", "timings"),
-    *("calls.start", "calls.end"),
+    *("calls.start", "calls.end", "threads", "threads.parent", "threads.after"),
     *(f"segments.{name}" for name in ("logprobs", "versions", "learner_logprobs", "loss_gradients", "corrections")),
 }
 _MAY_BE_ANY_FLOAT = "segments."  # a run that diverged has such numbers too
-_NAMED = {"stop": [s.value for s in Stop], "segments.author": list(get_args(Author))}
-_FROM_ZERO = {"step", "task", "sample", "shared_turns", "calls.turn", "calls.start", "calls.end", "segments.token_ids"}
+_NAMED = {
+    "stop": [s.value for s in Stop],
+    "segments.author": list(get_args(Author)),
+    "threads.role": [r.value for r in ThreadRole],
+}
+_FROM_ZERO = {
+    *("step", "task", "sample", "shared_turns", "calls.turn", "calls.start", "calls.end", "segments.token_ids"),
+    *("threads.parent", "threads.after", "threads.turns", "threads.shared"),
+}
 
 
 class SoundRows(NamedTuple):

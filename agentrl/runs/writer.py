@@ -19,9 +19,10 @@ from agentrl.runs.episode_info import (
     shorten_to_line,
 )
 from agentrl.settings.secret import scrub
-from agentrl.types import CallRecord, Trajectory, to_utf8
+from agentrl.types import CallRecord, Message, Thread, ThreadRole, Trajectory, to_utf8
 
-SCHEMA_VERSION = "6"  # 5 had the author "world" and the status "refused"
+SCHEMA_VERSION = "7"
+READABLE = ("6", SCHEMA_VERSION)  # 6 had no threads; 5 had the author "world" and the status "refused"
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
 _SEGMENT = pa.struct(
     [
@@ -42,6 +43,16 @@ _CALL = pa.struct(
         ("seconds", pa.float64()),
         ("start", pa.int32()),  # its tokens in the turn, from where to where; null where the call format does not say
         ("end", pa.int32()),
+    ]
+)
+_THREAD = pa.struct(
+    [
+        ("role", pa.string()),
+        ("parent", pa.int32()),  # its number among the threads; null: of none
+        ("after", pa.int32()),  # the number of the parent's turn that it was opened behind; null: of none
+        ("turns", pa.list_(pa.int32())),  # numbers of its turns, in the order of time over the episode
+        ("shared", pa.int32()),  # so many first messages are the parent's
+        ("messages", pa.string()),  # JSON: those behind the shared ones
     ]
 )
 SCHEMA = pa.schema(
@@ -71,6 +82,7 @@ SCHEMA = pa.schema(
         ("expected", pa.string()),  # the right answer, where info names it, likewise
         ("temperature", pa.float64()),  # it was sampled at; 0: greedy
         ("shared_turns", pa.int32()),  # so many first turns are another branch's too, which counts them
+        ("threads", pa.list_(_THREAD)),  # one a context, where an agent has several; else empty
     ],
     metadata={"agentrl_trajectories": SCHEMA_VERSION},
 )
@@ -121,15 +133,16 @@ def _row(step: int, split: str, member: int, entry: EpisodeCredit, learned: Lear
         "fault": t.fault.kind if t.fault else None,
         "fault_message": to_utf8(scrub(t.fault.message)) if t.fault else None,
         "segments": _segments(t, learned),
-        "messages": to_utf8(scrub(json.dumps(t.messages, ensure_ascii=False))),
+        "messages": _dump_messages(t.messages),
         "calls": [_call(c) for c in t.calls],
         "timings": _named(t.timings.items()),
         "info": scrub(json.dumps(jsonable_info(t.info), ensure_ascii=False)),
-        "question": shorten_to_line(find_question(t.messages, t.turns)),
+        "question": shorten_to_line(_find_question(t)),
         "answer": shorten_to_line(find_last_answer(t), end=True),
         "expected": shorten_to_line(find_expected_answer(t.info), end=True),
         "temperature": t.temperature,
         "shared_turns": t.shared_turns,
+        "threads": [_thread(one) for one in t.threads],
     }
 
 
@@ -151,6 +164,27 @@ def _segments(trajectory: Trajectory, learned: LearnedTokens | None) -> list[dic
             }
         )
     return rows
+
+
+def _find_question(t: Trajectory) -> str:
+    """Find the question; of an agent's episode that of its first conversation."""
+    main = next((one for one in t.threads if one.role is ThreadRole.MAIN), None)
+    return find_question(t.messages, t.turns) if main is None else find_question(main.messages, len(main.turns))
+
+
+def _thread(thread: Thread) -> dict[str, Any]:
+    return {
+        "role": thread.role.value,
+        "parent": thread.parent,
+        "after": thread.after,
+        "turns": thread.turns,
+        "shared": thread.shared,
+        "messages": _dump_messages(thread.messages[thread.shared :]),
+    }
+
+
+def _dump_messages(messages: Sequence[Message]) -> str:
+    return to_utf8(scrub(json.dumps(messages, ensure_ascii=False)))
 
 
 def _call(call: CallRecord) -> dict[str, Any]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.errors import UserError
 from agentrl.runs import reader
 from agentrl.runs.episode_info import EXPECTED, find_expected_answer
 from agentrl.runs.reader import EpisodeId, Row
 from agentrl.settings.documents import parse_json
-from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, find_failed_answers
+from agentrl.types import ERROR_PREFIX, TOOL_ERRORS, Thread, find_failed_answers
 from agentrl.view.call_matching import Record, list_calls, match_records
 from agentrl.view.escaping import truncate
 from agentrl.view.importance_ratio import segment_gradients, segment_log_ratios
 from agentrl.view.store import Store
+from agentrl.view.threads import number_turns, read_threads
 from agentrl.view.tokens import CONTEXT, TokenTexts
 
 LIMIT = 20_000  # characters of a text sent at once
@@ -31,7 +32,7 @@ def read_episode(store: Store, where: EpisodeId) -> Row:
         UserError: there is no such file, or no such row in it.
     """
     row = reader.read_row(store.folder, where)
-    lists = ("segments", "calls", "rewards", "weights", "advantages", "step_rewards", "timings")
+    lists = ("segments", "calls", "rewards", "weights", "advantages", "step_rewards", "timings", "threads")
     scalars = {"fault_message": None, "credit": None, "weight": None}
     return {**scalars, **row, **{name: row.get(name) or [] for name in lists}}
 
@@ -63,15 +64,41 @@ def describe_info(row: Row) -> dict[str, Any]:
     return {"expected": expected and truncate(expected, 2_000), "more": truncate(text, 2_000) if rest else ""}
 
 
+class _Turn(NamedTuple):
+    """A turn of the model: its place among those that are trained, None of a side call; its number in time."""
+
+    place: int | None
+    number: int
+
+
+def list_turns(thread: Thread, start: int) -> list[_Turn]:
+    """List the turns of a thread, of which the first trained one has the place ``start``."""
+    return [_Turn(start + i if thread.trained else None, number) for i, number in enumerate(thread.turns)]
+
+
 def describe_messages(row: Row, texts: TokenTexts | None = None) -> list[dict[str, Any]]:
     """Describe the messages as the page shows them: each with its turn, and the outcome of each of its calls.
 
     Two turns of the same words have calls of the same ids. A call that could not be read has ``raw``, the text that
-    the model wrote, if ``texts`` knows it, and ``why``, the reason.
+    the model wrote, if ``texts`` knows it, and ``why``, the reason. Of an agent's episode they are those of the thread
+    that answered.
     """
-    messages = _parse_messages(row)
-    turn = sum(s["author"] == "model" for s in row["segments"])
-    turn -= sum(m.get("role") == "assistant" for m in messages)  # those before the first turn are the prompt's
+    messages, start = _parse_messages(row), 0
+    for thread in read_threads(row):
+        if [dict(m) for m in thread.messages] == messages:
+            return describe_turns(row, messages, list_turns(thread, start), texts)
+        start += len(thread.turns) if thread.trained else 0
+    turns = [_Turn(i, i) for i in range(sum(s["author"] == "model" for s in row["segments"]))]
+    return describe_turns(row, messages, turns, texts)
+
+
+def describe_turns(
+    row: Row, messages: Sequence[Mapping[str, Any]], turns: Sequence[_Turn], texts: TokenTexts | None = None
+) -> list[dict[str, Any]]:
+    """Describe messages of which the last assistants' are turns of the model; those before them are the prompt's."""
+    assistants = sum(m.get("role") == "assistant" for m in messages)
+    own = [*[None] * (assistants - len(turns)), *turns[max(len(turns) - assistants, 0) :]]
+    at = iter(own)
     described: list[dict[str, Any]] = []
     records: dict[Any, Row] = {}
     failed = find_failed_answers(messages, any(c["status"] in TOOL_ERRORS for c in row["calls"]))
@@ -79,11 +106,11 @@ def describe_messages(row: Row, texts: TokenTexts | None = None) -> list[dict[st
         entry = {"number": number, "role": str(message.get("role", "")), "name": str(message.get("name") or "")}
         entry |= cut_piece(_as_text(message.get("content")))
         if entry["role"] == "assistant":
-            records = {}
+            records, turn = {}, next(at)
             errors = _find_errors(messages[number + 1 :], failed[number + 1 :])
-            calls = _describe_calls(message, errors, row, turn, records, texts)
-            entry |= {"turn": turn if turn >= 0 else None, "calls": calls}
-            turn += 1
+            place = turn.place if turn is not None else None
+            calls = _describe_calls(message, errors, row, -1 if place is None else place, records, texts)
+            entry |= {"turn": turn.number if turn is not None else None, "calls": calls}
         elif entry["role"] == "tool" and (record := records.get(message.get("tool_call_id"))):
             entry |= {"status": record["status"], "seconds": record["seconds"]}
         described.append(entry)
@@ -143,10 +170,19 @@ def cut_piece(text: str, start: int = 0) -> dict[str, Any]:
     return {"text": text[start : start + LIMIT], "length": len(text)}
 
 
-def find_text(row: Row, number: int, call: int | None) -> str:
-    """Return the text of a message, or of the arguments of a call in it. Raises UserError: there is none."""
+def find_text(row: Row, number: int, call: int | None, thread: int | None = None) -> str:
+    """Return the text of a message, or of the arguments of a call in it.
+
+    Args:
+        thread: that it is in; by default the episode's conversation.
+
+    Raises:
+        UserError: there is none.
+    """
     try:
-        message = _parse_messages(row)[number]
+        message: Mapping[str, Any] = (
+            _parse_messages(row)[number] if thread is None else read_threads(row)[thread].messages[number]
+        )
         if call is None:
             return _as_text(message.get("content"))
         return _as_text(message["tool_calls"][call]["function"]["arguments"])
@@ -157,19 +193,23 @@ def find_text(row: Row, number: int, call: int | None) -> str:
 def describe_segments(row: Row) -> list[dict[str, Any]]:
     """Describe each segment by its start and length in tokens; the model's by the turn and its advantage too.
 
-    A prompt behind the first one has the number of its context, from 1.
+    A prompt behind the first one has the number of its context, from 1. Of an agent's episode each has the number of
+    its thread, and the model's the number of their turn in the order of time.
     """
     lengths = [len(s["token_ids"]) for s in row["segments"]]
-    turn, context, described = 0, 0, []
+    threads, turn, context, described = read_threads(row), 0, 0, []
+    in_time = number_turns(threads)
     for s, end, length in zip(row["segments"], accumulate(lengths), lengths, strict=True):
         entry = {"author": s["author"], "start": end - length, "length": length}
         if s["author"] == "model":
             own = row["advantages"]
             entry |= {"turn": turn, "advantage": own[turn] if turn < len(own) else row["advantage"]}
+            entry |= {"number": in_time[turn] if turn < len(in_time) else turn}
             turn += 1
         elif s["author"] == "prompt":
             context += 1
             entry |= {"context": context} if context > 1 else {}
+        entry |= {"thread": context - 1} if threads else {}
         described.append(entry)
     return described
 

@@ -15,12 +15,14 @@ from agentrl.errors import UserError
 from agentrl.runs.reader import EpisodeId, Row, parse_episode_id
 from agentrl.settings.entries import fill_blanks
 from agentrl.spread import center
+from agentrl.types import Thread, ThreadRole
 from agentrl.view import episode, importance_ratio
 from agentrl.view.escaping import escape_controls
 from agentrl.view.evaluation_findings import describe_step, find_scope
 from agentrl.view.index import as_array
 from agentrl.view.search import list_episodes
 from agentrl.view.store import Store
+from agentrl.view.threads import NOT_TRAINED, explain_thread, number_turns, read_threads
 from agentrl.view.tokens import TokenTexts
 
 AUTHORS = {
@@ -121,6 +123,7 @@ def explain_episode(store: Store, name: str) -> list[str]:
         explain_advantage(store, row, group),
         explain_exclusion(store, row, group)
         or f"trained: {counts['model']} tokens of the model, in {len(row['advantages'])} turns{_count_contexts(row)}",
+        *_explain_threads(row),
         f"masked: {counts['prompt']} tokens of the prompt and {counts['env']} of the environment",
         *importance_ratio.explain_episode_ratios(row),
     ]
@@ -129,7 +132,18 @@ def explain_episode(store: Store, name: str) -> list[str]:
 
 def _count_contexts(row: Row) -> str:
     count = sum(s["author"] == "prompt" for s in row["segments"])
+    if row["threads"]:
+        return f" of {count} threads, which count as one episode"
     return f" and {count} contexts: each begins with the history as the template writes it" if count > 1 else ""
+
+
+def _explain_threads(row: Row) -> list[str]:
+    """Explain where each thread of an agent's episode comes from, and which one is not trained."""
+    threads = read_threads(row)
+    return [
+        explain_thread(threads, number).removeprefix("in ") + ("" if thread.trained else "; not trained")
+        for number, thread in enumerate(threads)
+    ]
 
 
 def _explain_floor(row: Row) -> list[str]:
@@ -148,10 +162,11 @@ def _describe_component(reward: Row, weight: float) -> str:
 
 
 def _describe_calls(row: Row) -> list[str]:
-    lines = []
+    lines, numbers = [], dict(enumerate(number_turns(read_threads(row))))
     for c in row["calls"]:
         name = escape_controls(c["name"]) or "(unreadable call)"
-        lines.append(f"turn {c['turn'] + 1}: {name} {c['status']}, {c['seconds']:.3f} s")
+        turn = numbers.get(c["turn"], c["turn"]) + 1
+        lines.append(f"turn {turn}: {name} {c['status']}, {c['seconds']:.3f} s")
     return lines
 
 
@@ -175,19 +190,20 @@ def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: 
         raise UserError(f"the episode has the tokens 0 to {total - 1}, not {number}")
     (segment, part), at = hits[0], number - hits[0][1]["start"]
     text = escape_controls(episode.describe_tokens(row, texts, number, 1)["texts"][0], newlines=False)
+    threads = read_threads(row)
     sentences = [
         f"token {number} of {total}: {text!r}, id {segment['token_ids'][at]}",
-        f"written by {AUTHORS[segment['author']]}"
-        if "context" not in part
-        else f"the history, as the template writes it: context {part['context']} begins with it",
+        _explain_author(part, threads),
+        *([explain_thread(threads, part["thread"])] if threads else []),
     ]
     if segment["author"] != "model":
-        return [*sentences, "masked: it is read and never learned from"]
+        is_side_call = threads and not threads[part["thread"]].trained
+        return [*sentences, NOT_TRAINED if is_side_call else "masked: it is read and never learned from"]
     if segment["logprobs"] is None:
         return [*sentences, *_explain_demonstrated(store, row, segment, part, at)]
     version, logprob = segment["versions"][at], segment["logprobs"][at]
     age = _describe_age(store, row, version)
-    sentences[1] += f", in turn {part['turn'] + 1}, by version {version} of the policy{age}"
+    sentences[1] += f", in turn {part['number'] + 1}, by version {version} of the policy{age}"
     if logprob is not None:
         sentences.append(f"logprob {logprob:.4g}: it was sampled with a probability of {exp(min(logprob, 0.0)):.3g}")
     if why := explain_exclusion(store, row, group):
@@ -201,9 +217,23 @@ def explain_token(store: Store, texts: TokenTexts, name: str, number: int, row: 
     return [*sentences, *weighting.sentences, *trained, explain_advantage(store, row, group)]
 
 
+def _explain_author(part: Row, threads: Sequence[Thread]) -> str:
+    """Explain who wrote the tokens of a segment."""
+    if not threads:
+        again = f"the history, as the template writes it: context {part.get('context')} begins with it"
+        return again if "context" in part else f"written by {AUTHORS[part['author']]}"
+    thread = threads[part["thread"]]
+    if part["author"] != "prompt" or thread.role is ThreadRole.MAIN:
+        return f"written by {AUTHORS[part['author']]}"
+    if not thread.trained:
+        return "a side call's: its prompt, and what the model answered"
+    own = thread.role is ThreadRole.SUB_AGENT
+    return "its thread begins with it: " + ("the agent's words" if own else "the history, which is trained elsewhere")
+
+
 def _explain_demonstrated(store: Store, row: Row, segment: Row, part: Row, at: int) -> list[str]:
     """Explain a token that was not sampled: what the policy made of it before the step."""
-    sentences = [f"demonstrated, in turn {part['turn'] + 1}: no engine sampled it"]
+    sentences = [f"demonstrated, in turn {part['number'] + 1}: no engine sampled it"]
     if segment.get("learner_logprobs") is None:
         return [*sentences, "not learned from"]
     logprob = segment["learner_logprobs"][at]

@@ -29,6 +29,7 @@ from agentrl.view.run_cache import RunCache
 from agentrl.view.search import list_episodes, list_groups
 from agentrl.view.settings_table import compare_settings
 from agentrl.view.store import Store
+from agentrl.view.thread_tree import describe_tree
 
 STATIC = Path(__file__).parent / "static"
 LOOK_S = 1.0  # a run is looked at again at most so often
@@ -236,13 +237,16 @@ def _episode(run: RunCache, request: Request) -> dict[str, Any]:
         "messages": episode.describe_messages(row, run.texts),
         **episode.describe_info(row),
         "segments": episode.describe_segments(row),
+        "threads": describe_tree(row, run.texts),
     }
 
 
 def _text(run: RunCache, request: Request) -> dict[str, Any]:
     row = run.row(parse_episode_id(_word(request, "id")))
     call = _number(request, "call", 0) if "call" in request.query_params else None
-    return episode.cut_piece(episode.find_text(row, _number(request, "message", 0), call), _number(request, "from", 0))
+    thread = _number(request, "thread", 0) if "thread" in request.query_params else None
+    text = episode.find_text(row, _number(request, "message", 0), call, thread)
+    return episode.cut_piece(text, _number(request, "from", 0))
 
 
 def _tokens(run: RunCache, request: Request) -> dict[str, Any]:

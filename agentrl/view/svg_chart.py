@@ -11,7 +11,17 @@ from agentrl.view.escaping import escape_html
 WIDTH, HEIGHT = 460, 210
 _MOST_POINTS = 500  # of a curve
 _LANE = 17  # pixels
-_COLORS = {"generate": 0, "tools": 1, "tool/": 1, "env": 2, "learn": 3, "reward": 4, "evaluate": 4, "render": 5}
+_COLORS = {
+    "generate": 0,
+    "tools": 1,
+    "tool/": 1,
+    "env": 2,
+    "agent": 2,
+    "learn": 3,
+    "reward": 4,
+    "evaluate": 4,
+    "render": 5,
+}
 _OTHER_COLOR = 5
 
 

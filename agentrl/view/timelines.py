@@ -11,7 +11,10 @@ from agentrl.settings.documents import parse_json
 
 _HEAD = re.compile(rb'\{"step": (\d+), "kind": "(step|evaluation|save)", ')
 _MOST_BYTES = 128 << 20  # of the file, that are looked through at once
-ORDER = ("evaluate", "generate", "tools", "tool/", "env", "reward", "render", "learn", "sync", "write", "checkpoint")
+ORDER = (
+    *("evaluate", "generate", "agent", "tools", "tool/", "env", "reward", "render", "learn", "sync", "write"),
+    "checkpoint",
+)
 
 
 class _Line(NamedTuple):

@@ -265,7 +265,7 @@ async def test_the_engines_errors_are_ours_and_close_everything(error: Exception
     assert env.made == env.closed == len(engine.ended) == 6  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("method", ["render_ids", "bridge_to_next_turn", "parse_response"])
+@pytest.mark.parametrize("method", ["render_ids", "render_appended", "parse_response"])
 async def test_the_renderers_errors_are_ours(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise LookupError("no such template")
@@ -282,15 +282,23 @@ async def test_the_renderers_errors_are_ours(method: str, monkeypatch: pytest.Mo
         await play.episode(0)
 
 
-async def test_a_renderer_that_rewrites_history_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_renderer_that_rewrites_history_is_caught() -> None:
     class Chatty(Plain):
         max_turns = 2
 
         async def step(self, action: Reply) -> Step:
             return Step("more", 0.0, False, False, {})
 
+    class Whole(ByteRenderer):
+        render_appended: Any = None  # what it puts behind a turn is read off the whole
+
+        def bridge_to_next_turn(
+            self, prompt_ids: Any, completion_ids: Any, messages: Any, *, tools: Any = ()
+        ) -> list[int]:
+            return [*prompt_ids, 0, 1, 2]
+
     play = rollout(Chatty)
-    monkeypatch.setattr(play.renderer, "bridge_to_next_turn", lambda prompt, done, messages, tools: [*prompt, 0, 1, 2])
+    play.renderer = Whole()
     with pytest.raises(ContractError, match="changed tokens that were already in the context"):
         await play.episode(0)
 

@@ -49,7 +49,7 @@ def test_trajectories_are_rows_that_pyarrow_reads() -> None:
     run.write_trajectories(3, credited([Group(2**40, (GOOD, LOST))], [(0.5, 0.0)]))
     table = pq.read_table("runs/a/trajectories/train-000003.parquet")
     assert table.schema.equals(SCHEMA)
-    assert table.schema.metadata[b"agentrl_trajectories"] == b"6"
+    assert table.schema.metadata[b"agentrl_trajectories"] == b"7"
     good, lost = table.to_pylist()
     assert (good["step"], good["split"], good["task"], good["sample"]) == (3, "train", 2**40, 0)
     assert (good["reward"], good["advantage"], good["stop"], good["fault"]) == (1.0, 0.5, "max_turns", None)

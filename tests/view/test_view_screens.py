@@ -20,6 +20,7 @@ from agentrl.view.escaping import escape_controls
 from tests.helpers import runs
 from tests.helpers.browsing import Page, Pages, text, until
 from tests.helpers.sites import Site
+from tests.view.test_threads import agents_episode
 
 pytestmark = pytest.mark.browser
 PHONE = {"width": 390, "height": 844}
@@ -28,6 +29,8 @@ SCREENS = {
     "episodes": "/#/episodes",
     "episode": "/#/episodes?id=train-10:0",
     "tokens": "/#/episodes?id=train-10:2&mode=tokens&color=ratio",
+    "threads": "/#/episodes?id=train-5:3",
+    "threads' tokens": "/#/episodes?id=train-5:3&mode=tokens&token=8",
     "groups": "/#/groups?q=split%3Dtrain",
     "failures": "/#/failures",
     "heldout": "/#/heldout",
@@ -62,9 +65,10 @@ def unread(task: int) -> Any:
 def written(folder: Path) -> Path:
     run = runs.start(folder)
     for step in range(1, 11):
-        runs.write(run, step, [Group(step, (unread(step), runs.wrong(step), runs.solved(step)))])
-    for step, played in ((0, runs.wrong), (10, runs.solved)):
-        groups = [Group(task, (played(task), played(task))) for task in range(20, 24)]
+        played = [Group(40, (agents_episode(), runs.wrong(7)))] if step == 5 else []
+        runs.write(run, step, [Group(step, (unread(step), runs.wrong(step), runs.solved(step))), *played])
+    for step, episode in ((0, runs.wrong), (10, runs.solved)):
+        groups = [Group(task, (episode(task), episode(task))) for task in range(20, 24)]
         groups.append(Group(24, (runs.solved(24), runs.solved(24))))
         run.write_trajectories(step, record_held_out(groups), "test")
     offered = OfferedTools()
@@ -210,6 +214,32 @@ def test_a_call_that_could_not_be_read_is_shown_as_it_was_written(desk: Page) ->
     assert RAW in call
     assert WHY in call
     assert "{}" not in call.replace(RAW, "")
+
+
+@pytest.mark.parametrize("where", ["desk", "phone"])
+def test_an_agents_episode_is_a_tree_in_the_order_of_time(where: str, request: pytest.FixtureRequest) -> None:
+    p = request.getfixturevalue(where).open("/#/episodes?id=train-5:3")
+    p.wait_for_selector(".tree")
+    lines = [line.split("\n")[0] for line in p.locator(".thread-line").all_inner_texts()]
+    assert lines == ["main", "sub-agent", "side call", "compaction"]
+    assert p.locator("[data-line='0'] rect").count() == 2
+    told = text(p, ".conversation")
+    order = ["task", "ask", "help", "done", "told", "hm", "goes on with a shorter history", "known", "right"]
+    assert [told.index(word, told.index("in the order of time")) for word in order] == sorted(
+        told.index(word, told.index("in the order of time")) for word in order
+    )
+    inside_helper = p.locator("details[data-thread='1'] .message").all_inner_texts()
+    assert ["done" in m for m in inside_helper] == [False, True]
+    assert "behind turn 1 of main" in text(p, "details[data-thread='1'] > summary")
+    title = p.locator("details[data-thread='2']")
+    assert not title.locator(".message").first.is_visible()
+    p.locator("[data-line='2']").click()
+    until(p, "document.querySelector(\"details[data-thread='2']\").open")
+    assert "seen, not trained" in title.inner_text()
+    p = request.getfixturevalue(where).open("/#/episodes?id=train-5:3&mode=tokens&token=8")
+    p.wait_for_selector(".explanation li")
+    assert "a side call is seen and not learned from" in text(p, ".explanation")
+    assert "side call: a side call, its answer too" in text(p, ".tokens")
 
 
 def test_settings_and_what_differs_between_runs(desk: Page) -> None:

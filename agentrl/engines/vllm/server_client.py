@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -17,12 +18,14 @@ from agentrl.engines.vllm.drain import Drain
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.weight_client import HttpTransferClient, SyncDeadline
 from agentrl.errors import UserError
+from agentrl.rollout.token_context import write_json
 from agentrl.runtime.threads import DeadlineExceeded, run_in_thread, with_deadline
 from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
 
 T = TypeVar("T")
 PING_S = 20.0
+JSON = {"Content-Type": "application/json"}
 SHUTDOWN_S = 6.0  # for a sender to let go; vLLM's own gives NCCL 5 s
 
 
@@ -68,24 +71,25 @@ class Replica:
         }
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=capacity)
         self._http = httpx2.AsyncClient(**self._options, timeout=httpx2.Timeout(PING_S, read=None), limits=unlimited)
+        self._generate_url = httpx2.URL(f"{self._options['base_url']}/inference/v1/generate")
         self._lost = asyncio.get_running_loop().create_future()
         self._client: HttpTransferClient | None = None
         self._sender: weight_sender.WeightSender | None = None
 
-    async def generate(self, token_ids: list[int], params: SamplingParams) -> tuple[Completion, int]:
+    async def generate(self, token_ids: Sequence[int], params: SamplingParams) -> tuple[Completion, int]:
         """Sample a turn; return it, and how many of its tokens were in the cache.
 
         Raises:
             ServerLost: the server is gone or hangs.
         """
         body: dict[str, object] = {
-            "token_ids": token_ids,
             "sampling_params": {**requests.build_sampling_params(params), **requests.build_text_params(params)},
         }
         if self._rank:
             body["model"] = lora_sender.ADAPTER_NAME
+        content = b'{"token_ids":%b,%b' % (write_json(token_ids), json.dumps(body).encode()[1:])
         async with self._drain.request(), self._slots:
-            response = await self._while_up(self._http.post("/inference/v1/generate", json=body))
+            response = await self._while_up(self._http.post(self._generate_url, content=content, headers=JSON))
             choice = response["choices"][0]
             spans = [(s["version"], s["start"], s["end"]) for s in choice["weight_versions"] or ()]
             if any(not version.isdecimal() for version, _, _ in spans):
@@ -131,6 +135,8 @@ class Replica:
             ServerLost: the server is gone or hangs.
         """
         assert self._sender is not None
+        if self._backend == weight_sender.MEMORY:
+            await run_in_thread(self._weights.files)  # before the server waits for them
         async with self._drain.finish_requests(update == "drain"):
             if self._lost.done():  # while its requests were finished
                 raise ServerLost(f"{self.url} {self.status}")
@@ -195,6 +201,7 @@ class Replica:
         sender, client, self._sender, self._client = self._sender, self._client, None, None
         if client is not None:
             client.close()
+        self._weights.abandon()
         if sender is not None:
             with suppress(DeadlineExceeded):  # it holds what a lost server has not let go of
                 await with_deadline(SHUTDOWN_S, run_in_thread(sender.shutdown))

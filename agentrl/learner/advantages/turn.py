@@ -31,6 +31,8 @@ class _SteppedEpisode(Scored, Protocol):
     @property
     def step_rewards(self) -> Sequence[float]: ...
     @property
+    def in_time(self) -> Sequence[int]: ...
+    @property
     def observed(self) -> Sequence[Hashable]:
         """List the observation that each turn answered."""
         ...
@@ -106,11 +108,11 @@ def gigpo(
 
 
 def split_reward(member: _SteppedEpisode) -> list[float]:
-    """Split a reward over the turns. A turn that was cut short has no step: it gets the rest of the score."""
+    """Split a reward over the turns; the last one in time gets what the score adds, and one cut short has no step."""
     if member.reward is None or not member.turns:
         return []
     rewards = [*member.step_rewards, *[0.0] * (member.turns - len(member.step_rewards))]
-    rewards[-1] += member.reward - sum(member.step_rewards)
+    rewards[member.in_time[-1]] += member.reward - sum(member.step_rewards)
     return rewards
 
 
@@ -120,11 +122,10 @@ def _compute_returns(groups: Sequence[Sequence[_SteppedEpisode]], gamma: float) 
     for group in groups:
         members = []
         for member in group:
-            total, returns = 0.0, []
-            for reward in reversed(split_reward(member)):
-                total = reward + gamma * total
-                returns.append(total)
-            members.append(returns[::-1])
+            total, returns = 0.0, split_reward(member)
+            for place in reversed(member.in_time if returns else ()):
+                returns[place] = total = returns[place] + gamma * total
+            members.append(returns)
         returns_by_group.append(members)
     return returns_by_group
 

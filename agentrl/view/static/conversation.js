@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { clear, count, el, num, seconds, visible } from "./dom.js";
 import { go, state } from "./state.js";
+import { Threads } from "./threads.js";
 import { tiles } from "./tiles.js";
 import { Tokens, COLORS } from "./tokens.js";
 
@@ -53,7 +54,7 @@ export class Conversation {
       this.tokens = new Tokens(e, clear(this.body), top);
       return this.tokens.load();
     }
-    clear(this.body).append(...e.messages.map((m) => this.message(m)));
+    clear(this.body).append(...(e.threads.length ? new Threads(e.threads, (m, thread) => this.message(m, thread)).nodes() : e.messages.map((m) => this.message(m))));
     return null;
   }
 
@@ -80,15 +81,16 @@ export class Conversation {
     return el("div", { class: "bar group-of" }, el("span", { class: "dim" }, "group"), row);
   }
 
-  message(m) {
+  message(m, thread = null) {
     const by = m.role === "assistant" ? "model" : m.role === "tool" ? "env" : "prompt";
-    return el("article", { class: `message by-${by}`, "data-role": m.role },
+    const where = { message: m.number, ...(thread === null ? {} : { thread }) };
+    return el("article", { class: `message by-${by}`, "data-role": m.role, "data-turn": m.turn ?? null },
       el("header", {}, el("b", {}, visible(m.role)), m.name ? el("bdi", {}, " ", visible(m.name)) : null,
         m.turn !== null && m.turn !== undefined ? el("span", { class: "dim" }, ` turn ${m.turn + 1}`) : null, this.status(m)),
-      m.length ? this.text(m, { message: m.number }, m.role === "assistant" ? said : visible) : null,
+      m.length ? this.text(m, where, m.role === "assistant" ? said : visible) : null,
       (m.calls || []).map((c, i) => el("div", { class: `call${c.status && c.status !== "ok" ? " failed" : ""}` },
         el("div", {}, "→ ", el("b", {}, c.name ? el("bdi", {}, visible(c.name)) : "(a call that could not be read)"), this.status(c)),
-        c.why === undefined ? this.text(c.arguments, { message: m.number, call: i }) : this.unread(c))));
+        c.why === undefined ? this.text(c.arguments, { ...where, call: i }) : this.unread(c))));
   }
 
   // A call that could not be read, or had no arguments: what the model wrote, and what was wrong with it.

@@ -64,7 +64,7 @@ export class Tokens {
     got.ids.forEach((id, i) => this.all.push(this.token(got, i, from + i, id)));
     const most = Math.max(...e.segments.map((s) => Math.abs(s.advantage || 0)), 1e-9);
     for (const t of this.all.slice(from)) {
-      if (t.first) this.box.append(el("span", { class: "who" }, t.author === "model" ? `model, turn ${t.turn + 1}${t.advantage ? `, advantage ${num(t.advantage, 2)}` : ""}` : t.context ? `prompt of context ${t.context}: the history, as the template writes it` : t.author));
+      if (t.first) this.box.append(el("span", { class: "who" }, visible(this.heading(t))));
       const look = state.color === "author" ? `by-${t.author}` : t.author === "model" ? shadeOf[state.color](t, most) : "off";
       const node = el("span", { class: `tok ${look}`, "data-n": t.number }, visible(t.text.replaceAll("\n", "⏎\n")));
       this.nodes[t.number] = node;
@@ -78,8 +78,17 @@ export class Tokens {
   token(got, i, number, id) {
     const s = this.episode.segments.find((p) => number >= p.start && number < p.start + p.length);
     const version = got.versions[i], at = this.episode.learned_at;
-    return { number, id, text: got.texts[i], author: s.author, turn: s.turn, advantage: s.advantage, context: s.context, first: number === s.start,
+    return { number, id, text: got.texts[i], author: s.author, turn: s.number, thread: s.thread, advantage: s.advantage, context: s.context, first: number === s.start,
       logprob: got.logprobs[i], ratio: got.log_ratios[i] === null ? null : Math.exp(got.log_ratios[i]), gradient: got.gradients[i], version, stale: version === null || at === null ? null : at - version };
+  }
+
+  // Who wrote a run of tokens; of an agent's episode the thread that begins with it.
+  heading(t) {
+    if (t.author === "model") return `model, turn ${t.turn + 1}${t.advantage ? `, advantage ${num(t.advantage, 2)}` : ""}`;
+    if (t.author !== "prompt") return t.author;
+    const thread = this.episode.threads[t.thread];
+    if (thread) return `${thread.name}: ${thread.trained ? "its prompt" : "a side call, its answer too: seen, not trained"}`;
+    return t.context ? `prompt of context ${t.context}: the history, as the template writes it` : t.author;
   }
 
   title(t) {

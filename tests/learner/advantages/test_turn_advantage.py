@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from agentrl.learner.advantages.group import grpo
 from agentrl.learner.advantages.turn import first_turn, gigpo, rebn, split_reward
 from agentrl.settings.entries import Entry
-from agentrl.types import Segment, Stop, Trajectory
+from agentrl.types import Segment, Stop, Thread, ThreadRole, Trajectory
 
 
 def played(rewards: Sequence[float], score: float | None = None, seen: Sequence[int] | None = None) -> Trajectory:
@@ -52,6 +53,17 @@ def test_what_the_score_adds_is_the_last_turn_s() -> None:
     assert split_reward(played([0.0, 0.0, 0.0], score=1.0)) == [0.0, 0.0, 1.0]
     cut = Trajectory(0, played([0.0, 0.0]).segments, (), Stop.MAX_TOKENS, {"reward": 0.25}, step_rewards=(0.5,))
     assert split_reward(cut) == [0.5, -0.25]
+
+
+def test_returns_run_in_the_order_of_time_over_all_threads() -> None:
+    """A sub-agent's turns 1 and 2 stand behind the caller's 0 and 3, and come before the answer."""
+    in_time, sub_agent = played([1.0, 2.0, 4.0, 8.0], score=31.0), Thread(ThreadRole.SUB_AGENT, 0, 0, (1, 2))
+    stored = replace(played([1.0, 8.0, 2.0, 4.0], score=31.0), threads=(Thread(turns=(0, 3)), sub_agent))
+    side_call = Thread(ThreadRole.SIDE_CALL, 0, 0, (4,))
+    assert split_reward(stored) == [1.0, 24.0, 2.0, 4.0]
+    for told in (stored, replace(stored, threads=(*stored.threads, side_call))):
+        ((a, b, c, d),) = rebn([[in_time]], gamma=0.5)[0]
+        assert rebn([[told]], gamma=0.5) == [[pytest.approx((a, d, b, c))]]
 
 
 @given(EPISODES)
