@@ -28,6 +28,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from agentrl.learner.hidden_states import PREFIX
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.packing import pack_by_prefix
+from agentrl.learner.row_arrays import RowArrays
 from agentrl.types import Sample
 
 VOCABULARY, GROUP, TRL_ROWS = 8192, 8, 8
@@ -137,7 +139,8 @@ def ours(given: list[Row], max_tokens_per_microbatch: int) -> Cost:
     learner = Learner(policy, [recorder], settings)
     samples = on_policy(policy, [r.sample for r in given], max_tokens_per_microbatch)
     learner.update(samples[:2])  # warm, and it has shown that prefixes can be shared
-    forests = [b.forest for b in pack_by_prefix(samples, [1.0] * len(samples), max_tokens_per_microbatch)]
+    arrays = [RowArrays.read(sample) for sample in samples]
+    forests = [b.forest for b in pack_by_prefix(arrays, [1.0] * len(arrays), max_tokens_per_microbatch)]
     through = sum(len(f.token_ids) for f in forests)
     with measured() as result:
         learner.update(samples)
@@ -147,14 +150,15 @@ def ours(given: list[Row], max_tokens_per_microbatch: int) -> Cost:
 @torch.no_grad()
 def on_policy(policy: Qwen3ForCausalLM, samples: list[Sample], max_tokens_per_microbatch: int) -> list[Sample]:
     """With the policy's own logprobs, as an exact engine would give them: the ratios are 1."""
-    found = []
-    for batch in pack_by_prefix(samples, [1.0] * len(samples), max_tokens_per_microbatch):
+    arrays, found = [RowArrays.read(sample) for sample in samples], []
+    by_row = {id(row): sample for row, sample in zip(arrays, samples, strict=True)}
+    for batch in pack_by_prefix(arrays, [1.0] * len(arrays), max_tokens_per_microbatch):
         states = PREFIX.compute_states(policy, batch)
         logprobs, _ = token_logprobs(policy.lm_head, states, batch.targets)
         values = iter(logprobs.tolist())
         for row in batch.rows:
-            known = [next(values) if mask else 0.0 for mask in row.loss_mask]
-            found.append(Sample(row.token_ids, row.loss_mask, known, row.advantages))
+            sample = by_row[id(row)]
+            found.append(replace(sample, logprobs=[next(values) if mask else 0.0 for mask in sample.loss_mask]))
     return found
 
 

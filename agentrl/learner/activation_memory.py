@@ -15,27 +15,32 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from agentrl.learner.sharding import read_local
+
 FEWEST, MOST = 256, 8192  # tokens of a micro-batch that are ever chosen, in powers of two
 SHARE = 8  # of all memory, one part in so many for activations: a laptop has other things to do
 FREE_SHARE = 2  # and at most one part in so many of what is free
 
 
 def measure_kept_bytes(model: nn.Module, run: Callable[[], object]) -> int:
-    """Run a forward pass, and count the bytes that autograd keeps of it, beside the model's own tensors."""
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
+    """Run a forward pass, and count the bytes that autograd keeps of it, beside the model's own tensors.
+
+    Weights that are gathered from shards for the pass, and let go of, are the model's own too.
+    """
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def count(tensor: Tensor) -> Tensor:
         with suppress(NotImplementedError):  # a tensor without storage of its own
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
+            kept[storage._cdata] = storage
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        result = run()  # alive until all is counted: an address that was freed could be given again
+        result = run()  # alive until all is counted
+    own = {read_local(t).untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    size = sum(storage.nbytes() for storage in kept.values() if storage.data_ptr() not in own)
     del result
-    return sum(kept.values())
+    return size
 
 
 def count_affordable_tokens(bytes_per_token: float, total: int, free: int, processes: int = 1) -> int:

@@ -1,26 +1,32 @@
 """The learner in several processes: ``torchrun --nproc_per_node 4 -m agentrl train ...``.
 
-Rank 0 rolls out, and broadcasts the rows to learn from. Each rank takes its shard of the micro-batches. Their losses
-are shares of one sum, whose weights were fixed for the whole step before it was divided, so gradients are summed, not
-averaged. Every rank then steps its part of the policy (`agentrl.learner.sharding`), or the same whole one.
+Rank 0 rolls out, plans the micro-batches, and sends each rank the rows of its shard of them
+(`agentrl.learner.row_exchange`). Their losses are shares of one sum, whose weights were fixed for the whole step before
+it was divided, so gradients are summed, not averaged. Every rank then steps its part of the policy
+(`agentrl.learner.sharding`), or the same whole one.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import UserError
-from agentrl.learner.roll_call import RollCall
+from agentrl.learner.attempt_store import agree_on_attempt
+from agentrl.learner.roll_call import RollCall, SharedStore
 from agentrl.runtime.interruption import ignore_signals
 
 T = TypeVar("T")
+JOIN_S, LONGEST_JOIN_S = 60.0, 1800.0  # until all processes have started: imports take some longer than others
 TIMEOUT = timedelta(hours=24)  # rollouts may take long; who is gone is found by the roll call, and by torchrun
 _LOST = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Timed out waiting", "Broken pipe")
 
@@ -30,6 +36,7 @@ class ProcessGroup:
 
     def __init__(self, rank: int = 0, world_size: int = 1, roll_call: RollCall | None = None) -> None:
         self.rank, self.world_size, self._roll_call = rank, world_size, roll_call
+        self.numbers = itertools.count(1)  # of what all processes do, one after the other
 
     @property
     def is_worker(self) -> bool:
@@ -41,18 +48,26 @@ class ProcessGroup:
         """Return how many processes there are on this machine, by torchrun's word."""
         return min(int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)), self.world_size)
 
+    @contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Let the others know where this thread is while it takes part in something with them."""
+        if self._roll_call is None:
+            yield
+            return
+        self._roll_call.worker = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._roll_call.worker = None
+
     def broadcast_parameters(self, parameters: Iterable[nn.Parameter]) -> None:
         """Overwrite the parameters with those of rank 0."""
         for p in parameters if self.world_size > 1 else ():
             distributed.broadcast(p.data, src=0)
 
-    def shard(self, batches: Sequence[T]) -> Sequence[T]:
-        """Select this process's share."""
-        return batches[self.rank :: self.world_size]
-
-    def unshard(self, shards: Sequence[Sequence[T]]) -> list[T]:
-        """Merge what every process made of its ``shard``, one entry each, into the order from before."""
-        return [shards[i % self.world_size][i // self.world_size] for i in range(sum(map(len, shards)))]
+    def shard(self, batches: Sequence[T], rank: int | None = None) -> Sequence[T]:
+        """Select the share of a process; of this one by default."""
+        return batches[self.rank if rank is None else rank :: self.world_size]
 
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of the trained parameters over all processes. A missing gradient counts as zeros."""
@@ -71,6 +86,32 @@ class ProcessGroup:
         distributed.all_gather_object(gathered, mine)
         return gathered
 
+    def gather(self, mine: Tensor) -> list[Tensor]:
+        """Gather a tensor of the host from every process, in rank order, to rank 0; the others get an empty list.
+
+        Their first dimensions may differ.
+        """
+        lengths = self.all_gather(len(mine))
+        if self.is_worker:
+            self.send([mine], 0)
+            return []
+        gathered = [mine, *(mine.new_empty(n, *mine.shape[1:]) for n in lengths[1:])]
+        for rank, tensor in enumerate(gathered[1:], start=1):
+            self.receive_from(rank, [tensor])
+        return gathered
+
+    def send(self, tensors: Sequence[Tensor], rank: int) -> None:
+        """Send tensors of the host to another process, which calls `receive_from`."""
+        for tensor in tensors:
+            if tensor.numel():
+                distributed.send(tensor.contiguous(), rank)
+
+    def receive_from(self, rank: int, tensors: Sequence[Tensor]) -> None:
+        """Fill tensors of the host with those that another process sends."""
+        for tensor in tensors:
+            if tensor.numel():
+                distributed.recv(tensor, rank)
+
     def broadcast(self, message: object) -> None:
         """Send a message from rank 0 to every worker, which calls `receive`."""
         if self.world_size > 1:
@@ -88,6 +129,13 @@ class ProcessGroup:
             self._roll_call.close()
         if self.world_size > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def connect_store() -> SharedStore:
+    """Connect to the store that the processes share: a connection of its own, for another thread."""
+    store: Any = distributed.distributed_c10d._get_default_store()
+    connection: SharedStore = store.clone()
+    return connection
 
 
 def is_restarted() -> bool:
@@ -114,7 +162,8 @@ def init_process_group(rank_timeout_s: float | None = None) -> ProcessGroup:
     """Join the process group that torchrun describes in the environment; a single process without it.
 
     Args:
-        rank_timeout_s: how long a process may be silent before the others name it, and end.
+        rank_timeout_s: how long a process may be silent before the others name it, and end; and, if that is longer
+            than a minute, how long it may take to start.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
@@ -125,9 +174,13 @@ def init_process_group(rank_timeout_s: float | None = None) -> ProcessGroup:
     rank = int(os.environ["RANK"])
     if rank:
         ignore_signals()  # rank 0 decides when all end
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    join_s = LONGEST_JOIN_S if rank_timeout_s is None else max(JOIN_S, rank_timeout_s)
+    shared, *_ = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=join_s)))
+    word = agree_on_attempt(shared, rank, world_size, join_s)
+    store: Any = distributed.distributed_c10d.PrefixStore(f"agentrl/{word}", shared)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     roll_call = None
     if rank_timeout_s is not None:
-        store: Any = distributed.distributed_c10d._get_default_store()
-        roll_call = RollCall(store.clone(), rank, world_size, rank_timeout_s)  # a connection of its own
+        roll_call = RollCall(connect_store(), rank, world_size, rank_timeout_s)
     return ProcessGroup(rank, world_size, roll_call)

@@ -23,7 +23,7 @@ from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.hidden_states import Packing
 from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.losses.losses import entropy_threshold
-from agentrl.learner.packing import MicroBatch, make_idle_row
+from agentrl.learner.packing import MicroBatch, make_idle_batch
 from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.learner.sharding import ShardedPolicy, read_local
 from agentrl.learner.updates import Update
@@ -129,16 +129,25 @@ class ForwardPasses:
             state.old_logprobs, state.high_entropy_mask = self.compute_logprobs(packing, batch)
         self.idle(packing, update)
         entropies = [s.high_entropy_mask.cpu() for _, s in update.shard if s.high_entropy_mask is not None]
-        gathered = [e for own in self._process_group.all_gather(entropies) for e in own]
-        threshold = entropy_threshold(torch.cat(gathered), self.settings.top_entropy_quantile)
+        threshold = self._find_threshold(torch.cat([torch.empty(0), *(e.float() for e in entropies)]))
         for (_, state), entropy in zip(update.shard, entropies, strict=True):
             state.high_entropy_mask = (entropy >= threshold).to(state.high_entropy_mask)
-        return float(sum((e >= threshold).sum() for e in gathered))
+        marked = float(sum((e >= threshold).sum() for e in entropies))
+        return sum(self._process_group.all_gather(marked))
+
+    def _find_threshold(self, entropies: Tensor) -> float:
+        """Find the threshold of all processes' entropies, in rank 0, and tell it to the others."""
+        gathered = self._process_group.gather(entropies)
+        if self._process_group.is_worker:
+            return float(self._process_group.receive())
+        threshold = float(entropy_threshold(torch.cat(gathered), self.settings.top_entropy_quantile))
+        self._process_group.broadcast(threshold)
+        return threshold
 
     def idle(self, packing: Packing, update: Update, *, backward: bool = False) -> None:
         """Take part in the rounds that others have micro-batches for. Without a backward pass that ends the passes."""
         for _ in range(update.idle):
-            (batch,) = packing.pack([make_idle_row(update.batches[0].rows[0])], [0.0], 2)
+            batch = make_idle_batch(update.idle_token)
             with self.differentiated(packing):
                 logp, _ = self.compute_logprobs(packing, batch)
                 if backward:

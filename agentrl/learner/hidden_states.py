@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -41,10 +40,10 @@ ComputeStates = Callable[[PreTrainedModel, MicroBatch], Tensor]  # (model, batch
 def _compute_padded_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run rows side by side. Padding stands behind everything a real token attends to, so no mask is needed."""
     device = next(model.parameters()).device
-    ids = pad_sequence([torch.tensor(context) for context in batch.contexts], batch_first=True)
-    ids, trained = copy_to_device(ids, device), torch.tensor(batch.trained, dtype=torch.int64)
+    ids = pad_sequence([torch.from_numpy(context) for context in batch.contexts], batch_first=True).long()
+    ids, trained = copy_to_device(ids, device), torch.from_numpy(batch.trained)
     hidden = find_backbone(unwrap_model(model))(input_ids=ids, use_cache=False).last_hidden_state
-    rows, positions = copy_to_device(trained, device).view(-1, 2).T
+    rows, positions = copy_to_device(trained, device).T
     states: Tensor = hidden[rows, positions - 1]  # the state before a token predicts it
     return states
 
@@ -52,8 +51,10 @@ def _compute_padded_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def _compute_forest_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run the prefix forest of the rows. Raises NotProven if the model's attention cannot be replaced."""
     hidden, token_index = _run_forest(unwrap_model(model), batch.forest), batch.forest.token_index
-    before = [token_index[context][position - 1] for context, position in batch.trained]
-    return hidden.index_select(0, copy_to_device(torch.tensor(before, dtype=torch.int64), hidden.device))
+    ends = np.cumsum([len(places) for places in token_index])
+    contexts, positions = batch.trained.T
+    flat, before = np.concatenate(token_index), (ends - [len(places) for places in token_index])[contexts] + positions
+    return hidden.index_select(0, copy_to_device(torch.from_numpy(flat[before - 1]).long(), hidden.device))
 
 
 def _run_forest(model: PreTrainedModel, forest: PrefixForest) -> Tensor:
@@ -69,16 +70,17 @@ def _run_forest(model: PreTrainedModel, forest: PrefixForest) -> Tensor:
 def _compute_alone(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run each context by itself; the model's own logits, (trained, vocabulary)."""
     model, logits = unwrap_model(model), []
-    for context, places in groupby(batch.trained, key=itemgetter(0)):
-        before = torch.tensor([position - 1 for _, position in places])
-        logits.append(compute_own_logits(model, batch.contexts[context])[before])
+    contexts, positions = batch.trained.T
+    for context in np.unique(contexts).tolist():
+        before = torch.from_numpy(positions[contexts == context] - 1)
+        logits.append(compute_own_logits(model, batch.contexts[context].tolist())[before])
     return torch.cat(logits)
 
 
 def _compute_each_token(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Run what stands before each trained token by itself; the model's own logits, (trained, vocabulary)."""
     model = unwrap_model(model)
-    prefixes = (batch.contexts[context][:position] for context, position in batch.trained)
+    prefixes = (batch.contexts[context][:position].tolist() for context, position in batch.trained.tolist())
     return torch.stack([compute_next_logits(model, prefix) for prefix in prefixes])
 
 
@@ -155,4 +157,4 @@ def _run_rows_as_forest(model: PreTrainedModel, rows: list[list[int]]) -> list[T
     forest = build_forest(sorted(rows))
     hidden = _run_forest(model, forest)
     token_index = {tuple(row): index for row, index in zip(sorted(rows), forest.token_index, strict=True)}
-    return [hidden[token_index[tuple(row)]] for row in rows]
+    return [hidden[torch.from_numpy(token_index[tuple(row)]).to(hidden.device)] for row in rows]

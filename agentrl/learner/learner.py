@@ -7,17 +7,18 @@ gradients over all processes, and steps the optimizers.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import isfinite
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from agentrl.errors import UserError
 from agentrl.learner.activation_memory import (
@@ -31,31 +32,38 @@ from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.forward_passes import ForwardPasses, swap_values
 from agentrl.learner.hidden_states import (
     PACKINGS,
-    PADDED,
     PREFIX,
     Packing,
-    choose_plain_packing,
-    prove_prefix_sharing,
 )
+from agentrl.learner.lent_weights import GATHER, WRITE, LentWeights
 from agentrl.learner.losses.losses import Tokens
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import reduce_rows
-from agentrl.learner.optimizer_offload import OptimizerOffload
 from agentrl.learner.packing import MicroBatch, estimate_cost
+from agentrl.learner.packing_choice import PackingChoice
+from agentrl.learner.part_writer import PartWriter, describe_ranks
 from agentrl.learner.router_balance import find_router_balance
+from agentrl.learner.row_arrays import RowArrays
+from agentrl.learner.row_exchange import receive_rows, scatter_rows
+from agentrl.learner.sharded_state import read_like
 from agentrl.learner.sharding import (
     ShardedPolicy,
     choose_shape,
-    cut_like,
-    gather_optimizer,
-    gather_tensor,
-    load_optimizer,
     read_local,
     shard_policy,
 )
-from agentrl.learner.updates import MicroBatchState, Update, cut_batch, order_by_row
+from agentrl.learner.train_state import TrainState
+from agentrl.learner.updates import (
+    MicroBatchState,
+    Update,
+    UpdateOutline,
+    cut_batch,
+    order_by_row,
+    outline_update,
+    unshard,
+)
 from agentrl.models.device_copy import copy_to_device
-from agentrl.models.lm_head import LmHead, NotProven, unwrap_model
+from agentrl.models.lm_head import unwrap_model
 from agentrl.types import Sample
 
 if TYPE_CHECKING:
@@ -63,7 +71,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_RESET, _STATE = "reset", "state"  # what rank 0 broadcasts for it
+class _Weights(NamedTuple):
+    """Other weights, as rank 0 broadcasts them."""
+
+    values: Mapping[str, Tensor]
+
+
+class _Measured(NamedTuple):
+    """Rows by which every process measures what a pass keeps."""
+
+    packing: str
+    rows: Sequence[RowArrays]
+
+
+_RESET, _STATE, _COPY = "reset", "state", "copy"  # what rank 0 broadcasts for it
 Optimizers = Sequence[torch.optim.Optimizer]
 
 
@@ -85,6 +106,7 @@ class LossSettings(Objective):
     ref_sync_steps: int | None = None  # updates after which the reference moves towards the policy of that moment
     ref_mixup_alpha: float = 1.0  # the policy's share of it then
     optimizer_offload: bool = False  # what the optimizers hold is on the CPU between updates
+    param_offload: bool = False  # shards and what the optimizers hold of them are on the CPU, and are stepped there
 
 
 class Learner:
@@ -99,11 +121,13 @@ class Learner:
     The reference of the KL term is the policy as it was given, with its adapter: a copy of the trained parameters.
 
     In several processes the policy is cut into shards, and each trains its own (`agentrl.learner.sharding`). ``policy``
-    stays whole in rank 0 and follows every update; in the others it is the shards.
+    stays whole in rank 0 where it ``keeps_whole``, and follows every update; else it is the shards, and ``lent`` is how
+    an engine reads them.
 
     Args:
         optimizers: of the policy's parameters; where those are cut, a function from the policy in shards to them.
         sharding: how they are, over the processes of the group.
+        keeps_whole: rank 0 has the policy beside its shards, for an engine in this process.
     """
 
     def __init__(
@@ -113,13 +137,13 @@ class Learner:
         settings: LossSettings,
         process_group: ProcessGroup | None = None,
         sharding: str = "none",
+        keeps_whole: bool = True,
     ) -> None:
-        self.policy, self.settings, self.version = policy, settings, 0
+        self.policy, self.settings = policy, settings
         self.process_group = process_group or ProcessGroup()
-        self.process_group.broadcast_parameters(policy.parameters())
         self.learned: list[Tensor | None] = []
-        self._plain, why = choose_plain_packing(policy)
-        if why and settings.router_aux_loss_coef:
+        self.packing = PackingChoice.agree(policy, settings.packing, self.process_group)
+        if (why := self.packing.why_plain) and settings.router_aux_loss_coef:
             raise UserError(
                 f"learner.router_aux_loss_coef {settings.router_aux_loss_coef:g}: not where a model is trained the "
                 f"plain way ({why}); set it to 0"
@@ -133,18 +157,22 @@ class Learner:
             warnings.warn(
                 f"{type(unwrap_model(policy)).__name__} is trained the plain way; {why}{left_out}", stacklevel=2
             )
-        self._lm_head = self._plain.build_head(policy)
+        self._keeps_whole = keeps_whole and not self.process_group.is_worker
+        self._asking = threading.Lock()
         self.shards = self._shard(sharding)
-        self.trained_policy = policy if self.shards is None else self.shards.policy
-        self.optimizers = list(optimizers(self.trained_policy) if callable(optimizers) else optimizers)
-        shares = self._plain is PADDED and settings.packing != "padded"
-        self._packing = None if shares else self._plain  # None: not yet known
-        self._reference = self._copy_trained() if settings.beta else None
-        self._passes = ForwardPasses(self.trained_policy, self._lm_head, settings, self.process_group, self.shards)
-        self._base_lrs = self.lrs
-        self.offload = OptimizerOffload(self.trained_policy, self.optimizers) if settings.optimizer_offload else None
-        if self.offload is not None:
-            self.offload.offload()
+        self.lent: LentWeights | None = None
+        if self.shards is not None and not keeps_whole:
+            self.lent = LentWeights(self.shards, self.process_group, self._asked)
+        self.part_writer = None if self.shards is None else PartWriter(self.process_group)
+        trained = policy if self.shards is None else self.shards.policy
+        self.train_state = TrainState(
+            trained,
+            optimizers(trained) if callable(optimizers) else optimizers,
+            is_cut=self.shards is not None,
+            has_reference=bool(settings.beta),
+            is_offloaded=settings.optimizer_offload,
+        )
+        self._passes = ForwardPasses(trained, self.packing.lm_head, settings, self.process_group, self.shards)
         self.affordable_tokens: int | None = None  # of a micro-batch, once they are counted
 
     def _shard(self, sharding: str) -> ShardedPolicy | None:
@@ -152,12 +180,23 @@ class Learner:
         group = self.process_group
         shape = choose_shape(sharding, group.world_size, group.local_size)
         if shape is None:
+            group.broadcast_parameters(self.policy.parameters())
             return None
-        shards = shard_policy(self.policy, shape, keep=not group.is_worker)
-        if isinstance(self._lm_head, LmHead):
-            layer = unwrap_model(shards.policy).get_output_embeddings()
-            self._lm_head = replace(self._lm_head, layer=layer)
+        if self.packing.chosen is None and not (self._keeps_whole or group.is_worker):
+            self.packing.prove(self.policy)  # while it is whole
+        shards = shard_policy(self.policy, shape, keep=self._keeps_whole, is_offloaded=self.settings.param_offload)
+        self.packing.move_head(shards.policy)
         return shards
+
+    @property
+    def version(self) -> int:
+        """Return how many updates were made."""
+        return self.train_state.version
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """Return the optimizers that step the policy."""
+        return self.train_state.optimizers
 
     @property
     def old_logprobs(self) -> list[Tensor | None]:
@@ -169,149 +208,139 @@ class Learner:
         """List the parameters that are trained, by name: whole ones."""
         return {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
 
-    @property
-    def _own(self) -> dict[str, nn.Parameter]:
-        """List the parameters that the optimizers step, by name: this process's shards of them."""
-        return {n: p for n, p in self.trained_policy.named_parameters() if p.requires_grad}
-
-    def _copy_trained(self) -> dict[str, Tensor]:
-        return {n: p.detach().clone() for n, p in self._own.items()}
+    @contextmanager
+    def _asked(self, message: object) -> Iterator[None]:
+        """Ask the other processes for what is done inside; one thing at a time, whichever thread asks."""
+        with self._asking, self.process_group.taking_part():
+            self.process_group.broadcast(message)
+            yield
 
     def reset_optimizers(self) -> None:
         """Let the optimizers forget their running means, in every process."""
-        self.process_group.broadcast(_RESET)
-        self._forget()
-
-    def _forget(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.state.clear()
+        with self._asked(_RESET):
+            self.train_state.forget()
 
     def copy_weights(self) -> dict[str, Tensor]:
         """Return a copy of the trained parameters, on the CPU."""
-        return {n: p.detach().to("cpu", copy=True) for n, p in self._trained.items()}
+        if self.lent is None:
+            return {n: p.detach().to("cpu", copy=True) for n, p in self._trained.items()}
+        with self._asked(_COPY):
+            return self._gather_trained()
+
+    def _gather_trained(self) -> dict[str, Tensor]:
+        """Gather the trained parameters; every process takes part, and rank 0 gets them, on the CPU."""
+        assert self.shards is not None
+        return {n: t.to("cpu", copy=True) for n, t in self.shards.gather() if t is not None}
 
     @contextmanager
     def use_weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Give the policy other weights, in this process alone, until the block ends."""
+        """Give the policy other weights until the block ends; a whole one in this process alone."""
+        if self.lent is not None:
+            own = self.copy_weights()
+            self.load_weights(weights)
+            try:
+                yield
+            finally:
+                self.load_weights(own)
+            return
         trained = self._trained
         with swap_values(trained, {n: weights[n].to(p.device) for n, p in trained.items()}):
             yield
 
-    @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Give the policy other weights, in this process alone, to be used and not to be trained."""
+        """Give the policy other weights, to be used and not to be trained; a whole one in this process alone."""
+        if self.lent is None:
+            self._copy_weights_in(weights)
+            return
+        with self._asked(_Weights(weights)):
+            self._copy_weights_in(weights)
+
+    @torch.no_grad()
+    def _copy_weights_in(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self._trained.items():
-            parameter.copy_(weights[name])
-
-    def _list_masters(self) -> list[Tensor]:
-        """List the single-precision copies that the optimizers step instead of the policy's own parameters."""
-        policy = set(self.trained_policy.parameters())
-        return [p for o in self.optimizers for g in o.param_groups for p in g["params"] if p not in policy]
-
-    def _onloaded(self) -> AbstractContextManager[None]:
-        """Have what the optimizers hold on the policy's device until the block ends."""
-        return nullcontext() if self.offload is None else self.offload.onloaded()
-
-    @property
-    def lrs(self) -> list[list[float]]:
-        """Return the learning rates: of each optimizer those of its groups."""
-        return [[float(g["lr"]) for g in o.param_groups] for o in self.optimizers]
+            parameter.copy_(read_like(weights[name], parameter))
 
     def set_lr(self, scale: float) -> None:
         """Set every learning rate to ``scale`` times what it was at the start."""
-        self._set_lrs([[lr * scale for lr in lrs] for lrs in self._base_lrs])
-
-    def _set_lrs(self, lrs: Sequence[Sequence[float]]) -> None:
-        for optimizer, own in zip(self.optimizers, lrs, strict=True):
-            for group, lr in zip(optimizer.param_groups, own, strict=True):
-                group["lr"] = lr
+        self.train_state.set_lr(scale)
 
     def state(self) -> dict[str, Any]:
-        """Return all that the next update depends on, beside the settings; of shards, the whole of it."""
-        if self.shards is not None:
-            self.process_group.broadcast(_STATE)
-        optimizers, reference = self._gather_state()
-        return {
-            "policy": {n: p.detach().cpu() for n, p in self._trained.items()},
-            "optimizers": optimizers,
-            "optimizer_names": self._optimizer_names,
-            "masters": [p.detach().cpu() for p in self._list_masters()],
-            "reference": reference,
-            "version": self.version,
-            "packing": None if self._packing is None else self._packing.name,
+        """Return all that the next update depends on, beside the settings; of shards, names of what is staged."""
+        if self.part_writer is None:
+            return self._collect_state()
+        with self._asked(_STATE):
+            return self.part_writer.stage(self._collect_state())
+
+    def _collect_state(self) -> dict[str, Any]:
+        """Collect the state of this process; its parts are where they are, and live."""
+        return self.train_state.collect() | {
+            "packing": None if self.packing.chosen is None else self.packing.chosen.name,
             "affordable_tokens": self.affordable_tokens,
         }
 
-    def _gather_state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor] | None]:
-        """Gather what the optimizers keep, and the reference. Every process takes part, and rank 0 gets them."""
-        keep = not self.process_group.is_worker
-        if self.shards is None:
-            optimizers = [o.state_dict() for o in self.optimizers]
-        else:
-            with self._onloaded():  # gathered from device to device
-                optimizers = [gather_optimizer(o, keep=keep) for o in self.optimizers]
-        if self._reference is None:
-            return optimizers, None
-        gathered = ((n, gather_tensor(t)) for n, t in self._reference.items())
-        return optimizers, {n: t.cpu() for n, t in gathered if keep}
-
-    @property
-    def _optimizer_names(self) -> list[str]:
-        return [type(o).__name__ for o in self.optimizers]
-
-    @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state``, in every process.
 
         Raises:
-            UserError: it is another model's.
+            UserError: it is another model's, or a process cannot read it.
         """
-        if not self.process_group.is_worker:
-            self.process_group.broadcast(state)
-        trained, saved = self._own, state["policy"]
-        if trained.keys() != saved.keys() or any(trained[n].shape != saved[n].shape for n in trained):
-            raise UserError("the checkpoint is of another model, or of another adapter")
-        if self._optimizer_names != state["optimizer_names"]:
-            raise UserError(
-                f"the checkpoint has the state of {' and '.join(state['optimizer_names'])}, and this run steps "
-                f"{' and '.join(self._optimizer_names)}: resume with the same learner.optimizer, or optimizers="
-            )
-        for name, parameter in trained.items():
-            _copy_part(parameter, saved[name])
-        if self.shards is not None and not self.process_group.is_worker:
-            self.load_weights(saved)
-        with self._onloaded():
-            for optimizer, optimizer_state in zip(self.optimizers, state["optimizers"], strict=True):
-                load_optimizer(optimizer, optimizer_state)
-            for master, values in zip(self._list_masters(), state["masters"], strict=True):
-                master.copy_(values)
-        if state["reference"] is not None and self._reference is not None:
-            for name, reference in self._reference.items():
-                _copy_part(reference, state["reference"][name])
-        self.version = state["version"]
+        with self._asked(state):
+            failures = self._try_to_load(state)
+        if failed := {rank: why for rank, why in enumerate(failures) if why}:
+            raise UserError(f"the checkpoint cannot be read by {describe_ranks(failed)}: {next(iter(failed.values()))}")
+
+    def _try_to_load(self, state: Mapping[str, Any]) -> list[str]:
+        """Restore a state, as every process does; return what went wrong with its files in each of them."""
+        why = ""
+        try:
+            self._load(state)
+        except (OSError, ValueError) as error:
+            if self.process_group.world_size == 1 and isinstance(error, ValueError):
+                raise  # nobody waits for this process
+            why = str(error)
+        return self.process_group.all_gather(why)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.train_state.load(state)
+        if self.shards is not None and self._keeps_whole:
+            self.load_weights(state["policy"])
         if state["packing"] is not None:  # not proven again: other rows might show something else
-            self._packing = PACKINGS[state["packing"]]
-        self.affordable_tokens = state.get(
-            "affordable_tokens"
-        )  # other memory is free now, and sums would be rounded so
+            self.packing.chosen = PACKINGS[state["packing"]]
+        self.affordable_tokens = state.get("affordable_tokens")  # with other memory, sums would be rounded otherwise
 
     def run_worker(self) -> None:
         """Run every update that rank 0 broadcasts, until it broadcasts None."""
         while (message := self.process_group.receive()) is not None:
-            if isinstance(message, dict):
-                self.load(message)
-                continue
-            if message == _RESET:
-                self._forget()
-                continue
-            if message == _STATE:
-                self._gather_state()
-                continue
-            settings, lrs, packing, *rows = message
+            with self.process_group.taking_part():
+                self._follow(message)
+        if self.part_writer is not None:
+            self.part_writer.close()
+
+    def _follow(self, message: Any) -> None:
+        """Take part in one thing that rank 0 asks for."""
+        if isinstance(message, dict):
+            self._try_to_load(message)
+        elif isinstance(message, _Weights):
+            self._copy_weights_in(message.values)
+        elif isinstance(message, _Measured):
+            self._measure_token(PACKINGS[message.packing], message.rows)
+        elif message == _RESET:
+            self.train_state.forget()
+        elif message == _STATE:
+            assert self.part_writer is not None
+            self.part_writer.stage(self._collect_state())
+        elif message == _COPY:
+            self._gather_trained()
+        elif message in (WRITE, GATHER):
+            assert self.lent is not None
+            self.lent.take_part(message)
+        else:
+            settings, lrs, packing, outlines = message
             self.settings = LossSettings(**settings)
-            self._set_lrs(lrs)
-            with self._onloaded(), self._passes.prepared(self.settings):
-                self._run_steps(PACKINGS[packing], *rows)
+            self.train_state.set_lrs(lrs)
+            shares = receive_rows(self.process_group, len(outlines))
+            with self.train_state.onloaded(), self._passes.prepared(self.settings):
+                self._run_steps(PACKINGS[packing], outlines, shares)
 
     def update(
         self,
@@ -351,25 +380,42 @@ class Learner:
         }
         if not forwarded:
             return counts
-        forwarded_rows, forwarded_weights = [rows[i] for i in forwarded], [weights[i] for i in forwarded]
+        forwarded_rows = [RowArrays.read(rows[i]) for i in forwarded]
+        forwarded_weights = [weights[i] for i in forwarded]
         numbers = [updates[i] if updates else 0 for i in forwarded]
         packing = self._choose_packing(forwarded_rows)  # rank 0 decides for all
         settings = {f.name: getattr(s, f.name) for f in fields(s)}  # as they are now: a stage has its own
         settings["max_tokens_per_microbatch"] = self._choose_max_tokens(packing, forwarded_rows)
-        self.process_group.broadcast((settings, self.lrs, packing.name, forwarded_rows, forwarded_weights, numbers))
-        with self._onloaded(), self._passes.prepared(self.settings):
-            metrics, learned = self._run_steps(packing, forwarded_rows, forwarded_weights, numbers)
-        for i, values in zip(forwarded, learned, strict=True):
+        plan = [self._plan(packing, *own) for own in cut_batch(forwarded_rows, forwarded_weights, numbers)]
+        outlines = [outline_update(batches) for batches in plan]
+        with self._asked((settings, self.train_state.lrs, packing.name, outlines)):
+            shares = scatter_rows(self.process_group, plan)
+            with self.train_state.onloaded(), self._passes.prepared(self.settings):
+                metrics, gathered = self._run_steps(packing, outlines, shares)
+        learned = unshard(self.process_group, plan, gathered)
+        ordered = order_by_row(forwarded_rows, [batch for batches in plan for batch in batches], learned)
+        for i, values in zip(forwarded, ordered, strict=True):
             self.learned[i] = values
         return counts | metrics
 
+    def _plan(self, packing: Packing, rows: Sequence[RowArrays], weights: Sequence[float]) -> list[MicroBatch]:
+        """Pack the rows of an optimizer step into micro-batches, in the order in which they are dealt to processes."""
+        batches = packing.pack(rows, weights, self._choose_max_tokens(packing, rows))
+        if self.shards is not None:  # those of a round wait for each other
+            batches.sort(key=estimate_cost, reverse=True)
+        return batches
+
     def _run_steps(
-        self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float], numbers: Sequence[int]
+        self, packing: Packing, outlines: Sequence[UpdateOutline], shares: Sequence[Sequence[MicroBatch]]
     ) -> tuple[dict[str, float], list[Tensor]]:
-        """Make the optimizer steps of a batch, on this process's shard; return metrics and each row's ``learned``."""
+        """Make the optimizer steps of a batch, on this process's shares of them.
+
+        Returns:
+            The metrics; and, in rank 0, of each process ``learned`` of its trained tokens, (trained, 3).
+        """
         s = self.settings
         torch.set_num_threads(s.threads or os.cpu_count() or 1)  # the engine may want fewer
-        updates = [self._prepare(packing, *own) for own in cut_batch(rows, weights, numbers)]
+        updates = [self._prepare(packing, *own) for own in zip(outlines, shares, strict=True)]
         for update in updates[1:]:  # the policy before the first one is the old one of all
             self._passes.compute_old_logprobs(packing, update)
         metrics, grad_norms = LossMetrics(), []
@@ -386,27 +432,22 @@ class Learner:
                 self._passes.idle(packing, update, backward=True)
                 grad_norms.append(self._step_optimizers())
         self._publish()
-        own_learned = [[state.learned() for _, state in update.shard] for update in updates]
-        gathered = self.process_group.all_gather((float(total), metrics.totals(), own_learned))
-        learned: list[Tensor] = []
-        for shards in zip(*(own for *_, own in gathered), strict=True):
-            learned += self.process_group.unshard(shards)
-        step = {"loss": sum(loss for loss, *_ in gathered) / len(grad_norms), "grad_norm": fmean(grad_norms)}
-        batches = [b for update in updates for b in update.batches]
-        return combine_metrics([totals for _, totals, _ in gathered]) | step, order_by_row(rows, batches, learned)
+        learned = [state.learned() for update in updates for _, state in update.shard]
+        by_process = self.process_group.gather(torch.cat([torch.empty(0, 3), *learned]))
+        gathered = self.process_group.all_gather((float(total), metrics.totals()))
+        step = {"loss": sum(loss for loss, _ in gathered) / len(grad_norms), "grad_norm": fmean(grad_norms)}
+        return combine_metrics([totals for _, totals in gathered]) | step, by_process
 
-    def _prepare(self, packing: Packing, rows: Sequence[Sample], weights: Sequence[float]) -> Update:
-        """Pack the rows of an optimizer step, and compute what stays the same over all iterations."""
-        batches = packing.pack(rows, weights, self._choose_max_tokens(packing, rows))
-        if self.shards is not None:  # those of a round wait for each other
-            batches = sorted(batches, key=estimate_cost, reverse=True)
-        shard = [(batch, MicroBatchState()) for batch in self.process_group.shard(batches)]
-        rounds = -(-len(batches) // self.process_group.world_size)
+    def _prepare(self, packing: Packing, outline: UpdateOutline, batches: Sequence[MicroBatch]) -> Update:
+        """Compute what stays the same over all iterations of an optimizer step."""
+        shard = [(batch, MicroBatchState()) for batch in batches]
+        rounds = -(-outline.micro_batches // self.process_group.world_size)
         idle = rounds - len(shard) if self.shards is not None else 0
-        bonus_tokens = float(sum(sum(r.loss_mask) for r in rows))
-        update = Update(batches, shard, bonus_tokens, sum(len(r.token_ids) for r in rows), idle)
-        if self._reference is not None and self.settings.beta:
-            self._passes.compute_ref_logprobs(packing, update, self._own, self._reference)
+        bonus_tokens = float(outline.trained_tokens)
+        update = Update(shard, bonus_tokens, outline.tokens, idle, outline.idle_token)
+        own = self.train_state
+        if own.reference is not None and self.settings.beta:
+            self._passes.compute_ref_logprobs(packing, update, own.parameters, own.reference)
         if self.settings.top_entropy_quantile < 1.0:
             bonus_tokens = self._passes.mark_high_entropy(packing, update)
         return replace(update, bonus_tokens=bonus_tokens)
@@ -414,55 +455,30 @@ class Learner:
     @torch.no_grad()
     def _publish(self) -> None:
         """Let the whole policy of rank 0 follow the shards."""
-        if self.shards is None:
+        if self.shards is None or self.lent is not None:
             return
         whole = self._trained
         for name, values in self.shards.gather():
-            if not self.process_group.is_worker:
+            if values is not None:
                 whole[name].copy_(values)
 
     def _step_optimizers(self) -> float:
-        """Sum the gradients over all processes, clip them, and step; return their norm before clipping.
-
-        If it is not finite, nothing is changed: a NaN in the policy cannot be taken back.
-        """
+        """Sum the gradients over all processes, and step; return their norm before clipping."""
         if self.shards is None:
             self.process_group.all_reduce_gradients(self.policy.parameters())
-        parameters = [p for p in self.trained_policy.parameters() if p.grad is not None]
-        grad_norm = float(gather_tensor(nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)))
-        for optimizer in self.optimizers:
-            if isfinite(grad_norm):
-                optimizer.step()
-        self.trained_policy.zero_grad(set_to_none=True)
-        self.version += isfinite(grad_norm)
+        grad_norm = self.train_state.step(self.settings.max_grad_norm)
         every = self.settings.ref_sync_steps
-        if self._reference is not None and every and isfinite(grad_norm) and self.version % every == 0:
-            self._mix_reference(self.settings.ref_mixup_alpha)
+        if every and isfinite(grad_norm) and self.version % every == 0:
+            self.train_state.mix_reference(self.settings.ref_mixup_alpha)
         return grad_norm
 
-    @torch.no_grad()
-    def _mix_reference(self, alpha: float) -> None:
-        """Move the reference towards the policy: by all of the way where ``alpha`` is 1."""
-        trained = self._own
-        reference = self._reference or {}
-        self._reference = {n: r.mul(1.0 - alpha).add(trained[n], alpha=alpha) for n, r in reference.items()}
-
-    def _choose_packing(self, rows: Sequence[Sample]) -> Packing:
+    def _choose_packing(self, rows: Sequence[RowArrays]) -> Packing:
         """Choose shared prefixes if it is proven that this model gives the same numbers then."""
-        if self._packing is None and sum(len(row.starts) for row in rows) > 1:
-            try:
-                prove_prefix_sharing(self.policy)
-                self._packing = PREFIX
-            except NotProven as reason:
-                self._packing = self._plain
-                warnings.warn(
-                    f"{type(self.policy).__name__}: the prefixes that rows share are computed for each of them "
-                    f'(learner.packing = "padded"): {reason}',
-                    stacklevel=2,
-                )
-        return self._packing or self._plain
+        if self.packing.chosen is None and sum(len(row.starts) for row in rows) > 1:
+            self.packing.prove(self.policy)
+        return self.packing.chosen or self.packing.plain
 
-    def _choose_max_tokens(self, packing: Packing, rows: Sequence[Sample]) -> int:
+    def _choose_max_tokens(self, packing: Packing, rows: Sequence[RowArrays]) -> int:
         """Return the tokens of a micro-batch: those of the settings, or as many as the memory has room for.
 
         They are counted once, on the first rows: a limit that changed with what is free would change what is rounded.
@@ -470,20 +486,36 @@ class Learner:
         if (given := self.settings.max_tokens_per_microbatch) is not None:
             return given
         if self.affordable_tokens is None:
-            policy, trained = unwrap_model(self.policy), [read_local(p) for p in self._own.values()]
+            policy, trained = unwrap_model(self.policy), [read_local(p) for p in self.train_state.parameters.values()]
             shortest = sorted(rows, key=lambda row: len(row.token_ids))[:2]
-            (batch, *_) = packing.pack(shortest, [1.0] * len(shortest), FEWEST)
-            tokens = len(batch.forest.token_ids) if packing is PREFIX else sum(map(len, batch.contexts))
-            with packing.context(policy):
-                per_token = measure_kept_bytes(policy, lambda: packing.compute_states(self.policy, batch)) / tokens
+            with nullcontext() if self.lent is None else self._asked(_Measured(packing.name, shortest)):
+                per_token = self._measure_token(packing, shortest)
             if layers := self._passes.checkpointed:  # each keeps its input; one at a time has all
                 inputs = len(layers) * policy.config.get_text_config().hidden_size * policy.dtype.itemsize
                 per_token = per_token / len(layers) + inputs
-            total, free = read_memory(policy.device)
-            free -= estimate_owed_bytes(self.optimizers, trained)
-            free -= 0 if self.offload is None else self.offload.bytes_away
+            total, free = read_memory(policy.device if self.shards is None else self.shards.device)
+            if self.shards is None or not self.shards.is_offloaded:
+                free -= estimate_owed_bytes(self.optimizers, trained)
+            offload = self.train_state.offload
+            free -= 0 if offload is None else offload.bytes_away
             self.affordable_tokens = count_affordable_tokens(per_token, total, free, self.process_group.local_size)
         return self.affordable_tokens
+
+    def _measure_token(self, packing: Packing, rows: Sequence[RowArrays]) -> float:
+        """Measure the bytes that a pass keeps of a token, by some rows; of shards, every process takes part."""
+        policy = unwrap_model(self.policy)
+        (batch, *_) = packing.pack(rows, [1.0] * len(rows), FEWEST)
+        tokens = len(batch.forest.token_ids) if packing is PREFIX else sum(map(len, batch.contexts))
+
+        def run() -> Tensor:
+            return packing.compute_states(self.policy, batch)
+
+        with packing.context(policy):
+            if self.lent is None or self.shards is None:
+                return measure_kept_bytes(policy, run) / tokens
+            kept = measure_kept_bytes(policy, partial(self.shards, run))
+            self.shards.let_go()
+            return kept / tokens
 
     def _compute_loss(
         self, packing: Packing, batch: MicroBatch, state: MicroBatchState, update: Update
@@ -491,7 +523,7 @@ class Learner:
         """Compute a micro-batch's share of the step's loss. The entropy bonus is a mean over the step's tokens."""
         s = self.settings
         none: AbstractContextManager[list[Tensor]] = nullcontext([])
-        with none if self._balance is None else self._balance.record(self.trained_policy) as router_logits:
+        with none if self._balance is None else self._balance.record(self.train_state.policy) as router_logits:
             logp, entropy = self._passes.compute_logprobs(packing, batch)
         state.old_logprobs = logp.detach() if state.old_logprobs is None else state.old_logprobs
         device = logp.device
@@ -518,8 +550,3 @@ class Learner:
             loss = loss + self._balance.coef * balance * tokens_here / update.tokens
             metrics.record_mean("aux_loss", balance, tokens_here)
         return loss, metrics
-
-
-def _copy_part(parameter: Tensor, whole: Tensor) -> None:
-    """Copy a whole tensor to a parameter, or this process's part of it to a shard."""
-    parameter.copy_(cut_like(whole, parameter) if isinstance(parameter, DTensor) else whole)

@@ -19,10 +19,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.learner.prefix_tree.tree import MIN_SHARED_TOKENS, PrefixForest, build_forest, common_prefix_length
+from agentrl.learner.prefix_tree.tree import (
+    MIN_SHARED_TOKENS,
+    PrefixForest,
+    build_forest,
+    common_prefix_length,
+    count_forest_tokens,
+    encode_order,
+)
+from agentrl.learner.row_arrays import Int32, RowArrays
 from agentrl.types import Sample
 
 
@@ -30,28 +40,35 @@ from agentrl.types import Sample
 class MicroBatch:
     """Rows that go through the model together. The columns are described at the top of this file."""
 
-    rows: Sequence[Sample]
+    rows: Sequence[RowArrays]
     row_weights: Sequence[float]
 
+    @classmethod
+    def read(cls, samples: Sequence[Sample], weights: Sequence[float] | None = None) -> MicroBatch:
+        """Make it of samples; by default their tokens weigh 1."""
+        return cls([RowArrays.read(sample) for sample in samples], weights or [1.0] * len(samples))
+
     @cached_property
-    def contexts(self) -> list[list[int]]:
+    def contexts(self) -> list[Int32]:
         """List the tokens of all contexts, in row order."""
         return [context for row in self.rows for context in row.contexts]
 
     @cached_property
-    def trained(self) -> list[tuple[int, int]]:
-        """List context and position in it of each trained token."""
-        starts = [(row, a, b) for row in self.rows for a, b in pairwise([*row.starts, len(row.token_ids)])]
-        return [(c, p) for c, (row, a, b) in enumerate(starts) for p, mask in enumerate(row.loss_mask[a:b]) if mask]
+    def trained(self) -> NDArray[np.int64]:
+        """List context and position in it of each trained token, (trained, 2)."""
+        masks = [row.loss_mask[a:b] for row in self.rows for a, b in pairwise([*row.starts, len(row.token_ids)])]
+        places = [np.flatnonzero(mask) for mask in masks]
+        contexts = np.repeat(np.arange(len(masks)), [len(own) for own in places])
+        return np.stack([contexts, np.concatenate(places)], 1)
 
-    @cached_property
-    def _places(self) -> list[tuple[int, int]]:
-        """List row and position in it of each trained token."""
-        return [(r, p) for r, row in enumerate(self.rows) for p, mask in enumerate(row.loss_mask) if mask]
+    @property
+    def trained_counts(self) -> list[int]:
+        """Count the trained tokens of each row."""
+        return [row.trained for row in self.rows]
 
     @cached_property
     def targets(self) -> Tensor:
-        return torch.tensor([self.rows[r].token_ids[p] for r, p in self._places], dtype=torch.int64)
+        return torch.from_numpy(np.concatenate([row.token_ids[row.loss_mask] for row in self.rows]).astype(np.int64))
 
     @property
     def has_demonstrated(self) -> bool:
@@ -60,24 +77,24 @@ class MicroBatch:
 
     @cached_property
     def logprobs(self) -> Tensor:
-        return torch.tensor([self.rows[r].logprobs[p] for r, p in self._places])
+        return torch.from_numpy(np.concatenate([row.logprobs for row in self.rows]))
 
     @cached_property
     def advantages(self) -> Tensor:
-        return torch.tensor([self.rows[r].advantages[p] for r, p in self._places])
+        return torch.from_numpy(np.concatenate([row.advantages for row in self.rows]))
 
     @cached_property
     def weights(self) -> Tensor:
-        return torch.tensor([self.row_weights[r] for r, _ in self._places])
+        return torch.from_numpy(np.repeat(np.array(self.row_weights, np.float32), self.trained_counts))
 
     @cached_property
     def row_index(self) -> Tensor:
-        return torch.tensor([r for r, _ in self._places], dtype=torch.int64)
+        return torch.from_numpy(np.repeat(np.arange(len(self.rows)), self.trained_counts))
 
     @cached_property
     def kept(self) -> list[array[int] | None]:
         """List the set that each trained token was drawn among; None where that was all."""
-        return [self.rows[r].kept[p] if self.rows[r].kept else None for r, p in self._places]
+        return [one for row in self.rows for one in (row.kept or [None] * row.trained)]
 
     @property
     def keeps_all(self) -> bool:
@@ -86,22 +103,22 @@ class MicroBatch:
 
     def split_by_row(self, values: Tensor) -> list[Tensor]:
         """Split (trained,) into one piece for each row."""
-        return list(torch.split(values, [sum(row.loss_mask) for row in self.rows]))
+        return list(torch.split(values, self.trained_counts))
 
     @cached_property
     def forest(self) -> PrefixForest:
         """Return the forest of all contexts."""
-        order = sorted(range(len(self.contexts)), key=self.contexts.__getitem__)
+        order = _sort(self.contexts)
         forest = build_forest([self.contexts[i] for i in order])
         by_context = dict(zip(order, forest.token_index, strict=True))
         return replace(forest, token_index=[by_context[i] for i in range(len(order))])
 
 
-PackFunction = Callable[[Sequence[Sample], Sequence[float], int], list[MicroBatch]]
+PackFunction = Callable[[Sequence[RowArrays], Sequence[float], int], list[MicroBatch]]
 
 
 def pack_by_length(
-    rows: Sequence[Sample], weights: Sequence[float], max_tokens_per_microbatch: int
+    rows: Sequence[RowArrays], weights: Sequence[float], max_tokens_per_microbatch: int
 ) -> list[MicroBatch]:
     """Pack at most so many tokens into a micro-batch, padding included. A longer row goes alone."""
     longest = [max(map(len, row.contexts)) for row in rows]
@@ -118,14 +135,15 @@ def pack_by_length(
 
 
 def pack_by_prefix(
-    rows: Sequence[Sample], weights: Sequence[float], max_tokens_per_microbatch: int
+    rows: Sequence[RowArrays], weights: Sequence[float], max_tokens_per_microbatch: int
 ) -> list[MicroBatch]:
     """Pack at most so many tokens into a micro-batch, shared ones counted once. A longer row goes alone.
 
     Rows that begin alike stay together where the budget allows it: apart, what they share would stand twice. The
     largest such trees are placed first.
     """
-    order = sorted(range(len(rows)), key=lambda i: rows[i].token_ids)
+    keys = [encode_order(row.token_ids) for row in rows]
+    order = sorted(range(len(rows)), key=keys.__getitem__)
     parts = [
         part for tree in _split_into_trees(rows, order) for part in _cut_tree(rows, tree, max_tokens_per_microbatch)
     ]
@@ -139,10 +157,10 @@ def pack_by_prefix(
             room.append(max_tokens_per_microbatch)
         bins[index] += part
         room[index] -= sizes[id(part)]
-    return [_build_batch(rows, weights, sorted(members, key=lambda i: rows[i].token_ids)) for members in bins]
+    return [_build_batch(rows, weights, sorted(members, key=keys.__getitem__)) for members in bins]
 
 
-def _split_into_trees(rows: Sequence[Sample], order: Sequence[int]) -> list[list[int]]:
+def _split_into_trees(rows: Sequence[RowArrays], order: Sequence[int]) -> list[list[int]]:
     """Group neighbours that begin alike, in the given order."""
     trees = [[order[0]]] if order else []
     for before, i in pairwise(order):
@@ -153,7 +171,7 @@ def _split_into_trees(rows: Sequence[Sample], order: Sequence[int]) -> list[list
     return trees
 
 
-def _cut_tree(rows: Sequence[Sample], tree: list[int], max_tokens_per_microbatch: int) -> list[list[int]]:
+def _cut_tree(rows: Sequence[RowArrays], tree: list[int], max_tokens_per_microbatch: int) -> list[list[int]]:
     """Cut a tree into parts that fit the budget."""
     parts = []
     while tree:
@@ -167,12 +185,12 @@ def _cut_tree(rows: Sequence[Sample], tree: list[int], max_tokens_per_microbatch
     return parts
 
 
-def _count_tokens(rows: Sequence[Sample], members: Sequence[int]) -> int:
+def _count_tokens(rows: Sequence[RowArrays], members: Sequence[int]) -> int:
     """Count the tokens of some rows, shared ones once."""
-    return len(build_forest(sorted(context for i in members for context in rows[i].contexts)).token_ids)
+    return _count_shared_once([context for i in members for context in rows[i].contexts])
 
 
-def _count_fitting(ordered: Sequence[list[int]], max_tokens_per_microbatch: int) -> int:
+def _count_fitting(ordered: Sequence[Int32], max_tokens_per_microbatch: int) -> int:
     """Count the rows that fit, if all that neighbours have in common is shared; at least one."""
     tokens = len(ordered[0])
     for count, (before, row) in enumerate(pairwise(ordered), start=1):
@@ -182,16 +200,25 @@ def _count_fitting(ordered: Sequence[list[int]], max_tokens_per_microbatch: int)
     return len(ordered)
 
 
-def _build_batch(rows: Sequence[Sample], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
+def _build_batch(rows: Sequence[RowArrays], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
     return MicroBatch([rows[i] for i in members], [weights[i] for i in members])
 
 
 def estimate_cost(batch: MicroBatch) -> int:
-    """Estimate what a micro-batch costs, beside others: its tokens, shared ones once."""
-    return len(batch.forest.token_ids)
+    """Estimate what a micro-batch costs, beside others: its tokens, shared ones once. Nothing of it is kept."""
+    return _count_shared_once([context for row in batch.rows for context in row.contexts])
 
 
-def make_idle_row(row: Sample) -> Sample:
-    """Make a row of two tokens, of which the second is scored, and teaches nothing."""
-    ids = (list(row.token_ids) * 2)[:2]
-    return Sample(token_ids=ids, loss_mask=[0, 1], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
+def make_idle_batch(token_id: int) -> MicroBatch:
+    """Make a micro-batch of two tokens, of which the second is scored, and teaches nothing."""
+    return MicroBatch.read([Sample([token_id] * 2, [0, 1], [0.0, 0.0], [0.0, 0.0])], [0.0])
+
+
+def _count_shared_once(contexts: Sequence[Int32]) -> int:
+    return count_forest_tokens([contexts[i] for i in _sort(contexts)])
+
+
+def _sort(rows: Sequence[Int32]) -> list[int]:
+    """List the rows in lexicographic order, by their indices."""
+    keys = [encode_order(row) for row in rows]
+    return sorted(range(len(rows)), key=keys.__getitem__)

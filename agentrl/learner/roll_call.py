@@ -3,6 +3,9 @@
 Each process writes a number to torch's store every second, and looks at those of the others. One that stands still for
 ``timeout_s`` (it is stopped, its machine is gone, it hangs in a driver) is named by each of the others, which then end:
 no collective that they are in would. torchrun ends the rest, and begins anew where ``--max-restarts`` says so.
+
+One that answers may keep the others waiting all the same. It tells where it is: where it computes for ``timeout_s``
+while another one waits in a collective, that one says so. It may be right to, so nobody ends.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from agentrl.learner.whereabouts import IDLE, WAITS, locate_thread
+
 BEAT_S = 1.0
+_COMPUTES = "computes"
 
 
 class SharedStore(Protocol):
@@ -25,18 +31,25 @@ class SharedStore(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-def _end_process(sentence: str) -> None:
+def _say_to_stderr(sentence: str) -> None:
     sys.stderr.write(f"agentrl: {sentence}\n")
     sys.stderr.flush()
+
+
+def _end_process(sentence: str) -> None:
+    _say_to_stderr(sentence)
     os._exit(1)  # the main thread is in a collective, which hears nothing
 
 
 class RollCall:
     """Answers for this process, and listens to the others, in a thread, until it is closed.
 
+    ``worker`` is the thread that takes part in collectives; none while this process has nothing to do with the others.
+
     Args:
         timeout_s: how long one may be silent, from when it was first heard.
         on_silence: called with a sentence that names who is; by default the process ends.
+        on_wait: called with a sentence that names whom this process waits for.
     """
 
     def __init__(
@@ -46,11 +59,15 @@ class RollCall:
         world_size: int,
         timeout_s: float,
         on_silence: Callable[[str], None] = _end_process,
+        on_wait: Callable[[str], None] = _say_to_stderr,
         beat_s: float = BEAT_S,
     ) -> None:
         self._store, self._rank, self._timeout_s, self._beat_s = store, rank, timeout_s, beat_s
         self._others = [other for other in range(world_size) if other != rank]
-        self._on_silence, self._closed = on_silence, threading.Event()
+        self._on_silence, self._on_wait, self._closed = on_silence, on_wait, threading.Event()
+        self.worker: int | None = None
+        self._kinds: dict[int, tuple[str, float]] = {}  # what each process does, and since when
+        self._named: set[int] = set()
         self._heard: dict[int, tuple[bytes, float]] = {}  # what each said last, and when that was new here
         self._thread = threading.Thread(target=self._run, name="agentrl roll call", daemon=True)
         self._thread.start()
@@ -65,14 +82,38 @@ class RollCall:
         beats, woken = 0, time.monotonic()
         while not self._closed.wait(self._beat_s):
             beats += 1
-            self._say(str(beats))
+            place = locate_thread(self.worker)
+            self._say(f"{beats} {place}")
             now = time.monotonic()
             if now - woken > max(10 * self._beat_s, self._timeout_s / 2):
                 self._heard.clear()  # it was this process that stood still
+                self._kinds.clear()
             woken = now
             if silent := self._find_silent(now):
                 self._on_silence(self._describe(silent))
                 return
+            self._look_who_waits(place, now)
+
+    def _look_who_waits(self, place: str, now: float) -> None:
+        """Say whom this process has waited for, if one computes since then."""
+        self._note(self._rank, place, now)
+        for other, (word, _) in self._heard.items():
+            where = word.decode().partition(" ")[2] or IDLE
+            self._note(other, where, now)
+            waits = min(now - self._kinds[r][1] for r in (self._rank, other))
+            apart = self._kinds[self._rank][0] == WAITS and self._kinds[other][0] == _COMPUTES
+            if apart and waits > self._timeout_s and other not in self._named:
+                self._named.add(other)
+                self._on_wait(
+                    f"rank {self._rank} of the learner's processes has waited for rank {other} for {waits:.0f} s, "
+                    f"which is at {where}; it goes on waiting, and a signal ends the run"
+                )
+
+    def _note(self, rank: int, place: str, now: float) -> None:
+        kind = place if place in (WAITS, IDLE) else _COMPUTES
+        if self._kinds.get(rank, ("", now))[0] != kind:
+            self._kinds[rank] = kind, now
+            self._named.discard(rank)
 
     def _say(self, word: str) -> None:
         try:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -95,7 +96,7 @@ def find_router_balance(model: PreTrainedModel, coef: float | None) -> RouterBal
 def count_rows(batch: MicroBatch, *, shares_prefixes: bool) -> Tensor:
     """Count the rows that each position of a micro-batch's pass is of: 0 for padding. (positions,), float32."""
     if shares_prefixes:
-        positions = torch.tensor([i for index in batch.forest.token_index for i in index], dtype=torch.int64)
+        positions = torch.from_numpy(np.concatenate(batch.forest.token_index))
         return torch.bincount(positions, minlength=len(batch.forest.token_ids)).float()
     lengths = torch.tensor([len(context) for context in batch.contexts])
     return (torch.arange(int(lengths.max()))[None] < lengths[:, None]).float().reshape(-1)

@@ -7,8 +7,8 @@ the policy could lose the token. The repetition penalty is a function of the tok
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,10 +34,11 @@ class SamplingRules:
         if self.repetition_penalty == 1.0:
             return None
         seen, at = torch.zeros_like(logits, dtype=torch.bool), 0
-        for context, group in groupby(self.batch.trained[first : first + len(logits)], key=lambda place: place[0]):
+        contexts, places = self.batch.trained[first : first + len(logits)].T
+        for context in np.unique(contexts).tolist():
+            own = torch.from_numpy(places[contexts == context])
             positions, tokens, starts = (
-                copy_to_device(t, logits.device)
-                for t in (torch.tensor([p for _, p in group]), *self._find_first_seen(context, logits.shape[1]))
+                copy_to_device(t, logits.device) for t in (own, *self._find_first_seen(context, logits.shape[1]))
             )
             seen[at : at + len(positions), tokens] = starts < positions[:, None]
             at += len(positions)
@@ -46,11 +47,10 @@ class SamplingRules:
     def _find_first_seen(self, context: int, vocabulary: int) -> tuple[Tensor, Tensor]:
         """Return the distinct tokens of a context, and the first position of each."""
         if context not in self._first_seen:
-            first: dict[int, int] = {}
-            for position, token in enumerate(self.batch.contexts[context]):
-                if token < vocabulary:
-                    first.setdefault(token, position)
-            self._first_seen[context] = torch.tensor(list(first)), torch.tensor(list(first.values()))
+            tokens, positions = np.unique(self.batch.contexts[context], return_index=True)
+            known = tokens < vocabulary
+            first = torch.from_numpy(tokens[known].astype(np.int64)), torch.from_numpy(positions[known])
+            self._first_seen[context] = first
         return self._first_seen[context]
 
     def mark_kept(self, logits: Tensor, first: int) -> Tensor | None:

@@ -22,6 +22,7 @@ _STAGES = {
 _OPTIMIZER_AWAY = (
     "the optimizer is kept on the CPU while the engine samples, where both are on one GPU: learner.optimizer_offload"
 )
+_PARAMS_AWAY = "where several GPUs learn, learner.param_offload has the shards on the CPU, and steps them there"
 _BY_ITSELF = {
     *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "backward_prefetch", "forward_prefetch"),
     *("use_orig_params", "sync_module_states", "state_dict_type", "cpu_ram_efficient_loading", "version"),
@@ -54,8 +55,10 @@ def read_offload(name: str, device: object, plan: Plan) -> None:
         return
     if name.startswith("offload_optimizer"):
         plan.notes.append(f"DeepSpeed's {name} ({device}): {_OPTIMIZER_AWAY}")
+    elif str(device) == "cpu":
+        plan.notes.append(f"DeepSpeed's {name}: {_PARAMS_AWAY}")
     else:
-        plan.notes.append(f"DeepSpeed's {name} ({device}) has no counterpart: weights stay in shards on the GPUs")
+        plan.notes.append(f"DeepSpeed's {name} ({device}) has no counterpart; {_PARAMS_AWAY}")
 
 
 def read_fsdp(table: Mapping[str, object], plan: Plan) -> None:
@@ -74,9 +77,7 @@ def read_fsdp(table: Mapping[str, object], plan: Plan) -> None:
     if given.pop("activation_checkpointing", False) is True:
         plan.values.setdefault("gradient_checkpointing", True)
     if given.pop("offload_params", False) is True:
-        plan.notes.append(
-            f"fsdp_offload_params has no counterpart: weights stay in shards on the GPUs; {_OPTIMIZER_AWAY}"
-        )
+        plan.notes.append(f"fsdp_offload_params: {_PARAMS_AWAY}")
     for name in sorted(given.keys() - _BY_ITSELF):
         if given[name] not in (None, "", False):
             plan.notes.append(f"accelerate's fsdp_{name} = {given[name]} has no counterpart")

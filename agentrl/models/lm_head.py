@@ -50,14 +50,24 @@ def find_backbone(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         NotProven: it has no such part.
     """
+    place = locate_backbone(model)
+    if place is None:
+        raise NotProven("its states cannot be told from its logits")
+    return _CANDIDATES[place](model)
+
+
+def locate_backbone(model: PreTrainedModel) -> int | None:
+    """Return which of the usual places has the backbone, by a pass over two tokens; None for none of them."""
     if type(model) not in _BACKBONES:
         with torch.no_grad():
-            candidates = (get for get in _CANDIDATES if _computes_states(model, get(model)))
-            _BACKBONES[type(model)] = next(candidates, None)
-    get_backbone = _BACKBONES[type(model)]
-    if get_backbone is None:
-        raise NotProven("its states cannot be told from its logits")
-    return get_backbone(model)
+            places = (place for place, get in enumerate(_CANDIDATES) if _computes_states(model, get(model)))
+            _BACKBONES[type(model)] = next(places, None)
+    return _BACKBONES[type(model)]
+
+
+def know_backbone(model: PreTrainedModel, place: int | None) -> None:
+    """Take a place for that of the backbone, as it was found where the weights are."""
+    _BACKBONES[type(model)] = place
 
 
 _CANDIDATES: list[Callable[[PreTrainedModel], PreTrainedModel]] = [
@@ -65,7 +75,7 @@ _CANDIDATES: list[Callable[[PreTrainedModel], PreTrainedModel]] = [
     lambda model: model.get_decoder(),
     lambda model: getattr(model, "model", model),
 ]
-_BACKBONES: dict[type, Callable[[PreTrainedModel], PreTrainedModel] | None] = {}  # of each class
+_BACKBONES: dict[type, int | None] = {}  # of each class, which candidate
 
 
 def _computes_states(model: PreTrainedModel, part: PreTrainedModel) -> bool:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from agentrl.models.streamed_model import LayerSource
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -47,8 +49,11 @@ class Policy:
         configs = (getattr(self.model, "generation_config", None), config, config.get_text_config())
         return _flatten_integers(getattr(c, "eos_token_id", None) for c in configs)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, source: LayerSource | None = None) -> None:
         """Write a folder that ``AutoModelForCausalLM.from_pretrained`` and ``--model`` load.
+
+        Args:
+            source: of the weights, where the model itself is in shards.
 
         Raises:
             OSError: it cannot be written, or the disk is full.
@@ -56,7 +61,12 @@ class Policy:
         # peft would ask the model hub whether an adapter touches the vocabulary: it does not
         adapter = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
         try:
-            self.model.save_pretrained(folder, **adapter)
+            if source is None:
+                self.model.save_pretrained(folder, **adapter)
+            else:
+                from agentrl.models.streamed_model import write_model
+
+                write_model(self.model, source, folder)
             tokenizer = self.tokenizer
             if self.chat_template is not None:
                 tokenizer = copy.copy(tokenizer)
@@ -115,9 +125,19 @@ def resolve_settings(
 
 
 def load_policy(
-    name: str, dtype: str = "float32", quantize: str | None = None, load: LoadConfig | None = None
+    name: str,
+    dtype: str = "float32",
+    quantize: str | None = None,
+    load: LoadConfig | None = None,
+    *,
+    device: str | None = None,
+    skeleton: bool = False,
 ) -> Policy:
     """Load a policy, on a GPU if there is one. With ``quantize``, the weights beside an adapter are in 4 bits.
+
+    Args:
+        device: another one.
+        skeleton: where it can be made of the configuration alone, the weights are room for those of another process.
 
     Raises:
         UserError: there is no such model, or it cannot be loaded; the sentence says why.
@@ -135,7 +155,7 @@ def load_policy(
 
     adapter = Path(source.place) if lora.is_adapter(source.place) else None
     base = find_base(source, load)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with _load_errors(name):
         options: dict[str, Any] = {**base.options, "dtype": getattr(torch, resolve_dtype(base, dtype))}
         if load.attn_implementation is not None:
@@ -146,12 +166,31 @@ def load_policy(
         config = None if base.gguf_file else AutoConfig.from_pretrained(base.place, **base.options)
         if getattr(config, "is_decoder", None) is False:  # BERT and its kin: as a decoder no token sees those behind it
             options["is_decoder"] = True
-        model = AutoModelForCausalLM.from_pretrained(base.place, **options)
+        if skeleton and not (adapter or quantize or base.gguf_file):
+            model = _build_skeleton(config, {name: options[name] for name in _CONFIGURED if name in options})
+        else:
+            model = AutoModelForCausalLM.from_pretrained(base.place, **options)
         model = gguf.unpack_model(model, base.name) if base.gguf_file else model
         if has_fp32_head(model) or (adapter and was_trained_with_fp32_head(adapter)):
             cast_head_to_fp32(model)
         model = lora.keep_differentiable(lora.load_adapter(model, adapter) if adapter else model)
     return Policy(model if quantize else model.to(device), tokenizer, source.name)
+
+
+_CONFIGURED = ("dtype", "attn_implementation", "trust_remote_code", "is_decoder")  # of the options of loading
+
+
+def _build_skeleton(config: Any, options: Mapping[str, Any]) -> PreTrainedModel:
+    """Build a model whose weights are room that nothing was written to: it takes no memory yet."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, **options)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    built: PreTrainedModel = model.eval()
+    return built
 
 
 def find_base(source: ModelSource, load: LoadConfig) -> ModelSource:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from agentrl.planning.shapes import Shape
 
 GIB = 1 << 30
-WHOLE = "whole policy"
 MASTER, GRADIENT = 4, 4  # bytes of a trained parameter in shards: single precision, whatever is computed in
 MOMENTS = {"adamw_8bit": 2, "muon": 4}  # an optimizer's running means, of a trained parameter; AdamW's are two
-FIRST_KEEPS_WHOLE = True  # the first process has the policy beside its shards, for the engines (learner/sharding)
 QUANTIZED = 0.56  # bytes of a weight in 4 bits, with the scales of its blocks
 APART = 0.06  # of a GPU: contexts, communication, and what an allocator cannot fill
 
@@ -23,11 +21,13 @@ class LearnerMemory:
     Args:
         kept: between updates; ``away``: of these, what the CPU has while the engine samples.
         learning: beside them, in an update.
+        host: of the machine's own memory, for one GPU: shards that are kept and stepped there.
     """
 
     kept: Mapping[str, float]
     learning: Mapping[str, float]
     away: float = 0.0
+    host: float = 0.0
 
     @property
     def sampling(self) -> float:
@@ -57,6 +57,7 @@ class Training:
     passing: float
     has_reference: bool = False
     offloads: bool = False
+    offloads_shards: bool = False
     quantized: bool = False
 
     @property
@@ -84,20 +85,25 @@ def count_alone(t: Training) -> LearnerMemory:
 
 
 def count_sharded(t: Training, shape: Shape, shards: int) -> LearnerMemory:
-    """Count the memory of the first of ``shards`` GPUs: a layer is gathered, the next one, and what is in no layer."""
+    """Count the memory of one of ``shards`` GPUs: a layer is gathered, the next one, and what is in no layer."""
     optimizer = t.trained * t.moments / shards
-    kept = {"weights": (t.trained + t.frozen) * MASTER / shards, "optimizer": optimizer}
+    weights = t.trained * MASTER + t.frozen * t.frozen_itemsize
+    kept: dict[str, float] = {"weights": weights / shards, "optimizer": optimizer}
     if t.has_reference:
         kept["reference"] = t.trained * MASTER / shards
-    if FIRST_KEEPS_WHOLE:
-        kept[WHOLE] = (t.trained + t.frozen) * t.itemsize
     share = t.trained / (t.trained + t.frozen)
-    gathered = (2 * shape.layer + shape.root) * t.itemsize
+    layer = 2 * shape.layer * (share * t.itemsize + (1 - share) * t.frozen_itemsize)
+    gathered = layer + shape.root * t.itemsize
     reduced = share * (max(shape.layer, shape.root) * GRADIENT + shape.layer * t.itemsize)
+    away = optimizer if t.offloads else 0.0
+    gradients = t.trained * GRADIENT / shards
+    host = 0.0
+    if t.offloads_shards:  # and the gradients, once they are reduced
+        host, kept, away, gradients = sum(kept.values()) + gradients, {}, 0.0, 0.0
     learning = {
-        "gradients": t.trained * GRADIENT / shards,
+        "gradients": gradients,
         "gathered": gathered,
         "reduced": reduced,
         "activations and logits": t.passing,
     }
-    return LearnerMemory(kept, learning, optimizer if t.offloads else 0.0)
+    return LearnerMemory(kept, learning, away, host)

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.learner.learner import LossSettings
 from agentrl.models import lora
 from agentrl.planning.gpus import Cluster, Gpu
-from agentrl.planning.memory import APART, GIB, WHOLE, LearnerMemory, Training, count_alone, count_sharded
+from agentrl.planning.memory import APART, GIB, GRADIENT, MASTER, LearnerMemory, Training, count_alone, count_sharded
 from agentrl.planning.sampling import VLLM_SHARE, Sampling, plan_sampling
 from agentrl.planning.shapes import Shape, build_meta_model, find_config, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing
@@ -148,6 +148,7 @@ class Planner:
             passing,
             has_reference=bool(c.beta),
             offloads=c.optimizer_offload,
+            offloads_shards=c.param_offload,
             quantized=bool(self.config.lora.quantize),
         )
 
@@ -175,6 +176,11 @@ class Planner:
 
     def _list_learners(self, cluster: Cluster, samplers: int | None) -> list[int]:
         """List how many GPUs may learn: 0 where the only one does both."""
+        if self.config.learner.param_offload and cluster.count - (samplers or 1) < 2:
+            raise UserError(
+                f"learner.param_offload is of shards, which two learners or more have; of {cluster.count} GPU"
+                f"{'s' * (cluster.count > 1)} there are fewer. Leave it out, or plan for more GPUs"
+            )
         if samplers is not None:
             if not 1 <= samplers < cluster.count:
                 raise UserError(
@@ -186,7 +192,8 @@ class Planner:
         if cluster.count == 1:
             return [0]
         whole = cluster.gpu.a_machine if cluster.count > 2 * cluster.gpu.a_machine else 1
-        return list(range(whole, cluster.count, whole))
+        fewest = 2 if self.config.learner.param_offload else 1
+        return [n for n in range(whole, cluster.count, whole) if n >= fewest]
 
     def divide(self, cluster: Cluster, training: Training, learners: int) -> Division:
         """Work out a division: memory of everybody, seconds of a step."""
@@ -210,10 +217,18 @@ class Planner:
         learn_s = flops / (learners * count_tflops(c, gpu) * 1e12 * self.speed.of_learning(self.shape))
         if memory.away:
             learn_s += 2 * memory.away / (HOST_GB_S * 1e9)
+        if memory.host:
+            learn_s += self._count_host_traffic(training, memory, learners, shards) / (HOST_GB_S * 1e9)
         sync_s = self._time_sync(cluster, learners, sampling, shared=shared) if sampling else 0.0
         generate_s = sampling.seconds(self.work) if sampling else 0.0
         overlaps = not shared and c.rollout.max_staleness > 0
         return Division(learners, shared, memory, sampling, learn_s, sync_s, generate_s, usable, overlaps)
+
+    def _count_host_traffic(self, training: Training, memory: LearnerMemory, learners: int, shards: int) -> float:
+        """Count the bytes of a step between a GPU and the CPU: shards for both passes, gradients, the update."""
+        rounds = -(-self.work.episodes * self.work.context // (self.tokens * learners))
+        shard = (training.trained + training.frozen) * MASTER / shards
+        return rounds * (2 * shard + training.trained * GRADIENT / shards) + 2 * memory.host
 
     def _time_sync(self, cluster: Cluster, learners: int, sampling: Sampling, *, shared: bool) -> float:
         """Work out how long new weights take to every replica, each learner sending its part."""
@@ -235,6 +250,9 @@ class Planner:
             tries.append(("--learner.gradient_checkpointing true", {"learner.gradient_checkpointing": True}))
         if cluster.count == 1 and not c.learner.optimizer_offload and not c.rollout.max_staleness:
             tries.append(("--learner.optimizer_offload true", {"learner.optimizer_offload": True}))
+        in_shards = cluster.count - (samplers or 1) >= 2 and c.learner.sharding != "none"
+        if in_shards and not c.learner.param_offload:
+            tries.append(("--learner.param_offload true", {"learner.param_offload": True}))
         if c.dtype == "float32":
             tries.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
         if c.lora.rank is None:
@@ -341,11 +359,13 @@ def _format_table(plan: TrainingPlan) -> list[str]:
 def _format_memory(plan: TrainingPlan) -> list[str]:
     memory = plan.division.memory
     kept = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.kept.items())
+    if memory.host:
+        kept = f"nothing between updates; {memory.host / GIB:.1f} of its machine's memory"
     learning = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.learning.items())
     away = f" ({memory.away / GIB:.1f} on the CPU while vLLM samples)" if memory.away else ""
     row = max(plan.tokens, plan.work.context)
     return [
-        f"the learner's first GPU, GiB: {kept}{away}",
+        f"a GPU of the learner, GiB: {kept}{away}",
         f"in an update: {learning}, with {row:,} tokens at once",
     ]
 
@@ -358,12 +378,6 @@ def _say_overlap(division: Division) -> str:
 
 def _say_lack(plan: TrainingPlan) -> str:
     d, gib = plan.division, plan.cluster.gpu.memory_gib
-    whole = d.memory.kept.get(WHOLE, 0.0)
-    if d.memory.peak > d.memory_limit > d.memory.peak - whole:
-        return (
-            f"the learner's first process keeps the policy whole beside its shards, {whole / GIB:.0f} GiB of a GPU "
-            f"that has {d.memory_limit / GIB:.0f} for all"
-        )
     if d.memory.peak > d.memory_limit:
         return f"the learner needs {d.memory.peak / GIB:.0f} GiB of a GPU that has {d.memory_limit / GIB:.0f} for it"
     if d.shared:

@@ -65,11 +65,11 @@ def _run(
     """Update; return the bytes kept between updates, the peak of one, and the operation that made it."""
     with _without_values():
         learner = Learner(policy, make_optimizers(policy, optimizer, 1e-6), settings)
-        learner._packing = PREFIX  # a proof needs values
+        learner.packing.chosen = PREFIX  # a proof needs values
         for parameter in policy.parameters() if not keeps_gradients else ():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
-        with _MetaLedger([*policy.parameters(), *learner._list_masters()]) as ledger:
+        with _MetaLedger([*policy.parameters(), *learner.train_state.list_masters()]) as ledger:
             if keeps_gradients:  # by the second update the optimizer has its state
                 learner.update(rows)
             kept = ledger.live
@@ -107,8 +107,8 @@ class _KernelLayout:
     """A forest for an attention kernel that keeps its inputs, its outputs, and one number a head and token."""
 
     def __init__(self, forest: PrefixForest, device: torch.device) -> None:
-        self.token_ids = torch.tensor([forest.token_ids]).to(device)
-        self.positions = torch.tensor([forest.positions]).to(device)
+        self.token_ids = torch.tensor(forest.token_ids, dtype=torch.int64)[None].to(device)
+        self.positions = torch.tensor(forest.positions, dtype=torch.int64)[None].to(device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
         """Make an output of attention's shape."""

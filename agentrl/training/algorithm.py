@@ -48,21 +48,45 @@ def build_learner(
     policy: Policy,
     process_group: ProcessGroup,
     optimizer: OptimizerSource | None = None,
+    *,
+    keeps_whole: bool = True,
 ) -> Learner:
-    """Make the learner with the objective that the settings name, and their optimizer or the one given."""
+    """Make the learner with the objective that the settings name, and their optimizer or the one given.
+
+    Args:
+        keeps_whole: the first process has the policy beside its shards, for an engine there.
+    """
     c, model = config.learner, policy.model
-    if c.optimizer_offload and model.device.type == "cpu":
-        raise ConfigError("learner.optimizer_offload: the policy is on the CPU, and so is its optimizer; leave it out")
+    in_shards = choose_shape(c.sharding, process_group.world_size, process_group.local_size) is not None
+    _check_offload(c, on_cpu=model.device.type == "cpu" and not torch.cuda.is_available(), in_shards=in_shards)
     bound = bind_choices("learner", c)["optimizer"]
 
     def build(trained: PreTrainedModel | PeftModel) -> Optimizers:
         return build_optimizers(trained, bound, c.lr) if optimizer is None else adopt_optimizer(trained, optimizer)
 
-    if choose_shape(c.sharding, process_group.world_size, process_group.local_size) is not None:
+    if in_shards:
         _check_shards(config, optimizer)
     betas = [c.beta, *(float(stage.learner.get("beta", 0.0)) for stage in config.stages)]
     settings = replace(build_loss_settings(config, spec), beta=max(betas))  # the reference is kept from the beginning
-    return Learner(model, build, settings, process_group, c.sharding)
+    return Learner(model, build, settings, process_group, c.sharding, keeps_whole)
+
+
+def _check_offload(c: LearnerConfig, *, on_cpu: bool, in_shards: bool) -> None:
+    """Refuse to keep on the CPU what is there, and what nothing moves."""
+    if c.optimizer_offload and on_cpu:
+        raise ConfigError("learner.optimizer_offload: the policy is on the CPU, and so is its optimizer; leave it out")
+    if c.param_offload and on_cpu:
+        raise ConfigError("learner.param_offload: the policy is on the CPU already; leave it out")
+    if c.optimizer_offload and in_shards:
+        raise ConfigError(
+            "learner.optimizer_offload is of one process that shares its GPU with vLLM; of a policy in shards, "
+            "learner.param_offload keeps the optimizer on the CPU, and the shards too"
+        )
+    if c.param_offload and not in_shards:
+        raise ConfigError(
+            "learner.param_offload is of a policy in shards: several processes (torchrun), and learner.sharding full "
+            "or hybrid; for one process there are learner.optimizer_offload and lora.rank"
+        )
 
 
 def _check_shards(config: TrainConfig, optimizer: OptimizerSource | None) -> None:
@@ -107,6 +131,7 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
         ref_mixup_alpha=c.ref_mixup_alpha,
         gradient_checkpointing=c.gradient_checkpointing,
         optimizer_offload=c.optimizer_offload,
+        param_offload=c.param_offload,
         bf16=c.bf16,
         router_aux_loss_coef=c.router_aux_loss_coef,
     )

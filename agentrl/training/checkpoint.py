@@ -5,7 +5,11 @@ checkpoints/step-000010/tensors.safetensors  weights that are trained, optimizer
 checkpoints/step-000010/version              of what the two are made of, and of agentrl
 checkpoints/step-000010/digest               sha256 of the two: it is there, and right, in a checkpoint that is whole
 
-Both are data: nothing is run as they are read.
+Of a learner in shards, the weights and the optimizers are in a file of each process, whose sha256 follow in the digest:
+
+checkpoints/step-000010/shard-00001-of-00004.safetensors    see `agentrl.learner.part_writer`
+
+All are data: nothing is run as they are read.
 """
 
 from __future__ import annotations
@@ -13,19 +17,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from agentrl import __version__
 from agentrl.errors import UserError
+from agentrl.learner.distributed import ProcessGroup
+from agentrl.learner.part_writer import PartCheck, PartWriter, check_parts, describe_ranks, name_part
 from agentrl.models.lora import has_adapter
-from agentrl.models.tensor_file import check_room, read_header
+from agentrl.models.saved_tensor import SavedTensor, find_saved_tensors
+from agentrl.models.tensor_file import check_room, read_header, write_tensors
 from agentrl.runs.disk import KEPT_CHECKPOINTS, DiskNeeds, is_disk_full, link_folder, remove_folder
 from agentrl.settings.documents import open_regular, read_bounded
 from agentrl.settings.schema import TrainConfig
@@ -35,15 +41,33 @@ VERSION = "7"  # another one where a state has other parts, or its classes have
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
 _MAX_BYTES = 256 << 20  # of the first
+_MAX_DIGEST = 8 << 20  # of so many processes
 _MAX_VALUES = 5_000_000  # in it: a list of numbers is a tensor
-_DTYPES = {
-    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"},
-    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
-    **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"},
-}
 
 
-def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None = None) -> Path:
+class _EncodedState(NamedTuple):
+    """A state as it is written: JSON, and the tensors that it names."""
+
+    tree: bytes
+    tensors: dict[str, Tensor]
+
+
+def encode_state(state: dict[str, Any]) -> _EncodedState:
+    """Encode a state. Raises UserError: it holds what no checkpoint can."""
+    try:
+        tree, tensors = plain_state.encode(state)
+    except TypeError as error:
+        raise UserError(f"a checkpoint cannot hold {error}; numbers, texts, lists, dicts and tensors it can") from None
+    return _EncodedState(json.dumps(tree).encode(), tensors)
+
+
+def save(
+    folder: Path,
+    step: int,
+    state: dict[str, Any] | _EncodedState,
+    elsewhere: Path | None = None,
+    parts: PartWriter | None = None,
+) -> Path:
     """Write a checkpoint, remove the oldest, and return its path.
 
     A process killed at any moment leaves the one before whole.
@@ -51,17 +75,22 @@ def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None 
     If there is no room, older ones than the newest are removed first, then it is written under ``elsewhere``, where a
     link leads to it.
 
+    Args:
+        state: or what `encode_state` made of it: the original may change meanwhile.
+        parts: writes what is staged in every process.
+
     Raises:
         OSError: the disk is full, or the folder cannot be written; the newest one before is whole.
     """
     target = folder / f"step-{step:06d}"
+    state = state if isinstance(state, _EncodedState) else encode_state(state)
     try:
-        _save(target, state)
+        _write(target, state, parts)
     except OSError as error:
         if is_disk_full(error) and drop_older(folder):
-            return save(folder, step, state, elsewhere)
+            return save(folder, step, state, elsewhere, parts)
         if elsewhere is not None:
-            _save(elsewhere / target.name, state)
+            _write(elsewhere / target.name, state, parts)
             link_folder(target, elsewhere / target.name)
         else:
             raise
@@ -70,13 +99,13 @@ def save(folder: Path, step: int, state: dict[str, Any], elsewhere: Path | None 
     return target
 
 
-def _save(target: Path, state: dict[str, Any]) -> None:
+def _write(target: Path, state: _EncodedState, parts: PartWriter | None) -> None:
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        _write(aside, state)
-    except (OSError, UserError):
+        _write_files(aside, state, parts)
+    except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     remove_folder(target)  # of a run that went on from an earlier one
@@ -142,44 +171,36 @@ def prune(folder: Path, step: int) -> None:
         remove_folder(path)
 
 
-def _write(aside: Path, state: dict[str, Any]) -> None:
-    try:
-        tree, tensors = plain_state.encode(state)
-    except TypeError as error:
-        raise UserError(f"a checkpoint cannot hold {error}; numbers, texts, lists, dicts and tensors it can") from None
+def _write_files(aside: Path, state: _EncodedState, parts: PartWriter | None) -> None:
     with (aside / STATE).open("wb") as file:
-        file.write(json.dumps(tree).encode())
+        file.write(state.tree)
         file.flush()
         os.fsync(file.fileno())
-    _write_tensors(aside / TENSORS, tensors)
-    for name, text in (("version", f"{VERSION} agentrl {__version__}"), ("digest", _digest(aside))):
+    with (aside / TENSORS).open("wb") as file:
+        write_tensors(file, state.tensors)
+        file.flush()
+        os.fsync(file.fileno())
+    digests = parts.write(aside) if parts is not None else []
+    for name, text in (
+        ("version", f"{VERSION} agentrl {__version__}"),
+        ("digest", " ".join([*_compute_digests(aside), *digests])),
+    ):
         with (aside / name).open("w") as words:
             words.write(text)
             words.flush()
             os.fsync(words.fileno())
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, one tensor after the other: no second copy of all of them is in memory."""
-    names = sorted(tensors, key=lambda name: -tensors[name].element_size())  # each begins at a multiple of its size
-    header, at = {}, 0
-    for name in names:
-        t = tensors[name]
-        end = at + t.numel() * t.element_size()
-        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            file.write(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
+def load(
+    folder: Path, process_group: ProcessGroup | None = None, *, by_parts: bool = False
+) -> tuple[int, dict[str, Any]] | None:
     """Return the newest checkpoint that is whole with its step; None where none was written yet.
+
+    The learner's tensors are left in the files where there are shards of them, to be read by each process.
+
+    Args:
+        process_group: whose processes verify a share of the shards each: they call `check_parts` when they are asked.
+        by_parts: the learner's tensors are left there in any case.
 
     Raises:
         UserError: there are some, and none is whole; or the newest is of another version of agentrl.
@@ -189,8 +210,8 @@ def load(folder: Path) -> tuple[int, dict[str, Any]] | None:
         if (path / "digest").is_file():
             _check_version(path)
             _check_room(path)
-            if _whole(path):
-                return _step(path), _read(path)
+            if (shards := _find_shards(path, process_group or ProcessGroup())) is not None:
+                return _step(path), _read(path, shards, by_parts=by_parts)
     if found:
         names = ", ".join(p.name for p in found)
         raise UserError(
@@ -216,26 +237,53 @@ def _check_version(path: Path) -> None:
 def _check_room(path: Path) -> None:
     """Raise UserError for a checkpoint that says that it is larger than it is, or than the memory."""
     try:
-        check_room(path / TENSORS)
+        for file in (path / TENSORS, *path.glob("shard-*")):
+            check_room(file)
     except OSError:
         return  # it is not whole
     except ValueError as error:
         raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, shards: Sequence[Path], *, by_parts: bool) -> dict[str, Any]:
     try:
         text = read_bounded(path / STATE, _MAX_BYTES)
         if sum(map(text.count, ",[{")) > _MAX_VALUES:
             raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
         tree = json.loads(text)
-        read_header(path / TENSORS)
-        state = plain_state.decode(tree, safetensors.torch.load_file(path / TENSORS))
-        if not isinstance(state, dict):
+        if not isinstance(tree, dict):
             raise ValueError("it holds something else")
+        if not shards and not by_parts:
+            read_header(path / TENSORS)
+            return _decode(tree, safetensors.torch.load_file(path / TENSORS))
+        saved = find_saved_tensors([path / TENSORS, *shards])
+        learner = _decode({"learner": tree.pop("learner", None)}, saved)
+        return _decode(tree, _ReadTensors(saved)) | learner
     except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
         raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error}") from None
+
+
+def _decode(tree: dict[str, Any], tensors: Mapping[str, Tensor] | Mapping[str, SavedTensor]) -> dict[str, Any]:
+    state = plain_state.decode(tree, tensors)
+    if not isinstance(state, dict):
+        raise ValueError("it holds something else")
     return state
+
+
+class _ReadTensors(Mapping[str, Tensor]):
+    """Tensors in files, each read when it is asked for."""
+
+    def __init__(self, saved: Mapping[str, SavedTensor]) -> None:
+        self._saved = saved
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._saved[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved)
+
+    def __len__(self) -> int:
+        return len(self._saved)
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -246,19 +294,37 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _whole(path: Path) -> bool:
+def _find_shards(path: Path, process_group: ProcessGroup) -> list[Path] | None:
+    """Return the files of the shards of a checkpoint, in order; None if anything is not as it was written."""
     try:
-        return read_bounded(path / "digest", 200) == _digest(path)
+        state, tensors, *digests = read_bounded(path / "digest", _MAX_DIGEST).split(" ")
+        if [state, tensors] != _compute_digests(path):
+            return None
     except (OSError, ValueError):
-        return False
+        return None
+    shards = [path / name_part(rank, len(digests)) for rank in range(len(digests))]
+    if not all(file.is_file() for file in shards):
+        return None
+    if shards:
+        check = PartCheck(str(path.absolute()), tuple(digests))
+        process_group.broadcast(check)
+        found = check_parts(process_group, check)
+        if blind := [rank for rank, share in enumerate(found) if None in share]:
+            raise UserError(
+                f"{describe_ranks(blind)} of the learner's processes do not see the shards in {str(path)!r}: the run "
+                "folder has to be on a disk that all machines have; or go on with one process, which needs no other"
+            )
+        if not all(all(share) for share in found):
+            return None
+    return shards
 
 
-def _digest(folder: Path) -> str:
+def _compute_digests(folder: Path) -> list[str]:
     digests = []
     for name in (STATE, TENSORS):
         with open_regular(folder / name) as file:
             digests.append(file_digest(file, "sha256").hexdigest())
-    return " ".join(digests)
+    return digests
 
 
 def _sync(folder: Path) -> None:

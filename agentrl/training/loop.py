@@ -35,6 +35,8 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self.config, self.stop = self.evaluations.config, self.recorder.stop
         self.control = self.recorder.callback.control
+        self.checkpointer.lent = self.trainer.learner.lent
+        self.checkpointer.part_writer = self.trainer.learner.part_writer
         self.checkpointer.parts = {
             "learner": self.trainer.learner,
             "schedule": self.trainer.schedule,
@@ -84,14 +86,18 @@ class TrainingLoop:
         async with open_task_group() as background:
             background.start_soon(self.checkpointer.save_at_signal)
             self.evaluations.start_owed(background)
-            for stage in self.trainer.stages:
-                done = self.checkpointer.done
-                if stage.last <= done or self._is_ending():
-                    continue
-                if stage.first > done:
-                    self._enter(stage)
-                await self._run_stage(stage, ahead if stage.first <= done else None, background)
+            async with self.checkpointer.joined():
+                await self._run_stages(ahead, background)
             background.cancel_scope.cancel()  # an evaluation that a stopped run makes when it resumes
+
+    async def _run_stages(self, ahead: SchedulerState | None, background: TaskGroup) -> None:
+        for stage in self.trainer.stages:
+            done = self.checkpointer.done
+            if stage.last <= done or self._is_ending():
+                continue
+            if stage.first > done:
+                self._enter(stage)
+            await self._run_stage(stage, ahead if stage.first <= done else None, background)
 
     def _enter(self, stage: Stage) -> None:
         self.trainer.enter(stage)
@@ -123,7 +129,7 @@ class TrainingLoop:
                 await evaluations.run_due(step, background)
                 if pauses and not self.config.deterministic and not self._is_ending():
                     scheduler.advance()
-                await checkpointer.save_due(step)
+                await checkpointer.save_due(step, background)
                 if self.config.deterministic:  # a checkpoint stands between two steps, with nothing begun
                     scheduler.advance()
 

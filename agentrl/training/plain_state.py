@@ -22,6 +22,7 @@ from agentrl.evaluation.measurement import Evaluation, Measurement
 from agentrl.evaluation.statistics import Estimate, PassRate
 from agentrl.health.dead_end import DeadEnd
 from agentrl.health.monitor import HealthMonitor
+from agentrl.models.saved_tensor import SavedTensor, StagedTensor
 from agentrl.rollout.scheduler import ScheduledGroup, SchedulerState
 from agentrl.runs.overlap import PromptOverlap
 from agentrl.types import CallRecord, Fault, Group, KeptTokens, Segment, Stop, Trajectory
@@ -48,8 +49,13 @@ def encode(value: Any) -> tuple[Any, dict[str, Tensor]]:
     return _encode(value, tensors, _DEPTH), tensors
 
 
-def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Decode what `encode` returned. Raises ValueError: it is nothing that `encode` returns."""
+def decode(tree: Any, tensors: Mapping[str, Tensor | SavedTensor]) -> Any:
+    """Decode what `encode` returned; a tensor that is given as one in files stays one.
+
+    Raises:
+        OSError: the files of a tensor cannot be read.
+        ValueError: it is nothing that `encode` returns.
+    """
     try:
         return _decode(tree, tensors, 2 * _DEPTH)
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
@@ -64,6 +70,8 @@ def _encode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
         return value
     if isinstance(value, Tensor):
         return {_TAG: "tensor", "name": _keep(value, tensors)}
+    if isinstance(value, StagedTensor):  # each process writes its piece
+        return {_TAG: "tensor", "name": value.name}
     if CLASSES.get(kind.__name__) is kind:
         return {_TAG: kind.__name__, "of": _encode_object(value, tensors, depth - 1)}
     if kind in (list, tuple, set, frozenset):
@@ -120,7 +128,7 @@ def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], depth:
     return {_TAG: "Counter" if type(value) is Counter else "dict", "of": pairs}
 
 
-def _decode(tree: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+def _decode(tree: Any, tensors: Mapping[str, Tensor | SavedTensor], depth: int) -> Any:
     if depth < 0:
         raise ValueError("it is nested too deeply")
     if isinstance(tree, list):
@@ -129,19 +137,24 @@ def _decode(tree: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
         return tree
     if (kind := tree.get(_TAG)) is None:
         return {key: _decode(item, tensors, depth - 1) for key, item in tree.items()}
+    if kind == "tensor":
+        return tensors[tree["name"]]
     if kind == "int32":
-        return array("i", tensors[tree["name"]].to(torch.int32).numpy().tobytes())
-    if kind in ("tensor", "array"):
-        found = tensors[tree["name"]]
-        return found if kind == "tensor" else found.numpy().copy()
+        return array("i", _read(tensors[tree["name"]]).to(torch.int32).numpy().tobytes())
+    if kind == "array":
+        return _read(tensors[tree["name"]]).numpy().copy()
     if kind in CLASSES:
         return _build(CLASSES[kind], _decode(tree["of"], tensors, depth - 1))
     if "of" in tree:
         items = [_decode(item, tensors, depth - 1) for item in tree["of"]]
     else:
-        numbers = tensors[tree["unsigned" if "unsigned" in tree else "numbers"]].numpy()
+        numbers = _read(tensors[tree["unsigned" if "unsigned" in tree else "numbers"]]).numpy()
         items = (numbers.view(np.uint64) if "unsigned" in tree else numbers).tolist()
     return _CONTAINERS[kind](items)
+
+
+def _read(tensor: Tensor | SavedTensor) -> Tensor:
+    return tensor.read() if isinstance(tensor, SavedTensor) else tensor
 
 
 _CONTAINERS: Mapping[str, Callable[[Any], Any]] = {

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from typing import NamedTuple
 
 from anyio import to_thread
 
@@ -19,7 +20,7 @@ from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.losses.reduction import PER_UPDATE, reduce_rows
 from agentrl.resources import TrainingResources
 from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
-from agentrl.rollout.engine_protocol import Sleeper
+from agentrl.rollout.engine_protocol import ShardReader, Sleeper
 from agentrl.rollout.scheduler import (
     BatchPlan,
     SchedulerState,
@@ -36,6 +37,12 @@ from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, build_schedule
 from agentrl.training.stages import Stage, find_stage
 from agentrl.types import Trajectory
+
+
+class Ready(NamedTuple):
+    """The first process's word to the others that nothing has gone wrong so far: they make their learners too."""
+
+    reads_shards: bool  # its engine does, so that nobody has the policy whole
 
 
 class Trainer:
@@ -59,9 +66,15 @@ class Trainer:
             curriculum,
             resources.config.learner.lr,
         )
-        process_group.broadcast("ready")  # nothing has gone wrong so far: the others make their learners too
         optimizer, scheduler = optimizers
-        self.learner = build_learner(resources.config, resources.spec, resources.policy, process_group, optimizer)
+        reads_shards = isinstance(resources.engine, ShardReader)
+        process_group.broadcast(Ready(reads_shards))
+        self.learner = build_learner(
+            *(resources.config, resources.spec, resources.policy, process_group, optimizer),
+            keeps_whole=not reads_shards,
+        )
+        if isinstance(resources.engine, ShardReader) and self.learner.lent is not None:
+            resources.engine.read_shards(self.learner.lent)
         self.schedule = build_schedule(resources.config, self.learner, scheduler)
         self.resources = resources
         self._set_stage(find_stage(stages, step))
@@ -146,7 +159,7 @@ class Trainer:
             self.recorder.timeline.at("learn")
         self.recorder.callback.on_phase_begin("learn", 0)
         self.schedule.before(step, self.config.learner.lr / self._lr)
-        lr = self.learner.lrs[0][0]
+        lr = self.learner.train_state.lrs[0][0]
         scored = [e.trajectory for e in credit.rows if e.trained_tokens]
         each = self.config.learner.num_iterations * self.config.learner.steps_per_generation
         ages = [ceil(age / each) for age in compute_staleness(scored, self.learner.version)]

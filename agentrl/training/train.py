@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -24,6 +24,8 @@ from agentrl.learner.distributed import (
 )
 from agentrl.learner.launch_environment import adopt_launcher
 from agentrl.learner.optimizers import OptimizerSource
+from agentrl.learner.packing_choice import FirstProcessEnded
+from agentrl.learner.part_writer import PartCheck, check_parts
 from agentrl.models.policy import Policy
 from agentrl.resources import TrainingResources, check_engine_processes, load_trainable_policy, open_resources
 from agentrl.rollout.demonstration import Demonstration
@@ -52,16 +54,16 @@ from agentrl.training.loop import TrainingLoop
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, compute_lr_scale
 from agentrl.training.stages import build_stages
-from agentrl.training.step import Trainer
+from agentrl.training.step import Ready, Trainer
 from agentrl.types import Trajectory
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The end of a training: what summary.json holds, and the policy as it is now."""
+    """The end of a training: what summary.json holds, and the policy as it is now; None where nobody has it whole."""
 
     summary: dict[str, Any]
-    policy: Policy
+    policy: Policy | None
 
 
 def run_config(
@@ -98,8 +100,9 @@ def run_config(
         return result
     finally:
         if not process_group.is_worker:
-            process_group.broadcast(None)
-            process_group.broadcast(result and result.summary)
+            with suppress(RuntimeError):  # who is gone hears nothing
+                process_group.broadcast(None)
+                process_group.broadcast(result and result.summary)
         process_group.destroy()
 
 
@@ -133,13 +136,17 @@ def _follow(
     Raises:
         SystemExit: the first process ended by an error, which it tells.
     """
-    policy = load_trainable_policy(config, loaded)
-    if process_group.receive() is not None:
-        build_learner(config, spec, policy, process_group, optimizer).run_worker()
+    policy = load_trainable_policy(config, loaded, follows=True)
+    while isinstance(message := process_group.receive(), PartCheck):
+        check_parts(process_group, message)
+    if isinstance(message, Ready):
+        keeps_whole = not message.reads_shards
+        with suppress(FirstProcessEnded):
+            build_learner(config, spec, policy, process_group, optimizer, keeps_whole=keeps_whole).run_worker()
     summary = process_group.receive()
     if summary is None:
         raise SystemExit(1)
-    return TrainingResult(summary, policy)
+    return TrainingResult(summary, policy if config.learner.sharding == "none" else None)
 
 
 def _choose_curriculum(config: TrainConfig, curriculum: Curriculum | None) -> Curriculum | None:
@@ -178,7 +185,7 @@ async def _train(
         run = _open_run(resources, settings)
         stack.callback(run.close)
         changed = run.write_algorithm(describe_algorithm(resources.config))
-        begun, state = _read_checkpoint(run, config)
+        begun, state = _read_checkpoint(run, config, process_group)
         callback.on_train_begin(resources, run)
         logging = stack.enter_context(_open_trackers(settings, config, run, callback, begun))
         recorder = Recorder(resources, run, callback, logging, stop, begun)
@@ -214,7 +221,8 @@ async def _train(
                 raise
             recorder.say(f"step {training.checkpointer.done + 1} did not end: {error}")
             training.checkpointer.give_up()
-        return TrainingResult(await training.finish(before), resources.policy)
+        summary = await training.finish(before)
+        return TrainingResult(summary, resources.policy if trainer.learner.lent is None else None)
 
 
 async def _demonstrate(
@@ -266,7 +274,7 @@ def _estimate_episodes(run: RunFolder, config: TrainConfig, begun: int) -> int:
     return int(size * config.rollout.tasks_per_step * config.rollout.group_size * (config.steps - begun))
 
 
-def _read_checkpoint(run: RunFolder, config: TrainConfig) -> tuple[int, dict[str, Any]]:
+def _read_checkpoint(run: RunFolder, config: TrainConfig, process_group: ProcessGroup) -> tuple[int, dict[str, Any]]:
     """Return the step to resume after and what its checkpoint holds; 0 and nothing where the run begins.
 
     Raises:
@@ -274,7 +282,8 @@ def _read_checkpoint(run: RunFolder, config: TrainConfig) -> tuple[int, dict[str
     """
     if not config.run.resume:
         return 0, {}
-    found = checkpoint.load(run.folder / "checkpoints")
+    in_shards = process_group.world_size > 1 and config.learner.sharding != "none"
+    found = checkpoint.load(run.folder / "checkpoints", process_group, by_parts=in_shards)
     if found is None and (steps := run.last_step()) > config.run.save_every:
         raise UserError(
             f"the run in {str(run.folder)!r} has {steps} steps and no checkpoint to resume from; nothing is deleted: "

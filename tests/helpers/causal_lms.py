@@ -213,7 +213,7 @@ def generated_logprobs(model: Any, row: Sequence[int], targets: Sequence[int]) -
 def learned(model: Any, packing: Packing) -> float:
     """How far logprobs and gradient of the learner's way are off the plain ones."""
     rows = samples()
-    batch = MicroBatch(rows, [1.0] * len(rows))
+    batch = MicroBatch.read(rows)
     logprobs, _ = token_logprobs(packing.build_head(model), packing.compute_states(model, batch), batch.targets)
     if packing is EACH_TOKEN:
         targets = [[i for i, mask in enumerate(row.loss_mask) if mask] for row in rows]
@@ -262,7 +262,7 @@ async def sampled(model: Any, engine: TransformersEngine) -> float:
 
 def train_verdict(model: Any) -> Verdict:
     try:
-        packing = Learner(model, [], LossSettings(threads=1, packing="padded"))._plain
+        packing = Learner(model, [], LossSettings(threads=1, packing="padded")).packing.plain
     except UserError as why:
         return Verdict(str(why))
     how = {PADDED: "yes", ALONE: "yes, each row alone", EACH_TOKEN: "yes, each token alone"}[packing]

@@ -56,7 +56,8 @@ class FakeVLLM(ThreadingHTTPServer):
                 return 500, {"error": "start_weight_update called while a weight update is already active"}
             self.updating = True
         elif path == "/update_weights":
-            self.model.load_state_dict(load_file(body["update_info"]["path"]), strict=False)
+            for part in body["update_info"]["paths"]:
+                self.model.load_state_dict(load_file(part), strict=False)
         elif path == "/finish_weight_update":
             self.updating = False
         elif path == "/update_weight_version":

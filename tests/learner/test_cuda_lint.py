@@ -21,7 +21,7 @@ from tests.helpers.tiny import qwen3
 
 A_STEP = {
     "learner/learner.py _run_steps: _local_scalar_dense": "the loss, once all micro-batches are queued",
-    "learner/learner.py _step_optimizers: _local_scalar_dense": "the norm of the gradients: not finite, no step",
+    "learner/train_state.py step: _local_scalar_dense": "the norm of the gradients: not finite, no step",
     "learner/losses/objective.py totals: Tensor.tolist": "the metrics, all in one read",
 }
 A_MICRO_BATCH = {  # behind the last one, so that there is nothing left to run ahead to
@@ -30,6 +30,7 @@ A_MICRO_BATCH = {  # behind the last one, so that there is nothing left to run a
 OF_THE_HOST = (  # of tensors that never leave the host's memory
     "learner/packing.py has_demonstrated",
     "learner/learner.py _compute_loss: nonzero",
+    "learner/forward_passes.py _find_threshold",
     "learner/prefix_tree/block_map.py",
     "learner/prefix_tree/flex_attention.py <genexpr>: repeat_interleave",
     "learner/prefix_tree/attention.py __init__",  # the layout of a CPU, which stands in for the kernel here

@@ -102,9 +102,9 @@ def test_gradients_of_any_tree_are_those_of_its_rows_one_by_one(
     make: Any, dtype: torch.dtype, allowed: float, rows: list[Sample]
 ) -> None:
     model = exact(make, dtype)
-    _, found = of(PREFIX.compute_states, model, MicroBatch(rows, [1.0] * len(rows)), torch.sin)
+    _, found = of(PREFIX.compute_states, model, MicroBatch.read(rows), torch.sin)
     alone = [
-        of(PADDED.compute_states, model, MicroBatch([row], [1.0]), torch.sin)[1] for row in rows if any(row.loss_mask)
+        of(PADDED.compute_states, model, MicroBatch.read([row]), torch.sin)[1] for row in rows if any(row.loss_mask)
     ]
     for number, grad in enumerate(found):
         wanted = sum((grads[number] for grads in alone), torch.zeros_like(grad))
@@ -114,7 +114,7 @@ def test_gradients_of_any_tree_are_those_of_its_rows_one_by_one(
 @pytest.mark.parametrize("make", [*MODELS, gpt2])
 def test_states_and_gradients_are_those_of_padded_rows(make: Any) -> None:
     model, rows = make().eval(), alike()
-    batch = MicroBatch(rows, [1.0] * len(rows))
+    batch = MicroBatch.read(rows)
     assert len(batch.forest.token_ids) < 0.7 * sum(len(r.token_ids) for r in rows)
     assert len(batch.forest.siblings) > 3
     (wanted, wanted_grads), (found, grads) = (
@@ -135,7 +135,7 @@ def test_a_model_shows_that_it_can(make: Any) -> None:
 def test_rows_that_share_nothing_and_a_row_alone() -> None:
     model = qwen3().eval()
     for rows in ([Sample([5, 6, 7], [0, 1, 1], [0.0] * 3, [1.0] * 3)], [*alike(1)[:1], *alike(2)[:1]]):
-        batch = MicroBatch(rows, [1.0] * len(rows))
+        batch = MicroBatch.read(rows)
         torch.testing.assert_close(
             PREFIX.compute_states(model, batch), PADDED.compute_states(model, batch), atol=1e-5, rtol=1e-4
         )
@@ -144,7 +144,7 @@ def test_rows_that_share_nothing_and_a_row_alone() -> None:
 def test_the_model_s_own_attention_is_there_again_afterwards() -> None:
     model, ids = qwen3().eval(), torch.arange(6)[None]
     before, name = model(ids).logits, model.config._attn_implementation
-    PREFIX.compute_states(model, MicroBatch(alike()[:2], [1.0, 1.0]))
+    PREFIX.compute_states(model, MicroBatch.read(alike()[:2]))
     assert model.config._attn_implementation == name
     assert torch.equal(model(ids).logits, before)
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import OPTConfig, OPTForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
 from agentrl.learner.optimizers import make_optimizers
 from agentrl.settings.catalogue import list_own_entries
@@ -315,13 +317,13 @@ def test_the_reference_is_the_first_policy_until_it_is_synced(model: Any) -> Non
 def test_the_reference_follows_the_policy_by_its_share(model: Any) -> None:
     """As TRL's sync_ref_model: reference = alpha * policy + (1 - alpha) * reference, every so many updates."""
     trained = learner(model, lr=1e-2, beta=0.1, ref_sync_steps=2, ref_mixup_alpha=0.6)
-    before = trained._copy_trained()
+    before = trained.copy_weights()
     trained.update(rows())
-    for name, reference in trained._reference.items():  # type: ignore[union-attr]
+    for name, reference in (trained.train_state.reference or {}).items():
         assert torch.equal(reference, before[name])
     trained.update(rows())
-    policy = trained._copy_trained()
-    for name, reference in trained._reference.items():  # type: ignore[union-attr]
+    policy = trained.copy_weights()
+    for name, reference in (trained.train_state.reference or {}).items():
         torch.testing.assert_close(reference, 0.4 * before[name] + 0.6 * policy[name])
 
 
@@ -336,7 +338,7 @@ def test_without_a_correction_the_engines_logprobs_say_nothing(model: Any) -> No
 
 
 def test_without_a_kl_term_there_is_no_reference(model: Any) -> None:
-    assert learner(model)._reference is None
+    assert learner(model).train_state.reference is None
     assert "kl" not in learner(model).update(rows())
 
 
@@ -472,3 +474,63 @@ def test_contexts_of_a_row_do_not_see_each_other(model: Any, packing: str) -> No
     assert (told["scored_rows"], also["scored_rows"]) == (6, 3)
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+def split_into_threads(row: Sample, count: int) -> Sample:
+    """Split a row of 8 turns into so many contexts by hand: each begins as the row does, and trains its own turns."""
+    ends = [
+        i + 1 for i, m in enumerate(row.loss_mask) if m and (i + 1 == len(row.loss_mask) or not row.loss_mask[i + 1])
+    ]
+    bounds = [0, *ends[8 // count - 1 :: 8 // count]]
+    ids, mask, starts = list[int](), list[int](), list[int]()
+    for begin, end in pairwise(bounds):
+        starts.append(len(ids))
+        ids += row.token_ids[:end]
+        mask += [0] * begin + row.loss_mask[begin:end]
+    return Sample(ids, mask, [-3.8 * m for m in mask], [row.advantages[0]] * len(ids), starts=tuple(starts))
+
+
+@pytest.mark.parametrize("packing", ["padded", "prefix"])
+@pytest.mark.parametrize("settings", [*({"loss": loss} for loss in LOSSES), {"importance_level": "sequence"}])
+def test_an_episode_split_into_threads_teaches_what_one_row_does(
+    model: Any, packing: str, settings: dict[str, Any]
+) -> None:
+    """Beside an episode of one turn, so that an episode of many threads would show if it weighed more."""
+    rng = random.Random(4)
+    mask = [0] * 20 + [m for n in range(8) for m in [1] * (2 + n % 3) + [0] * 3][:-3]
+    whole = Sample([rng.randrange(VOCABULARY) for _ in mask], mask, [-3.8 * m for m in mask], [0.7] * len(mask))
+    other = rows(1)[0]
+    wanted, told = gradients(model, [whole, other], packing=packing, **settings)
+    for count in (1, 2, 8):
+        split = split_into_threads(whole, count)
+        assert (len(split.starts), sum(split.loss_mask)) == (count, sum(mask))
+        found, also = gradients(model, [split, other], packing=packing, **settings)
+        assert also["loss"] == pytest.approx(told["loss"], abs=1e-6)
+        assert also["scored_rows"] == told["scored_rows"]
+        for one, its in zip(wanted, found, strict=True):
+            torch.testing.assert_close(its, one, atol=1e-6, rtol=0)
+
+
+def test_a_process_keeps_its_part_writer_until_the_run_ends(model: Any) -> None:
+    class Asked(ProcessGroup):
+        """A process after the first, which is told to forget, twice, and then that it is over."""
+
+        messages: list[object]
+
+        def receive(self) -> object:
+            closed.append(writer.closed)
+            return self.messages.pop(0)
+
+    class Writer:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    closed: list[bool] = []
+    ours, writer = learner(model), Writer()
+    ours.process_group, ours.part_writer = Asked(), writer  # type: ignore[assignment]
+    ours.process_group.messages = ["reset", "reset", None]
+    ours.run_worker()
+    assert closed == [False, False, False]
+    assert writer.closed

@@ -155,7 +155,7 @@ def test_values_and_gradients_are_those_of_brute_force(
     kept[torch.arange(9), targets] = True
     sets = [*KeptTokens.collect(encode_kept(kept)).sets()] if truncates else []
     row = Sample([3, *targets.tolist()], [0] + [1] * 9, [0.0] * 10, [1.0] * 10, [None, *sets] if sets else [])
-    rules = SamplingRules(MicroBatch([row], [1.0]), penalty) if truncates or penalty != 1.0 else None
+    rules = SamplingRules(MicroBatch.read([row]), penalty) if truncates or penalty != 1.0 else None
     head = LmHead(layer, scale, cap)
     assert (head.linear is None) == (kind is Loud)
 

@@ -37,8 +37,8 @@ def build(optimizer: str, dtype: torch.dtype, *, offloads: bool) -> Learner:
     settings = LossSettings(threads=1, packing="padded", optimizer_offload=offloads)
     learner = Learner(model, make_optimizers(model, optimizer, 1e-3), settings)
     if offloads:
-        learner.offload = OptimizerOffload(model, learner.optimizers, away, Tensor.clone)
-        learner.offload.offload()
+        learner.train_state.offload = OptimizerOffload(model, learner.optimizers, away, Tensor.clone)
+        learner.train_state.offload.offload()
     return learner
 
 
@@ -89,10 +89,10 @@ def test_a_checkpoint_is_read_and_written_while_they_are_away() -> None:
 def test_what_is_forgotten_does_not_come_back() -> None:
     learner = build("adamw", torch.float32, offloads=True)
     learner.update([ROW])
-    assert learner.offload is not None
-    assert learner.offload.bytes_away == sum(t.nbytes for t in held(learner)) > 0
+    assert learner.train_state.offload is not None
+    assert learner.train_state.offload.bytes_away == sum(t.nbytes for t in held(learner)) > 0
     learner.reset_optimizers()
-    assert learner.offload.bytes_away == 0
+    assert learner.train_state.offload.bytes_away == 0
 
 
 def test_the_way_there_and_back_is_an_exact_copy_and_steps_stay_where_they_are() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 KILLS = int(os.environ.get("AGENTRL_RANK_KILLS", "1"))
-STEPS = max(16, KILLS * 4)
+STEPS = max(16, KILLS * 6)
 SETTINGS = (
     "--env math-tools --eval.final_tasks 2 --eval.every 0 --rollout.tasks_per_step 2 --rollout.group_size 4 "
     f"--deterministic true --run.save_every 1 --steps {STEPS} --learner.rank_timeout_s 8"
@@ -55,7 +55,7 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, signals: list[signal
     for number in signals:
         while process.poll() is None and not has_begun(folder) and time.monotonic() < deadline:
             time.sleep(0.2)
-        time.sleep(dice.uniform(0.0, 4.0 if sent == 0 else 20.0))
+        time.sleep(dice.uniform(0.0, 4.0 if sent == 0 else 5.0))
         pid = find_process(folder, dice.randrange(2))
         if process.poll() is not None or pid is None:
             continue
@@ -78,6 +78,7 @@ def test_it_ends_as_if_no_process_had_been_killed(tmp_path: Path) -> None:
     sent = disturb(start(tmp_path / "parts", log), tmp_path / "parts", signals)
     one, other = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "parts"))
     assert one.read_bytes() == other.read_bytes()
-    stopped = [line for line in log.read_text().splitlines() if "did not answer for 8 s" in line]
+    said = log.read_text().splitlines()
+    stopped = [line for line in said if "did not answer for 8 s" in line or "did not start" in line]
     print(f"\n{sent} of {len(signals)} signals met a process; {len(stopped)} silent ranks were named; equal bits")
     assert sent

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
+from agentrl.learner import roll_call
 from agentrl.learner.roll_call import RollCall
 
 
@@ -65,4 +68,38 @@ def test_without_the_store_nobody_is_blamed() -> None:
     shelf.broken = True
     call._thread.join(30)
     assert not call._thread.is_alive()
+    assert said == []
+
+
+def test_who_keeps_the_others_waiting_is_named_with_the_line_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, heard, said = Shelf(), threading.Event(), list[str]()
+
+    def note(sentence: str) -> None:
+        said.append(sentence)
+        heard.set()
+
+    places = {0: "waits", 1: "learner/losses.py:7 compute", 2: "waits"}
+    monkeypatch.setattr(roll_call, "locate_thread", lambda worker: places[worker or 0])
+    calls = [RollCall(shelf, rank, 3, 0.3, said.append, note, beat_s=0.02) for rank in range(3)]
+    for rank, call in enumerate(calls):
+        call.worker = rank
+    assert wait_for(heard)
+    time.sleep(0.5)
+    for call in calls:
+        call.close()
+    assert {sentence.partition(" has waited for ")[0] for sentence in said} == {
+        f"rank {rank} of the learner's processes" for rank in (0, 2)
+    }
+    assert len(said) == 2, "once each"
+    assert "has waited for rank 1 for 0 s, which is at learner/losses.py:7 compute" in said[0]
+
+
+def test_nobody_waits_while_the_first_process_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, said = Shelf(), list[str]()
+    places = {0: "idle", 1: "idle"}
+    monkeypatch.setattr(roll_call, "locate_thread", lambda worker: places[worker or 0])
+    calls = [RollCall(shelf, rank, 2, 0.1, said.append, said.append, beat_s=0.02) for rank in range(2)]
+    time.sleep(0.4)
+    for call in calls:
+        call.close()
     assert said == []

@@ -81,7 +81,7 @@ def test_it_is_transformers_own_however_rows_are_packed(name: str, packing: str)
     model, rows = build(name), make_rows()
     balance = find_router_balance(model, 0.1)
     assert balance is not None
-    way, batch = (PREFIX if packing == "prefix" else PADDED), MicroBatch(rows, [1.0] * len(rows))
+    way, batch = (PREFIX if packing == "prefix" else PADDED), MicroBatch.read(rows)
     if packing == "prefix" and name == "gpt_oss":
         pytest.skip("attention with sinks has no forest")
     with way.context(model), balance.record(model) as logits:
@@ -94,7 +94,7 @@ def test_it_is_transformers_own_however_rows_are_packed(name: str, packing: str)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_a_forest_padded_to_whole_blocks_counts_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = build("qwen3_moe"), make_rows()
-    balance, batch = find_router_balance(model, 0.1), MicroBatch(rows, [1.0] * len(rows))
+    balance, batch = find_router_balance(model, 0.1), MicroBatch.read(rows)
     assert balance is not None
     monkeypatch.setattr(hidden_states, "build_layout", FlexLayout)
     with PREFIX.context(model), balance.record(model) as logits:

@@ -122,7 +122,7 @@ def test_gradients_are_those_of_the_restricted_distribution() -> None:
     kept[torch.arange(9), targets] = True
     sets = KeptTokens.collect(encode_kept(kept)).sets()
     row = Sample([3, *targets.tolist()], [0] + [1] * 9, [0.0] * 10, [1.0] * 10, [None, *sets])
-    rules = SamplingRules(MicroBatch([row], [1.0]), 1.4)
+    rules = SamplingRules(MicroBatch.read([row]), 1.4)
 
     def compute(states: torch.Tensor) -> torch.Tensor:
         found, entropy = token_logprobs(lambda s: head(s), states, targets, 0.8, rules=rules, entropy_gradient=True)

@@ -360,7 +360,7 @@ def test_fsdp_s_strategies_are_shards(tmp_path: Path, fsdp: str, sharding: str) 
     settings, plan = read(tmp_path, "accelerate.yaml", f"distributed_type: FSDP\nnum_processes: 4\n{text}")
     assert settings["learner"]["sharding"] == sharding
     assert settings["learner"]["gradient_checkpointing"] is True
-    assert any("fsdp_offload_params has no counterpart" in note for note in plan.notes)
+    assert any("fsdp_offload_params: where several GPUs" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_packed_is_trained_the_plain_way(name: str, packi
     model = subject(name)
     with pytest.warns(UserWarning, match=f"is trained the plain way; {why}"):
         learner = Learner(model, [], LossSettings(threads=1))
-    assert learner._plain is packing
+    assert learner.packing.plain is packing
     assert learned(model, packing) < 1e-4
 
 

@@ -177,3 +177,15 @@ def _in_4_bits(model: Any) -> list[Any]:
     found = [p for p in model.parameters() if hasattr(p, "quant_state")]
     assert found
     return found
+
+
+def test_a_skeleton_has_everything_but_values() -> None:
+    real, room = policy.load_policy("nano").model, policy.load_policy("nano", skeleton=True).model
+    assert [(n, p.shape, p.dtype, p.device) for n, p in real.named_parameters()] == [
+        (n, p.shape, p.dtype, p.device) for n, p in room.named_parameters()
+    ]
+    assert [(n, b.shape, b.dtype) for n, b in real.named_buffers()] == [
+        (n, b.shape, b.dtype) for n, b in room.named_buffers()
+    ]
+    assert room.get_output_embeddings().weight is room.get_input_embeddings().weight
+    assert not room.training

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from transformers import Qwen3Config
 from agentrl.cli.dispatch import main
 from agentrl.errors import ConfigError, ContractError, UserError
 from agentrl.learner.learner import LossSettings
-from agentrl.learner.sharding import shard_policy
-from agentrl.planning import memory
 from agentrl.planning.gpus import GPUS, Gpu, find_gpu, parse_cluster
 from agentrl.planning.memory import GIB, Training, count_alone, count_sharded
 from agentrl.planning.plan import Division, Planner, describe_plan
@@ -111,9 +108,13 @@ def test_shards_of_8b_on_8_gpus_leave_room_for_vllm_at_a_share_of_4_tenths() -> 
     assert 1 * GIB < passing < 5 * GIB
 
 
-def test_the_first_process_keeps_the_policy_whole_as_long_as_it_does() -> None:
-    """Whoever changes that changes `FIRST_KEEPS_WHOLE`, and the plans on docs/scaling.md."""
-    assert ("keep" in signature(shard_policy).parameters) == memory.FIRST_KEEPS_WHOLE
+def test_offloaded_shards_are_in_the_memory_of_the_machine() -> None:
+    shape = shape_of("Qwen/Qwen3-8B")
+    here = count_sharded(Training(shape.parameters, 0, 2, "adamw", 1e9), shape, 2)
+    away = count_sharded(Training(shape.parameters, 0, 2, "adamw", 1e9, offloads_shards=True), shape, 2)
+    assert away.sampling == 0
+    assert away.host == pytest.approx(16 * shape.parameters / 2)
+    assert here.peak - away.peak == pytest.approx(away.host)
 
 
 def test_times_are_those_of_the_paper_plan() -> None:
@@ -142,6 +143,10 @@ def divide(planner: Planner, gpus: str, learners: int, **training: Any) -> Divis
 
 def test_a_division_says_who_has_too_little() -> None:
     planner = Planner(config(model="qwen3-8b"), Workload(512, 6000, 2000))
+    away = Planner(config(model="qwen3-8b", learner__param_offload=True), planner.work)
+    slower = divide(away, "8xh100", 4, offloads_shards=True)
+    assert slower.memory.peak < divide(planner, "8xh100", 4).memory.peak
+    assert slower.learn_s > 1.1 * divide(planner, "8xh100", 4).learn_s
     assert divide(planner, "8xh100", 4).fits
     assert not divide(planner, "8xl4", 4).fits
     assert divide(planner, "8xl4", 4).sampling is not None
@@ -165,6 +170,9 @@ def test_precision_is_time_and_a_base_in_4_bits_is_room() -> None:
     assert mixed == half
     base = {"trained": 10_000_000, "frozen": 8_000_000_000, "itemsize": 2, "optimizer": "adamw", "passing": 0.0}
     plain, quantized = (count_alone(Training(**base, quantized=q)).kept["weights"] for q in (False, True))  # type: ignore[arg-type]
+    assert 3 < plain / quantized < 4
+    shape = Planner(config(model="qwen3-8b"), work).shape
+    plain, quantized = (count_sharded(Training(**base, quantized=q), shape, 4).kept["weights"] for q in (False, True))  # type: ignore[arg-type]
     assert 3 < plain / quantized < 4
 
 
@@ -246,6 +254,7 @@ def test_gpus_are_named_counted_and_open() -> None:
         (["--model", "nobody/has-this"], "no config.json could be read"),
         (["--model", "qwen3-8b", "--context", "100", "--sampled", "100"], "--sampled 100 is of the --context 100"),
         (["--model", "qwen3-8b", "--context", "50000"], "--context 50000: qwen3-8b has 40,960 positions"),
+        (["--learner.param_offload", "true", "--samplers", "7"], "of 8 GPUs there are fewer. Leave it out, or plan"),
         (["--samplers", "8"], "--samplers 8: of 8 GPUs vLLM may have 1 to 7 to itself"),
         (["--calibrate", "nowhere"], "nowhere"),
         (["--learner.lr", "x"], "learner.lr"),

@@ -102,12 +102,12 @@ class SdpaLayout:
     """A forest on a device, for scaled dot product attention: one call for the children of each node."""
 
     def __init__(self, forest: PrefixForest, device: torch.device) -> None:
-        self.token_ids = torch.tensor([forest.token_ids], device=device)  # (1, tokens)
-        self.positions = torch.tensor([forest.positions], device=device)
-        self.lengths = forest.lengths
+        self.token_ids = torch.tensor(forest.token_ids, dtype=torch.int64, device=device)[None]  # (1, tokens)
+        self.positions = torch.tensor(forest.positions, dtype=torch.int64, device=device)[None]
+        self.lengths = list(forest.lengths)
         self.siblings = [
             _SiblingAttention(
-                forest.lengths[f.nodes.start : f.nodes.stop],
+                self.lengths[f.nodes.start : f.nodes.stop],
                 f.ancestors,
                 sum(forest.lengths[a] for a in f.ancestors),
                 device,

@@ -91,7 +91,7 @@ def _list_pairs(forest: PrefixForest) -> _Pairs:
     """List every run of queries beside every node on its path: the ancestors, and its own."""
     lengths = torch.tensor(forest.lengths)
     starts, count = lengths.cumsum(0) - lengths, len(forest.token_ids)
-    positions = torch.tensor(forest.positions)
+    positions = torch.from_numpy(forest.positions).long()
     paths = {node: (*s.ancestors, node) for s in forest.siblings for node in s.nodes}
     flat = torch.tensor([node for n in range(len(lengths)) for node in paths[n]])
     depths = torch.tensor([len(paths[n]) for n in range(len(lengths))])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo
@@ -32,7 +33,7 @@ class FlexLayout:
         self._forest = pad_to_blocks(forest)
         lengths = torch.tensor(self._forest.lengths)
         ends = (torch.tensor(ends).repeat_interleave(lengths) for ends in _number_nodes(self._forest))
-        ids = torch.tensor([self._forest.token_ids, self._forest.positions])
+        ids = (torch.from_numpy(values).long() for values in (self._forest.token_ids, self._forest.positions))
         columns = copy_to_device(torch.stack([*ids, *ends]), device)
         self.token_ids, self.positions = columns[:1], columns[1:2]  # (1, tokens)
         self._first, self._last = columns[2], columns[3]  # (tokens,): of each token's node
@@ -72,8 +73,8 @@ def pad_to_blocks(forest: PrefixForest) -> PrefixForest:
         return forest
     return replace(
         forest,
-        token_ids=[*forest.token_ids, *[0] * missing],
-        positions=[*forest.positions, *range(missing)],
+        token_ids=np.pad(forest.token_ids, (0, missing)),
+        positions=np.concatenate([forest.positions, np.arange(missing, dtype=np.int32)]),
         lengths=[*forest.lengths, missing],
         siblings=[*forest.siblings, SiblingNodes((), range(len(forest.lengths), len(forest.lengths) + 1))],
     )

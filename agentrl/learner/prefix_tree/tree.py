@@ -9,13 +9,20 @@ Nodes with one parent are siblings. They stand side by side, and their attention
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 MIN_SHARED_TOKENS = (
     32  # tokens that sharing must save: an attention call costs about as much as so many tokens of a small model
 )
+
+TokenIds = NDArray[np.int32]
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class SiblingNodes:
     nodes: range
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class PrefixForest:
     """Nodes in the order in which their tokens stand; a row is a path of nodes.
 
@@ -37,58 +44,85 @@ class PrefixForest:
     token_index   (rows, length of the row)   where each token of a row stands in ``token_ids``
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    siblings: list[SiblingNodes] = field(default_factory=list)
-    token_index: list[list[int]] = field(default_factory=list)
+    token_ids: TokenIds
+    positions: TokenIds
+    lengths: Sequence[int]
+    siblings: Sequence[SiblingNodes]
+    token_index: Sequence[TokenIds]
 
 
-def build_forest(rows: Sequence[list[int]]) -> PrefixForest:
+def build_forest(rows: Sequence[TokenIds | Sequence[int]]) -> PrefixForest:
     """Build the forest of some rows, best in lexicographic order: only neighbours are compared."""
-    forest = PrefixForest(token_index=[[] for _ in rows])
-    # siblings to be: their ancestors, and the rows that pass through those
-    pending: list[tuple[tuple[int, ...], range]] = [((), range(len(rows)))]
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    lengths: list[int] = []
+    siblings: list[SiblingNodes] = []
+    ids, positions, index = [_NONE], [_NONE], [[_NONE] for _ in rows]  # pieces, a node each
+    at = 0
+    for ancestors, nodes in _find_siblings(arrays):
+        siblings.append(SiblingNodes(ancestors, range(len(lengths), len(lengths) + len(nodes))))
+        for run, begin, end in nodes:
+            places = np.arange(at, at + end - begin, dtype=np.int32)
+            ids.append(arrays[run[0]][begin:end])
+            positions.append(np.arange(begin, end, dtype=np.int32))
+            for row in run:
+                index[row].append(places)
+            lengths.append(end - begin)
+            at += end - begin
+    token_index = [np.concatenate(pieces) for pieces in index]
+    return PrefixForest(np.concatenate(ids), np.concatenate(positions), lengths, siblings, token_index)
+
+
+def count_forest_tokens(rows: Sequence[TokenIds]) -> int:
+    """Count the tokens of the forest of some rows, without building it."""
+    return sum(end - begin for _, nodes in _find_siblings(rows) for _, begin, end in nodes)
+
+
+def encode_order(row: TokenIds) -> bytes:
+    """Return bytes that compare as rows do: by their first different token, and a beginning before the whole."""
+    return row.astype(">u4").tobytes()
+
+
+def common_prefix_length(one: TokenIds, other: TokenIds) -> int:
+    """Count the tokens that both rows begin with."""
+    shorter = min(len(one), len(other))
+    differ = one[:shorter] != other[:shorter]
+    return int(differ.argmax()) if differ.any() else shorter
+
+
+def _find_siblings(rows: Sequence[TokenIds]) -> Iterator[tuple[tuple[int, ...], list[tuple[range, int, int]]]]:
+    """Find the nodes with one parent, parents first: their ancestors, and of each the rows that pass through it.
+
+    Beside these stand the positions of the node's first token, and of the one behind its last.
+    """
+    links = [common_prefix_length(a, b) for a, b in pairwise(rows)]
+    # siblings to be: their ancestors, the rows that pass through those, and where these rows go on
+    pending: deque[tuple[tuple[int, ...], range, int]] = deque([((), range(len(rows)), 0)])
+    count = 0
     while pending:
-        ancestors, members = pending.pop(0)
-        begin = len(forest.token_index[members[0]])
-        first = len(forest.lengths)
-        for run in _group_neighbours(rows, members, begin):
-            end = common_prefix_length(*(rows[i] for i in run))
+        ancestors, members, begin = pending.popleft()
+        nodes = []
+        for run in _group_neighbours(links, members, begin):
+            end = min(links[run.start : run.stop - 1], default=len(rows[run.start]))
             if end == begin:  # a row that ends where others go on
                 continue
-            at = len(forest.token_ids)
-            forest.token_ids += rows[run[0]][begin:end]
-            forest.positions += range(begin, end)
-            for row in run:
-                forest.token_index[row] += range(at, at + end - begin)
+            nodes.append((run, begin, end))
             if any(len(rows[row]) > end for row in run):
-                pending.append(((*ancestors, len(forest.lengths)), run))
-            forest.lengths.append(end - begin)
-        forest.siblings.append(SiblingNodes(ancestors, range(first, len(forest.lengths))))
-    return forest
+                pending.append(((*ancestors, count), run, end))
+            count += 1
+        yield ancestors, nodes
 
 
-def common_prefix_length(*rows: list[int]) -> int:
-    """Count the tokens that all rows begin with."""
-    first, last = min(rows), max(rows)  # in lexicographic order the others lie between these two
-    if last[: len(first)] == first:
-        return len(first)
-    return next(i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-
-
-def _group_neighbours(rows: Sequence[list[int]], members: range, begin: int) -> list[range]:
+def _group_neighbours(links: Sequence[int], members: range, begin: int) -> list[range]:
     """Group neighbours that share enough tokens from ``begin`` on to make a node of them; the others stand alone."""
-    links = [common_prefix_length(rows[a], rows[b]) for a, b in pairwise(members)]
 
     def cut(first: int, end: int) -> list[range]:
         """Cut a part that shares too little at its weakest links."""
         if end - first == 1:
-            return [members[first:end]]
+            return [range(first, end)]
         least = min(links[first : end - 1])
         if (least - begin) * (end - first - 1) >= MIN_SHARED_TOKENS:
-            return [members[first:end]]
+            return [range(first, end)]
         cuts = [first, *(i + 1 for i in range(first, end - 1) if links[i] == least), end]
         return [run for a, b in pairwise(cuts) for run in cut(a, b)]
 
-    return cut(0, len(members))
+    return cut(members.start, members.stop)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.learner.prefix_tree.tree import MIN_SHARED_TOKENS, PrefixForest, build_forest
+from agentrl.learner.prefix_tree.tree import (
+    MIN_SHARED_TOKENS,
+    PrefixForest,
+    build_forest,
+    common_prefix_length,
+    count_forest_tokens,
+    encode_order,
+)
 
 LONG = list(range(1000, 1000 + MIN_SHARED_TOKENS))
 
@@ -30,6 +40,7 @@ def test_every_row_is_a_path(given_rows: list[list[int]]) -> None:
         assert [forest.positions[i] for i in places] == list(range(len(places)))
     assert sum(forest.lengths) == len(forest.token_ids) == len(forest.positions)
     assert all(forest.lengths)
+    assert count_forest_tokens([np.array(row, np.int32) for row in given_rows]) == len(forest.token_ids)
     assert [n for siblings in forest.siblings for n in siblings.nodes] == list(range(len(forest.lengths)))
 
 
@@ -40,18 +51,18 @@ def test_a_node_s_row_passes_its_ancestors_just_before(given_rows: list[list[int
     for siblings in forest.siblings:
         for node in siblings.nodes:
             path = [i for n in (*siblings.ancestors, node) for i in range(starts[n], starts[n] + forest.lengths[n])]
-            assert any(places[: len(path)] == path for places in forest.token_index)
+            assert any(places[: len(path)].tolist() == path for places in forest.token_index)
 
 
 def test_the_prompt_of_a_group_stands_once() -> None:
     forest = build_forest([[*LONG, 1, 2], [*LONG, 3], [*LONG, 3, 4]])
-    assert forest.token_ids == [*LONG, 1, 2, 3, 3, 4]
+    assert forest.token_ids.tolist() == [*LONG, 1, 2, 3, 3, 4]
     assert [(f.ancestors, list(f.nodes)) for f in forest.siblings] == [((), [0]), ((0,), [1, 2, 3])]
 
 
 def test_the_same_row_twice_stands_once() -> None:
-    assert build_forest([LONG, LONG]).token_ids == LONG
-    assert build_forest([LONG, [*LONG, 7]]).token_ids == [*LONG, 7]
+    assert build_forest([LONG, LONG]).token_ids.tolist() == LONG
+    assert build_forest([LONG, [*LONG, 7]]).token_ids.tolist() == [*LONG, 7]
 
 
 def test_answers_that_begin_alike_share_that_too() -> None:
@@ -70,3 +81,13 @@ def test_a_weak_link_does_not_hide_strong_ones() -> None:
     other = [9, *LONG]
     forest = build_forest(sorted([[*LONG, 1], [*LONG, 2], [*other, 1], [*other, 2]]))
     assert len(forest.token_ids) == 2 * MIN_SHARED_TOKENS + 1 + 4
+
+
+@given(st.lists(st.lists(st.integers(0, 300_000), max_size=4) | st.lists(st.integers(0, 1), max_size=6), min_size=2))
+def test_bytes_are_in_the_order_of_rows_and_beginnings_are_found(given_rows: list[list[int]]) -> None:
+    arrays = [np.array(row, np.int32) for row in given_rows]
+    assert [row.tolist() for row in sorted(arrays, key=encode_order)] == sorted(given_rows)
+    for (row, one), (other_row, other) in pairwise(zip(given_rows, arrays, strict=True)):
+        length = common_prefix_length(one, other)
+        assert row[:length] == other_row[:length]
+        assert row[length : length + 1] != other_row[length : length + 1] or length == len(row) == len(other_row)
