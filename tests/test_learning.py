@@ -12,6 +12,7 @@ import pytest
 from agentrl import evaluate, sft, train
 
 pytestmark = pytest.mark.slow
+WHOLE = "AGENTRL_SEEDS" in os.environ  # make long ARGS=seeds; else two trainings are cut short
 DATA = Path(agentrl_envs.__file__).parent / "data"
 
 
@@ -31,17 +32,18 @@ def test_math_tools_is_learned(seed: int, tmp_path: Path) -> None:
 
 
 def test_an_adapter_learns_as_much(tmp_path: Path) -> None:
-    summary = train("math-tools", lora={"rank": 8}, learner={"lr": 5e-3}, run={"dir": str(tmp_path / "run")}).summary
+    folder, steps = str(tmp_path / "run"), 100 if WHOLE else 25
+    summary = train("math-tools", steps=steps, lora={"rank": 8}, learner={"lr": 5e-3}, run={"dir": folder}).summary
     report("math-tools, LoRA", summary)
-    assert summary["reward_after"] >= 0.90
-    assert summary["greedy_after"] >= 0.95
+    assert summary["reward_after"] >= (0.90 if WHOLE else summary["reward_before"] + 0.30)
+    assert summary["greedy_after"] >= (0.95 if WHOLE else summary["greedy_before"] + 0.30)
 
 
 def test_shop_is_learned(tmp_path: Path) -> None:
-    summary = train("shop", steps=20, run={"dir": str(tmp_path / "run")}).summary
+    summary = train("shop", steps=20 if WHOLE else 10, run={"dir": str(tmp_path / "run")}).summary
     report("shop", summary)
     assert summary["reward_before"] <= 0.35
-    assert summary["reward_after"] >= 0.80
+    assert summary["reward_after"] >= (0.80 if WHOLE else 0.60)
     assert summary["after"]["sampled"]["calls"] > 2.0
 
 

@@ -35,7 +35,8 @@ TEXT = """\
   agentrl replay runs/last 3:17 --from_turn 1 --model Qwen/Qwen3-0.6B
 
 The model's turns and the tools' results are taken from the record; the task is reset again. A tool that gets a call
-which is not on record is called. `agentrl view` shows the names of episodes.
+which is not on record is called. `agentrl view` shows the names of episodes. One that an agent played (`--agent`)
+cannot be replayed: its program decides what is asked.
 """
 
 
@@ -53,6 +54,12 @@ def _run(arguments: Arguments[_ReplayOptions]) -> int:
     run, where = find_run_folder(arguments.names[0]), reader.parse_episode_id(arguments.names[1])
     own, given = arguments.options, arguments.settings
     config = build_config(read_run_layer(run, given[1], trust=own.trust), given)
+    if config.agent is not None:
+        raise UserError(
+            f"{where} was played by the agent {config.agent!r}, whose program decides what is asked and cannot be set "
+            f"back to a record: agentrl rescore {run} scores it again, agentrl explain {run} {where} and agentrl view "
+            "show it"
+        )
     before = reader.build_trajectory(reader.read_row(run, where))
     if own.from_turn is not None and own.from_turn > before.turns:
         raise ConfigError(f"--from_turn is 0 to {before.turns}, the turns of {where}; not {own.from_turn}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -173,17 +172,11 @@ async def _lines(file: int) -> AsyncIterator[str]:
 async def _over_http(server: Server[Any], port: int, token: str) -> None:
     import uvicorn
 
-    class Loopback(uvicorn.Server):
-        def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
-            return nullcontext()
+    from agentrl.runtime.loopback_server import LoopbackServer, listen_on_loopback
 
-    listener = socket.socket(proto=socket.IPPROTO_TCP)  # spelled out, or asyncio leaves Nagle's 40 ms on
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
+        listener = listen_on_loopback(port)
     except OSError as error:
-        listener.close()
         raise UserError(f"cannot listen on port {port}: {error.strerror}") from None
     config = uvicorn.Config(
         cast(Any, Door(cast(Any, server.streamable_http_app(json_response=True)), token, hint=HINT)),
@@ -191,7 +184,7 @@ async def _over_http(server: Server[Any], port: int, token: str) -> None:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=60,
     )
-    web = Loopback(config)
+    web = LoopbackServer(config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_on_end_signal, lambda: setattr(web, "should_exit", True))
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp{format_query(token)}", file=sys.stderr, flush=True)

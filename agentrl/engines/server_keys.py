@@ -60,12 +60,17 @@ def _read(path: Path) -> str | None:
 
 
 class ServerAuth(httpx2.Auth):
-    """The header that shows a server's key, looked up for each request: a server that starts again has another."""
+    """The header that shows a server's key. It is looked up again where it is refused: a new server has another."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._url, self._key = url, ""
 
     def auth_flow(self, request: httpx2.Request):  # type: ignore[no-untyped-def]  # a generator of httpx2's
-        if key := find_server_key(self._url) or os.environ.get(KEY_ENV):
-            request.headers["Authorization"] = f"Bearer {key}"
-        yield request
+        for _ in range(2):
+            known, self._key = self._key, self._key or find_server_key(self._url) or os.environ.get(KEY_ENV, "")
+            if self._key:
+                request.headers["Authorization"] = f"Bearer {self._key}"
+            response = yield request
+            if response.status_code != 401 or not known:
+                return
+            self._key = ""

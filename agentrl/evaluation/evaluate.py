@@ -147,6 +147,11 @@ async def _open_endpoint(
             "template.history as_sampled: a server renders each conversation anew, as its template has it; leave the "
             "setting out, or evaluate the model here with --model"
         )
+    if config.rollout.context != "whole":  # the conversation that a server is sent has no tokens to count
+        raise ConfigError(
+            f"rollout.context {config.rollout.context}: a server's contexts cannot be folded, as their tokens are not "
+            "known; leave the setting out, or evaluate the model here with --model"
+        )
     engine = EndpointEngine(url, model, key_env=key_env, capacity=config.engine.max_num_seqs)
     async with spec.open(), engine:
         engine.notes[:0] = spec.tool_binding.notes

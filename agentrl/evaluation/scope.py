@@ -19,7 +19,10 @@ from agentrl.settings.signature import convert_value, list_problems
 
 FILE = "evaluation.toml"
 EPISODES = ("temperature", "top_p", "stop", "max_turns", "max_tokens", "turn_timeout_s", "episode_timeout_s")
-TOKENS = ("top_k", "min_p", "repetition_penalty", "structured_outputs", "max_episode_tokens")  # of an engine of ours
+TOKENS = (  # of an engine of ours
+    *("top_k", "min_p", "repetition_penalty", "structured_outputs", "max_episode_tokens"),
+    *("context", "context_budget", "summary_tokens"),
+)
 AT_ENDPOINT = (  # settings that an evaluation uses where a server renders and samples by itself
     *("env", "tools", "tool", "model", "template", "seed", "eval.trials", "eval.pass_at", "engine.max_num_seqs"),
     *(f"rollout.{name}" for name in EPISODES),
@@ -28,7 +31,16 @@ ACTING = (
     *AT_ENDPOINT,
     *("dtype", "load", "chat_template", "call_format", "deterministic", "lora.quantize"),
     *(f"rollout.{name}" for name in TOKENS),
-    *("engine.name", "engine.max_model_len", "engine.threads", "engine.urls"),
+    *(
+        "agent",
+        "agent_workers",
+        "agent_sandbox",
+        "agent_readable",
+        "engine.name",
+        "engine.max_model_len",
+        "engine.threads",
+        "engine.urls",
+    ),
 )
 INSTEAD = {
     "rollout.group_size": "trials",

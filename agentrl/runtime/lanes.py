@@ -149,6 +149,7 @@ OWNERS = {
     "close": "env",
     "score": "reward",
     "render": "render",
+    "agent": "agent",  # of somebody else, between an answer and its next request
 }
 
 

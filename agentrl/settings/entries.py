@@ -11,6 +11,7 @@ this declaration, and torch is not needed to read it.
     optimizer            (policy, lr) -> a torch optimizer, or a list of them
     sampler              (count, seed) -> a TaskSampler
     engine               (policy, config) -> an OpenEngine
+    context              (prompt, summary) -> the messages that the next context begins with
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ class _Declare:
 advantage, importance_sampling = _Declare("advantage"), _Declare("importance_sampling")
 optimizer, sampler = _Declare("optimizer"), _Declare("sampler")
 engine, call_format = _Declare("engine"), _Declare("call_format")
+context = _Declare("context")
 
 
 def as_entry(kind: str, thing: object) -> Entry:

@@ -118,6 +118,9 @@ class LearnerConfig(Section):
     optimizer_offload: bool = Field(
         False, description="what the optimizer holds is on the CPU while the engine samples; on one GPU with vLLM"
     )
+    param_offload: bool = Field(
+        False, description="shards, and what the optimizer holds of them, are on the CPU, and are stepped there"
+    )
     threads: int | None = Field(None, ge=1, description="torch threads while learning; all cores by default")
 
     @pydantic.model_validator(mode="after")

@@ -18,7 +18,9 @@ from typing import Any, Literal
 from agentrl.errors import ContractError, UserError, describe_raised, suggest
 from agentrl.settings.entries import Entry, as_entry
 
-EntryKind = Literal["loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine", "call_format"]
+EntryKind = Literal[
+    "loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine", "call_format", "context"
+]
 _PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher", "gpu"]
 RegistryKind = _PlainKind | EntryKind
 _OWN = "agentrl-gym"  # the distribution whose names no other package takes
@@ -31,6 +33,7 @@ _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; th
     "sampler": ("agentrl.environments.curriculum",),
     "engine": ("agentrl.engines.factories",),
     "call_format": ("agentrl.models.call_formats",),
+    "context": ("agentrl.rollout.folding",),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -18,6 +18,7 @@ from agentrl.settings.template import HISTORY, History, TemplateSettings
 from agentrl.settings.values import (
     CallFormatName,
     CommaSeparated,
+    ContextName,
     EngineName,
     NamedObjects,
     Parameters,
@@ -118,6 +119,11 @@ class RolloutConfig(Section):
         ge=1,
         description="tokens of an episode behind its prompt, those of tools too",
     )
+    context: ContextName = Field(
+        "whole", description="fold: past context_budget the policy writes a summary and goes on; or module:function"
+    )
+    context_budget: int | None = Field(None, ge=1, description="tokens of a context past which it is folded")
+    summary_tokens: int = Field(256, ge=1, description="tokens the model may sample in a summary of a folded context")
     turn_timeout_s: float = Field(120.0, gt=0, description="deadline of an environment's reset, step or score")
     episode_timeout_s: float = Field(600.0, gt=0, description="deadline of an episode")
 
@@ -134,6 +140,7 @@ class RolloutConfig(Section):
             raise ValueError(f"group_size {self.group_size} is no multiple of branches {self.branches}")
         if self.oversample and self.branches > 1:
             raise ValueError("oversample and branches do not go together")
+        self._check_context()
         if self.turn_timeout_s > self.episode_timeout_s:
             raise ValueError("turn_timeout_s is over episode_timeout_s; deadlines nest")
         if "" in self.stop:
@@ -141,6 +148,19 @@ class RolloutConfig(Section):
         if self.top_k == 1:
             raise ValueError("top_k 1 leaves a single token: all samples of a group are alike, and nothing is learned")
         return self
+
+    def _check_context(self) -> None:
+        if self.context == "whole":
+            if given := {"context_budget", "summary_tokens"} & self.model_fields_set - self._list_defaults():
+                raise ValueError(f"{min(given)} is of contexts that are folded, and context is whole: context fold")
+        elif self.context_budget is None:
+            raise ValueError(f"context {self.context} needs context_budget: the tokens past which a context is folded")
+        elif self.branches > 1:
+            raise ValueError(f"context {self.context} and branches do not go together")
+
+    def _list_defaults(self) -> set[str]:
+        fields = type(self).model_fields
+        return {name for name, one in fields.items() if getattr(self, name) == one.default}
 
 
 IN_STAGES = {  # settings that a stage may have of its own
@@ -230,6 +250,19 @@ class TrainConfig(Section):
         (), description="more tools for the environment, by name, or file.py:function; commas between them"
     )
     tool: dict[str, dict[str, Any]] = Field({}, description="settings of tools: --tool.NAME.SETTING value")
+    agent: str | None = Field(
+        None,
+        description="a program that plays the episodes: FILE.py:FUNCTION, a command such as 'python my_agent.py', or "
+        "the URL of a service",
+    )
+    agent_workers: int = Field(2, ge=1, description="processes that an agent's function is called in")
+    agent_sandbox: Literal["bubblewrap"] | None = Field(
+        None,
+        description="that an agent's command runs in: it reaches the policy, and reads programs and its own files",
+    )
+    agent_readable: CommaSeparated = Field(
+        (), description="further folders that an agent in a sandbox reads; commas between them"
+    )
     model: str = Field(
         "nano", description="a registered model, a folder, a run folder, a GGUF file, or a name on the model hub"
     )
@@ -317,6 +350,29 @@ class TrainConfig(Section):
         if self.epochs is not None and (self.rollout.sampler != "order" or self.rollout.curriculum):
             how = "a curriculum" if self.rollout.curriculum else f"sampler {self.rollout.sampler}"
             raise ValueError(f"epochs are passes over all tasks in turn; {how} makes none: give steps")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _played(self) -> TrainConfig:
+        if self.rollout.context != "whole" and self.agent is not None:
+            raise ValueError(f"rollout.context {self.rollout.context} and agent do not go together: it has its own")
+        if self.rollout.context != "whole" and self.history != "as_sampled":
+            raise ValueError(
+                f"rollout.context {self.rollout.context} and template.history {self.history} do not go together: each "
+                "begins contexts anew"
+            )
+        if self.agent is None:
+            if self.agent_workers != type(self).model_fields["agent_workers"].default:
+                raise ValueError("agent_workers is of an agent, and there is none: agent")
+            if self.agent_sandbox is not None or self.agent_readable:
+                raise ValueError("agent_sandbox and agent_readable are of an agent, and there is none: agent")
+            return self
+        if self.agent_readable and self.agent_sandbox is None:
+            raise ValueError("agent_readable is of a sandbox, and there is none: agent_sandbox bubblewrap")
+        if self.rollout.branches > 1:
+            raise ValueError("agent and rollout.branches do not go together: another's program cannot be cloned")
+        if self.sft.data:
+            raise ValueError("agent is of rollouts, and sft.data of demonstrations: two runs, one after the other")
         return self
 
     @pydantic.model_validator(mode="after")

@@ -101,12 +101,16 @@ def scrub(text: str) -> str:
 
     Secrets are the values that were revealed, and those of variables whose names end in KEY, TOKEN, SECRET or PASSWORD.
     """
-    values = {value: f"${name}" for name, value in os.environ.items() if _TELLING.search(name)} | _revealed
-    spelled = _spell(tuple(item for item in values.items() if _is_telling(item[0])))
+    spelled = _spell(_read_environment(), tuple(_revealed.items()))
     if spelled is None:
         return text
     pattern, names = spelled
     return pattern.sub(lambda match: names[match[0]], text)
+
+
+def _read_environment() -> tuple[tuple[str | bytes, str | bytes], ...]:
+    """Read the environment as it is held where that shows: to decode all of it takes longer than to look for it."""
+    return tuple(vars(os.environ).get("_data", os.environ).items())
 
 
 def _is_telling(value: str) -> bool:
@@ -114,9 +118,13 @@ def _is_telling(value: str) -> bool:
 
 
 @lru_cache(8)
-def _spell(values: tuple[tuple[str, str], ...]) -> tuple[re.Pattern[str], Mapping[str, str]] | None:
-    """Return a pattern for all spellings of the values, and the names by spelling."""
-    names = {spelling: name for value, name in values for spelling in _list_spellings(value)}
+def _spell(
+    environment: tuple[tuple[str | bytes, str | bytes], ...], revealed: tuple[tuple[str, str], ...]
+) -> tuple[re.Pattern[str], Mapping[str, str]] | None:
+    """Return a pattern for all spellings of the secrets, and the names by spelling."""
+    variables = ((os.fsdecode(name), os.fsdecode(value)) for name, value in environment)
+    values = {value: f"${name}" for name, value in variables if _TELLING.search(name)} | dict(revealed)
+    names = {spelling: n for value, n in values.items() if _is_telling(value) for spelling in _list_spellings(value)}
     longest_first = sorted(names, key=len, reverse=True)
     return (re.compile("|".join(map(re.escape, longest_first))), names) if names else None
 

@@ -35,6 +35,7 @@ _KINDS: Mapping[str, RegistryKind] = {  # settings that name a thing which is re
     "learner.importance_sampling_mode": "importance_sampling",
     "learner.optimizer": "optimizer",
     "rollout.sampler": "sampler",
+    "rollout.context": "context",
     "call_format": "call_format",
     "run.callbacks": "callback",
     "run.metrics": "metric",

@@ -98,7 +98,7 @@ def test_check_tells_whether_a_template_can_be_followed(capsys: pytest.CaptureFi
 
 
 def test_check_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "agentrl check takes: {env,tool,model} NAME" in refused(capsys, "check", "nano")
+    assert "agentrl check takes: {env,tool,model,agent} NAME" in refused(capsys, "check", "nano")
     assert "cannot read 'gone.jinja'" in refused(capsys, "check", "model", "nano", "--chat_template", "gone.jinja")
 
 

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
 def laid_out(folder: Path) -> Path:
     """The files that pages name, those that they show, and what commands before them would have made."""
     shutil.copytree(HERE, folder, ignore=shutil.ignore_patterns("__*"))
+    shutil.copytree(pages.ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__*"))
     for page in pages.PAGES:
         for fence in pages.fences(page):
             if fence.file:

@@ -80,3 +80,26 @@ async def test_the_door_is_closed_on_every_path_but_one(monkeypatch: pytest.Monk
             both = {"Authorization": "Bearer mine", "Origin": URL}
             assert (await client.post(path, headers=both)).status_code == 403, path
         assert (await client.get("/health")).status_code == 200
+
+
+def test_a_key_that_is_refused_is_looked_up_again_once() -> None:
+    first = server_keys.create_server_key(8123)
+    auth = server_keys.ServerAuth(URL)
+
+    def ask(right: str) -> list[str]:
+        shown, request = [], httpx2.Request("GET", URL)
+        flow = auth.auth_flow(request)
+        next(flow)
+        while True:
+            shown.append(request.headers["authorization"].removeprefix("Bearer "))
+            try:
+                flow.send(httpx2.Response(200 if shown[-1] == right else 401))
+            except StopIteration:
+                return shown
+
+    assert ask(first) == [first]
+    server_keys.remove_server_key(8123, first)
+    second = server_keys.create_server_key(8123)  # a server that was started again
+    assert ask(second) == [first, second]
+    assert ask(second) == [second]
+    assert ask("another's") == [second, second]

@@ -80,7 +80,7 @@ def test_texts_and_turns_survive_its_tokenizer(loaded: policy.Policy) -> None:
 def test_engine_learner_and_transformers_agree_over_turns(loaded: policy.Policy) -> None:
     rows = anyio.run(play, loaded, [520, 40, 40] if window(loaded.model) else [60, 40, 40])
     samples = [Sample(ids, mask, [0.0] * len(ids), [1.0] * len(ids)) for ids, mask, _ in rows]
-    batch = MicroBatch(samples, [1.0] * len(samples))
+    batch = MicroBatch.read(samples)
     with torch.no_grad():
         learned, _ = token_logprobs(
             PREFIX.build_head(loaded.model), PREFIX.compute_states(loaded.model, batch), batch.targets

@@ -33,15 +33,9 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _same_handlers_after() -> Iterator[None]:
-    outside = [signal.getsignal(s) for s in SIGNALS]  # nohup ignores one
-    before = [signal.SIG_DFL if handler == signal.SIG_IGN else handler for handler in outside]
-    for number, handler in zip(SIGNALS, before, strict=True):
-        signal.signal(number, handler)
+    before = [signal.getsignal(s) for s in SIGNALS]
     yield
-    after = [signal.getsignal(s) for s in SIGNALS]
-    for number, handler in zip(SIGNALS, outside, strict=True):
-        signal.signal(number, handler)
-    assert before == after
+    assert before == [signal.getsignal(s) for s in SIGNALS]
 
 
 class Sends(Callback):

@@ -31,6 +31,7 @@ from agentrl.errors import UserError
 from agentrl.models.kept_tokens import encode_kept
 from agentrl.models.lm_head import NotProven, unwrap_model
 from agentrl.rollout.engine_protocol import Meter
+from agentrl.rollout.token_context import find_bounds
 from agentrl.runtime.memory import return_freed_memory
 from agentrl.types import Completion, SamplingParams
 
@@ -156,7 +157,8 @@ class TransformersEngine:
                 f"{len(token_ids)} tokens of context and {params.max_tokens} to sample do not fit "
                 f"in {self.max_context} positions"
             )
-        if min(token_ids) < 0 or max(token_ids) >= self._vocabulary:
+        lowest, highest = find_bounds(token_ids)
+        if lowest < 0 or highest >= self._vocabulary:
             wrong = next(t for t in token_ids if not 0 <= t < self._vocabulary)
             raise UserError(f"token id {wrong} is outside the model's vocabulary of {self._vocabulary}")
 

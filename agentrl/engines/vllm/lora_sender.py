@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from agentrl.engines.vllm import weight_sender
 from agentrl.engines.vllm.weight_sender import PolicyWeights, TransferClient, WeightSender
 from agentrl.errors import UserError
+from agentrl.models.checkpoint_layers import Layer, Read, iterate_adapter
 from agentrl.models.lora import has_adapter
 
 if TYPE_CHECKING:
@@ -64,11 +63,8 @@ def connect_sender(backend: str, client: TransferClient, weights: PolicyWeights,
 class _AdapterWeights(PolicyWeights):
     """An adapter's tensors under the names of peft's checkpoints."""
 
-    def _read(self, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        from peft import get_peft_model_state_dict
-
-        for name, tensor in get_peft_model_state_dict(self.model, save_embedding_layers=False).items():
-            yield name, read(tensor)
+    def _read(self, read: Read) -> Iterator[Layer]:
+        return iterate_adapter(self.model, read)
 
     def config(self) -> dict[str, Any]:
         """Return peft's settings of the adapter."""
@@ -88,7 +84,8 @@ class AdapterSender:
         Raises:
             UserError: the worker does not take it.
         """
-        content, path = (file := self._weights.file()).content(), file.path
+        (file,) = self._weights.files()
+        content, path = file.read(), file.path
         refusal = UNREADABLE
         if self._same_machine and path is not None:
             refusal = self._send(path=path, digest=sha256(content).hexdigest())

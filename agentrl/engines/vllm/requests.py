@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from agentrl.errors import UserError
+from agentrl.rollout.token_context import find_bounds
 from agentrl.types import Completion, SamplingParams
 
 MIN_TEMPERATURE = 0.01  # vLLM takes lower temperatures, but for 0, as this one
@@ -24,7 +25,8 @@ def check_request(token_ids: Sequence[int], params: SamplingParams, vocabulary: 
             f"{len(token_ids)} tokens of context and {params.max_tokens} to sample do not fit "
             f"in {max_context} positions"
         )
-    if min(token_ids) < 0 or max(token_ids) >= vocabulary:
+    lowest, highest = find_bounds(token_ids)
+    if lowest < 0 or highest >= vocabulary:
         wrong = next(t for t in token_ids if not 0 <= t < vocabulary)
         raise UserError(f"token id {wrong} is outside the model's vocabulary of {vocabulary}")
     if 0 < params.temperature < MIN_TEMPERATURE:

@@ -8,11 +8,13 @@ seed. A lost server that answers again is sent the current weights, and then tak
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
+import torch
 
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
@@ -81,7 +83,9 @@ class ServerEngine:
         self._watch_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        backend = "nccl" if self._model.device.type == "cuda" else weight_sender.MEMORY
+        cut = torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1  # it is on the host until then
+        backend = "nccl" if self._model.device.type == "cuda" or cut else weight_sender.MEMORY
+        self._weights.device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._keeps_weights = backend == weight_sender.MEMORY  # a copy, for a server that comes back within a step
         try:
             deadline = SyncDeadline(self._sync_s, self._weights.count_bytes(), backend)
@@ -111,7 +115,7 @@ class ServerEngine:
             UserError: the tokens do not fit, or no server is left.
         """
         requests.check_request(token_ids, params, self._vocabulary, self.max_context)
-        completion, reused = await self._generate_anywhere(list(token_ids), params, session)
+        completion, reused = await self._generate_anywhere(token_ids, params, session)
         self.meter.sampled += len(completion.token_ids)
         self.meter.reused += reused
         self.meter.prefilled += len(token_ids) - reused
@@ -129,6 +133,10 @@ class ServerEngine:
             await asyncio.gather(*(self._update_replica(r) for r in self.replicas))
         if not self._up:
             await self._wait_for_replica()
+
+    def read_shards(self, lender: weight_sender.Lender) -> None:
+        """Take the weights from a policy that is in shards from now on."""
+        self._weights.lender = lender
 
     async def close(self) -> None:
         """Close the engine: waiting calls raise, and so does every later one. The servers keep running."""
@@ -153,7 +161,7 @@ class ServerEngine:
         )
 
     async def _generate_anywhere(
-        self, token_ids: list[int], params: SamplingParams, session: str
+        self, token_ids: Sequence[int], params: SamplingParams, session: str
     ) -> tuple[Completion, int]:
         """Sample a turn with the session's server, or with another one if that is lost meanwhile."""
         lost: list[str] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import safetensors.torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -39,9 +39,9 @@ class _InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class _UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A safetensors file: its path, or its content in base64."""
+    """Safetensors files: their paths; or the content of one in base64."""
 
-    path: str | None = None
+    paths: list[str] | None = None
     tensors: str | None = None
 
 
@@ -59,10 +59,12 @@ class _MemoryReceiver(WeightTransferEngine[_InitInfo, _UpdateInfo]):  # type: ig
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: _UpdateInfo) -> None:
-        if update_info.path is not None:
-            tensors = safetensors.torch.load_file(update_info.path)
-        else:
-            tensors = safetensors.torch.load(base64.b64decode(update_info.tensors or ""))
+        if update_info.paths is None:
+            self._load(safetensors.torch.load(base64.b64decode(update_info.tensors or "")))
+        for path in update_info.paths or ():
+            self._load(safetensors.torch.load_file(path))
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
         self.model.load_weights(tensors.items())
 
     def finish_weight_update(self) -> None:

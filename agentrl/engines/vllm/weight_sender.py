@@ -5,8 +5,8 @@
     client  --calls---->  vLLM          init, start, update, finish: in process, or over HTTP
 
 ``send_weights()`` makes one round. The backend ``memory`` is ours, for the CPU, where none of vLLM's own works (and for
-any worker on this machine): a safetensors file without a name, in memory. A worker on another machine, which cannot
-open it, is sent the bytes. The worker's side is `agentrl.engines.vllm.weight_receiver`.
+any worker on this machine): safetensors files without a name, in memory, a layer or a few in each. A worker on another
+machine, which cannot open them, is sent the bytes. The worker's side is `agentrl.engines.vllm.weight_receiver`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from __future__ import annotations
 import base64
 import math
 import os
-import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+import threading
+from collections.abc import Generator, Iterator
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
-from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from agentrl.errors import UserError
-from agentrl.models.lm_head import unwrap_model
+from agentrl.models.checkpoint_layers import Layer, Read, iterate_layers
 from agentrl.models.lora import dequantize, describe_dequantized
+from agentrl.models.memory_file import MemoryFile, open_memory_file, write_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 MEMORY = "memory"
-PART_BYTES = 64 << 20  # bytes of tensors in one call, where they go by the call itself
 
 
 class TransferClient(Protocol):
@@ -72,15 +72,28 @@ class _ParamList(list[_ParamMeta]):
         return self
 
 
+class Lender(Protocol):
+    """The weights of a policy in shards (`agentrl.learner.lent_weights`)."""
+
+    def describe_layers(self) -> Iterator[Layer]: ...
+    def gather_layers(self) -> Generator[Layer]: ...
+    def write_files(self) -> list[MemoryFile]: ...
+
+
 class PolicyWeights:
     """A model's tensors under the names of its checkpoints, tied ones once: vLLM's ``WeightSource``.
 
-    For a model with an adapter, the tensors are those of the model without it.
+    For a model with an adapter, the tensors are those of the model without it. Those of a policy in shards are the
+    ``lender``'s.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         self.model = model
-        self._file: MemoryFile | None = None
+        self.device: torch.device | None = None  # that tensors are sent from; by default where they are
+        self.lender: Lender | None = None
+        self._files: list[MemoryFile] | None = None
+        self._lock = threading.Lock()
+        self._passes = WeakSet[Generator[Layer]]()
 
     def replace(self, model: PreTrainedModel | PeftModel) -> None:
         """Take the weights from another model, or from another state of this one, from now on."""
@@ -90,7 +103,8 @@ class PolicyWeights:
     @property
     def metadata(self) -> _ParamList:
         """List names, types and shapes, without making a tensor."""
-        described = self._read(describe_dequantized)
+        layers = self._read(describe_dequantized) if self.lender is None else self.lender.describe_layers()
+        described = chain.from_iterable(layer.items() for layer in layers)
         return _ParamList(_ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in described)
 
     def count_bytes(self) -> int:
@@ -110,64 +124,36 @@ class PolicyWeights:
         return iter(self)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self._read(dequantize)
+        if self.lender is None:
+            layers = self._read(dequantize)
+        else:
+            self._passes.add(layers := self.lender.gather_layers())
+        for layer in layers:
+            yield from ((name, tensor.to(self.device)) for name, tensor in layer.items())
 
-    def _read(self, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and what ``read`` makes of the tensors, a layer after the other.
+    def _read(self, read: Read) -> Iterator[Layer]:
+        """Yield what ``read`` makes of each layer of a model that is whole."""
+        return iterate_layers(self.model, read)
 
-        What the model holds fused (experts, mostly) is taken apart for one layer at a time.
-        """
-        from transformers.core_model_loading import revert_weight_conversion
-
-        model = unwrap_model(self.model)
-        parameters = {name: p for name, p in model.named_parameters() if "lora_" not in name}
-        for layer in _group_by_layer(parameters):
-            tensors = {name.replace(".base_layer.", "."): read(parameters[name]) for name in layer}
-            yield from revert_weight_conversion(model, tensors).items()
-
-    def file(self) -> MemoryFile:
+    def files(self) -> list[MemoryFile]:
         """Take a snapshot, once for all calls until ``replace``."""
-        if self._file is None:
-            self._file = MemoryFile({name: t.contiguous().cpu() for name, t in self})
-        return self._file
+        with self._lock:  # several senders call, each in its thread
+            if self._files is None:
+                self._files = self._write() if self.lender is None else self.lender.write_files()
+            return self._files
+
+    def _write(self) -> list[MemoryFile]:
+        return list(write_layers(self._read(dequantize), self._read(describe_dequantized), repeat(True)))
+
+    def abandon(self) -> None:
+        """End the passes over the tensors that somebody began and will not go on with."""
+        for layers in list(self._passes):
+            layers.close()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-
-class MemoryFile:
-    """A safetensors file in memory, without a name: it is gone with this process, whatever ends it."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._descriptor = _open_memory_file()
-        self.path = None if self._descriptor is None else f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        self._bytes = save(tensors) if self.path is None else b""
-        if self._descriptor is not None:
-            with open(self._descriptor, "wb", closefd=False) as file:
-                file.write(save(tensors))
-
-    def content(self) -> bytes:
-        """Return the whole file."""
-        return self._bytes if self.path is None else Path(self.path).read_bytes()
-
-    def parts(self) -> Iterator[bytes]:
-        """Split it into safetensors files of about ``PART_BYTES`` bytes, for a worker that cannot open the path."""
-        tensors = load(self._bytes) if self.path is None else load_file(self.path)
-        part: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            if part and sum(t.nbytes for t in part.values()) + tensor.nbytes > PART_BYTES:
-                yield save(part)
-                part = {}
-            part[name] = tensor
-        if part:
-            yield save(part)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
+        for file in self._files or ():
+            file.close()
+        self._files = None
 
 
 class _MemorySender:
@@ -178,20 +164,20 @@ class _MemorySender:
         self._same_machine = self._test_access()
 
     def send_weights(self) -> None:
-        file = self._weights.file()
+        files = self._weights.files()
         self._client.start_weight_update()
         if self._same_machine:
-            self._client.update_weights({"path": file.path})
+            self._client.update_weights({"paths": [file.path for file in files]})
         else:
-            for part in file.parts():
-                self._client.update_weights({"tensors": base64.b64encode(part).decode()})
+            for file in files:
+                self._client.update_weights({"tensors": base64.b64encode(file.read()).decode()})
         self._client.finish_weight_update()
 
     def shutdown(self) -> None: ...
 
     def _test_access(self) -> bool:
         """Return True if the worker can open this process's files: it is asked to read a word in one."""
-        descriptor = _open_memory_file()
+        descriptor = open_memory_file()
         if descriptor is not None:
             word = secrets.token_hex(16)
             try:
@@ -227,17 +213,3 @@ def connect_weight_sender(
         infos[backend](rank=0, **rendezvous), client=client, source=weights
     )
     return sender
-
-
-def _group_by_layer(names: Iterable[str]) -> Iterable[list[str]]:
-    """Group parameters by the layer that they are in, such as ``model.layers.3.``; those in none are one group."""
-    layers: dict[str, list[str]] = {}
-    for name in names:
-        within = re.match(r"\D*\.\d+\.", name)
-        layers.setdefault(within.group() if within else "", []).append(name)
-    return layers.values()
-
-
-def _open_memory_file() -> int | None:
-    """Open a file without a name in memory; None if the system has no such files."""
-    return os.memfd_create("agentrl weights") if hasattr(os, "memfd_create") else None

@@ -14,6 +14,7 @@ _LOG = "every step is logged, in metrics.jsonl"
 _LOADER = "rows are read by the run's own process; there is no DataLoader"
 _DDP = "gradients are summed without torch's DDP"
 _PUSH = "push what was trained: agentrl export RUN --out FOLDER --push_to_hub USER/NAME"
+_CONTEXT = "shards are learner.sharding; a row is in one process as a whole (no context parallelism)"
 _SHARD = "what several processes hold of the policy is learner.sharding (docs/scaling.md)"
 _COMPILE = "the learner is not compiled"
 _MEMORY = "micro-batches are cut by learner.max_tokens_per_microbatch"
@@ -106,7 +107,7 @@ TRAINING_FIELDS: tuple[ForeignName, ...] = (
     absent("data_seed", None, "one seed is for everything: seed"),
     absent("use_cpu", False, "a GPU is used where there is one; CUDA_VISIBLE_DEVICES= hides it"),
     nothing("accelerator_config", None, "processes are started by torchrun; nothing else is set"),
-    absent("parallelism_config", None, _SHARD),
+    absent("parallelism_config", None, _CONTEXT),
     nothing("dataloader_drop_last", False, _LOADER),
     nothing("dataloader_num_workers", 0, _LOADER),
     nothing("dataloader_pin_memory", True, _LOADER),

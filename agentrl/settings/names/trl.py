@@ -15,6 +15,7 @@ from agentrl.settings.names.convert import (
 )
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
 
+_SERVERS = "a model over several GPUs is agentrl serve --tp N, for engine.urls"
 _EMBEDDED = "the embedded engine batches continuously by itself"
 _SEND = "weights go to servers over a group that agentrl makes itself"
 _IMAGES = "episodes are text"
@@ -71,7 +72,11 @@ GRPO_FIELDS: tuple[ForeignName, ...] = (
         "engine.gpu_share, of a GPU that the learner shares; by default what it leaves",
     ),
     here("vllm_max_model_length", None, "engine.max_model_len"),
-    absent("vllm_tensor_parallel_size", 1, "every engine holds a whole model; several servers: engine.urls"),
+    absent(
+        "vllm_tensor_parallel_size",
+        1,
+        _SERVERS,
+    ),
     # the objective
     here("beta", 0.0, "learner.beta"),
     here("num_iterations", 1, "learner.num_iterations"),

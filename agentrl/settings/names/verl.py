@@ -14,7 +14,9 @@ from agentrl.settings.names.convert import (
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+_SERVERS = "a model over several GPUs is agentrl serve --tp N, for engine.urls"
 _PACKED = "micro-batches are cut by learner.max_tokens_per_microbatch; the gradient is the same"
+_CONTEXT = "a row is in one process as a whole (no context parallelism); learner.gradient_checkpointing makes room"
 _SHARD = "what several processes hold of the policy is learner.sharding (docs/scaling.md)"
 _CRITIC = "no critic is trained; advantages compare the episodes of a group"
 
@@ -78,8 +80,8 @@ VERL_NAMES: tuple[ForeignName, ...] = (
         convert_reduction,
     ),
     absent(f"{_ACTOR}.strategy", "fsdp", _SHARD),
-    absent(f"{_ACTOR}.ulysses_sequence_parallel_size", 1, _SHARD),
-    nothing(f"{_ACTOR}.fsdp_config.param_offload", False, _SHARD),
+    absent(f"{_ACTOR}.ulysses_sequence_parallel_size", 1, _CONTEXT),
+    here(f"{_ACTOR}.fsdp_config.param_offload", False, "learner.param_offload", "the optimizer is there too"),
     nothing(f"{_ACTOR}.fsdp_config.optimizer_offload", False, "learner.optimizer_offload, on one GPU with vLLM"),
     nothing(f"{_ACTOR}.fsdp_config.fsdp_size", -1, _SHARD),
     nothing(f"{_ACTOR}.checkpoint.save_contents", None, "checkpoints hold all that a run resumes from"),
@@ -97,7 +99,10 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     joint(f"{_ROLLOUT}.response_length", None, "rollout.max_episode_tokens", "and rollout.max_tokens, of one turn"),
     nothing(f"{_ROLLOUT}.prompt_length", None, "a prompt may have any length that the model has positions for"),
     absent(
-        f"{_ROLLOUT}.tensor_model_parallel_size", 2, "every engine holds a whole model; more servers: engine.urls", 1
+        f"{_ROLLOUT}.tensor_model_parallel_size",
+        2,
+        _SERVERS,
+        1,
     ),
     nothing(
         f"{_ROLLOUT}.gpu_memory_utilization",

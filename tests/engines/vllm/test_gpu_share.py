@@ -102,8 +102,8 @@ def open_gpu(monkeypatch: pytest.MonkeyPatch, *, offloads: bool) -> tuple[Gpu, V
                 gpu.note("onload")
             return tensor.clone()
 
-        learner.offload = OptimizerOffload(model, learner.optimizers, away, home)
-        learner.offload.offload()
+        learner.train_state.offload = OptimizerOffload(model, learner.optimizers, away, home)
+        learner.train_state.offload.offload()
 
     def learns(*_: object) -> None:
         gpu.reserved = size // 2  # its peak, which the allocator keeps
@@ -225,6 +225,9 @@ def test_settings_that_would_do_nothing_are_refused() -> None:
     offloads, policy = config(**{"learner.optimizer_offload": True}), load_policy("nano")
     with pytest.raises(ConfigError, match=r"optimizer_offload: the policy is on the CPU, and so is its optimizer"):
         build_learner(offloads, EnvSpec("math-tools"), policy, ProcessGroup())
+    on_cpu = config(**{"learner.param_offload": True})
+    with pytest.raises(ConfigError, match=r"param_offload: the policy is on the CPU already"):
+        build_learner(on_cpu, EnvSpec("math-tools"), policy, ProcessGroup())
     with pytest.raises(UserError, match=r"here --engine auto is the embedded engine: leave it out"):
         auto(policy.model, config(**{"engine.gpu_share": 0.3}), gpu_share=0.3)
     with pytest.raises(ConfigError, match=r"engine\.gpu_share"):

@@ -177,11 +177,11 @@ async def test_after_an_update_it_is_the_new_model(fresh: VLLMEngine) -> None:
 async def test_a_worker_that_cannot_open_the_trainers_file_is_sent_the_bytes(
     fresh: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentrl.engines.vllm import weight_sender
+    from agentrl.models import memory_file
 
     model = changed(nano())
     monkeypatch.setattr(fresh._sender, "_same_machine", False)
-    monkeypatch.setattr(weight_sender, "PART_BYTES", 500_000)
+    monkeypatch.setattr(memory_file, "PART_BYTES", 500_000)
     await fresh.update_weights(model, 7)
     done = await fresh.generate(PROMPTS[0], greedy(20), session="a")
     assert list(done.token_ids) == generated(model, PROMPTS[0], 20)

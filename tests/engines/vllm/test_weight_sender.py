@@ -1,21 +1,22 @@
 """What is sent of a model, and how: files in memory, which are gone with their process."""
 
 import os
-import subprocess
-import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import core_model_loading
 
 from agentrl.engines.vllm import launch, logprob_check, requests, weight_sender
-from agentrl.engines.vllm.weight_sender import MemoryFile, PolicyWeights
+from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.errors import UserError
 from agentrl.models import policy
+from agentrl.models.memory_file import MemoryFile
 from agentrl.types import Completion, SamplingParams
 from tests.helpers.causal_lms import subject
 from tests.helpers.tiny import qwen3
@@ -58,56 +59,41 @@ def test_experts_are_taken_apart_for_a_layer_at_a_time_and_announced_without_ten
     assert max(seen) == max(layer, outside)
 
 
-def test_a_file_is_a_snapshot_and_the_same_one_until_the_weights_are_replaced() -> None:
+def read(files: list[MemoryFile]) -> dict[str, Tensor]:
+    return {name: tensor for file in files for name, tensor in load_file(file.path or "").items()}
+
+
+def test_files_are_a_snapshot_and_the_same_one_until_the_weights_are_replaced() -> None:
     model = qwen3()
     weights, before = PolicyWeights(model), {name: p.detach().clone() for name, p in model.named_parameters()}
-    file = weights.file()
+    files = weights.files()
     with torch.no_grad():
         model.model.norm.weight.zero_()
-    assert weights.file() is file
-    assert file.path is not None
-    assert same(load_file(file.path), before)
-    assert same({k: v for part in file.parts() for k, v in load(part).items()}, before)
+    assert weights.files() is files
+    assert same(read(files), before)
+    path = files[0].path
     weights.replace(model)
-    assert not Path(file.path).exists()
-    assert not load_file(weights.file().path or "")["model.norm.weight"].any()
+    assert path is not None
+    assert not Path(path).exists()
+    assert not read(weights.files())["model.norm.weight"].any()
     weights.close()
 
 
-def test_parts_are_whole_tensors_of_about_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sender, "PART_BYTES", 4000)
-    tensors = {str(n): torch.full((size,), float(n)) for n, size in enumerate([10, 900, 900, 5000, 10, 10])}
-    file = MemoryFile(tensors)
-    parts = [load(part) for part in file.parts()]
-    assert len(parts) > 2
-    assert sum(map(len, parts)) == 6
-    assert all(len(part) == 1 or sum(t.nbytes for t in part.values()) <= 4000 for part in parts)
-    assert same({k: v for part in parts for k, v in part.items()}, tensors)
-    file.close()
+def test_senders_in_threads_take_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, written = PolicyWeights(qwen3()), list[int]()
 
+    def write_slowly() -> list[MemoryFile]:
+        written.append(1)
+        time.sleep(0.2)
+        return []
 
-def test_where_there_are_no_files_in_memory_the_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sender, "_open_memory_file", lambda: None)
-    tensor = torch.arange(5.0)
-    file = MemoryFile({"a": tensor})
-    tensor.zero_()
-    assert file.path is None
-    assert load(next(file.parts()))["a"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_killed_process_leaves_no_file() -> None:
-    code = (
-        "import torch, time; from agentrl.engines.vllm.weight_sender import MemoryFile; "
-        "file = MemoryFile({'a': torch.ones(3)}); print(file.path, flush=True); time.sleep(60)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    with holder.stdout as said:
-        path = said.readline().strip()
-    assert Path(path).exists()
-    holder.kill()
-    holder.wait()
-    assert not Path(path).exists()
+    monkeypatch.setattr(weights, "_write", write_slowly)
+    threads = [threading.Thread(target=weights.files) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert written == [1]
 
 
 @pytest.mark.skipif(launch.is_installed(), reason="vLLM is installed")
