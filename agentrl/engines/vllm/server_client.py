@@ -71,7 +71,7 @@ class Replica:
         }
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=capacity)
         self._http = httpx2.AsyncClient(**self._options, timeout=httpx2.Timeout(PING_S, read=None), limits=unlimited)
-        self._generate_url = httpx2.URL(f"{self._options['base_url']}/inference/v1/generate")
+        self._generate_url = self._http.build_request("POST", "/inference/v1/generate").url  # parsed once
         self._lost = asyncio.get_running_loop().create_future()
         self._client: HttpTransferClient | None = None
         self._sender: weight_sender.WeightSender | None = None
