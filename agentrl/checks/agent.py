@@ -54,7 +54,7 @@ async def _inspect(agent: Agent, spec: EnvSpec, run: CheckRun) -> None:
     bench = _AgentTrial(agent, spec)
     async with spec.open(), bench.gateway.open():
         await run.run("an episode", lambda: bench.check_episode([asks, ANSWER], tool.name if tool else None))
-        if bench.episode is not None and bench.episode.turn:
+        if bench.episode is not None and bench.episode.forest.turns:
             await run.run("a broken call", lambda: bench.check_broken([BROKEN, ANSWER]))
 
 

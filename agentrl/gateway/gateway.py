@@ -17,10 +17,11 @@ import anyio
 
 from agentrl.agents.agent import Agent, AgentEnding
 from agentrl.errors import UserError
-from agentrl.gateway.agent_episode import AgentEpisode, TurnRefused
+from agentrl.gateway.agent_episode import AgentEpisode
 from agentrl.gateway.dialects import DIALECTS
 from agentrl.gateway.dialects.dialect import Dialect
 from agentrl.gateway.mcp_tools import PATH, build_mcp
+from agentrl.gateway.thread_forest import TurnRefused
 from agentrl.rollout.episode import EpisodeContext
 from agentrl.runtime.threads import open_task_group
 
@@ -143,7 +144,7 @@ class Gateway:
 
         try:
             episode, body = self._find(request), await _read_body(request)
-            asked = dialect(body, episode.past)
+            asked = dialect(body, episode.forest.past)
             wanted = asked.count
             self._tell_overridden(asked.overridden)
             episode.requests[asked.name + ", streaming" * asked.streams] += 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from agentrl.gateway.agent_episode import AgentEpisode, TurnRefused
+from agentrl.gateway.agent_episode import AgentEpisode
+from agentrl.gateway.thread_forest import TurnRefused
 from agentrl.types import ERROR_PREFIX
 
 if TYPE_CHECKING:

@@ -321,7 +321,7 @@ class Episode:
                 completion.token_ids, prompt_ids=token_ids, tools=self.tools, stop=stop
             )
             self.messages.append(reply.message())
-            self.history.append(self._write_turn(reply, completion.token_ids))
+            self.history.append(write_turn(self.renderer, reply, completion.token_ids))
         return reply, completion
 
     def mark_context(self) -> tuple[int, int, int, int, TokenContext]:
@@ -391,16 +391,6 @@ class Episode:
                 raise self._method_fault("raised CancelledError") from None
         left = "; its thread is left behind" if self.env is not None and self.env.is_left_behind else ""
         raise InfraError("turn_timeout", f"{self._describe_method()} took over {limit:g} s{left}")
-
-    def _write_turn(self, reply: Reply, token_ids: Sequence[int]) -> Message:
-        """Write a turn's message for a template: a call that could not be read stays text, as it cannot write one."""
-        if not any(call.kind for call in reply.tool_calls):
-            return reply.message()
-        start = reply.text_spans[0][0] if reply.text_spans else 0
-        stops = set(self.renderer.get_stop_token_ids())
-        said = self.renderer.decode([i for i in token_ids[start:] if i not in stops]).strip()
-        thought = reply.thought if start else ""
-        return {"role": "assistant", "content": join_thought(thought, said) if thought else said}
 
     def _stage(self, name: str) -> _Stage:
         return _Stage(self, name)
@@ -498,6 +488,17 @@ def render_behind(
     if extended[: len(token_ids)] != token_ids:
         raise ContractError("the renderer changed tokens that were already in the context")
     return extended[len(token_ids) :]
+
+
+def write_turn(renderer: Renderer, reply: Reply, token_ids: Sequence[int]) -> Message:
+    """Write a turn's message for a template: a call that could not be read stays text, as it cannot write one."""
+    if not any(call.kind for call in reply.tool_calls):
+        return reply.message()
+    start = reply.text_spans[0][0] if reply.text_spans else 0
+    stops = set(renderer.get_stop_token_ids())
+    said = renderer.decode([i for i in token_ids[start:] if i not in stops]).strip()
+    thought = reply.thought if start else ""
+    return {"role": "assistant", "content": join_thought(thought, said) if thought else said}
 
 
 class _Stage:

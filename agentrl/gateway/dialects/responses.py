@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentrl.gateway.agent_episode import SampledTurn
 from agentrl.gateway.dialects.dialect import (
     Conversation,
     Decode,
@@ -15,6 +14,7 @@ from agentrl.gateway.dialects.dialect import (
     function_tool,
     read_list,
 )
+from agentrl.gateway.thread_forest import SampledTurn
 from agentrl.types import JsonSchema
 
 
