@@ -50,6 +50,7 @@ TOO_FEW = "too few scored"
 MASKED = "masked"  # stored with the stop reason: "masked: max_tokens"
 EMPTY = "nothing sampled"
 HELD_OUT = "held out"  # an evaluation's
+SERVED = "served"  # a conversation of people's clients
 OUTCOMES = (TRAINED, ZERO, PROVOKED, FAULT, RESAMPLED, UNSCORED, TOO_FEW, MASKED, EMPTY)
 
 AdvantageRule = Callable[[Sequence[Sequence[Trajectory]]], Sequence[Sequence[AdvantageValue]]]  # groups to groups
@@ -61,7 +62,7 @@ class EpisodeCredit:
     """The credit of one episode.
 
     Args:
-        outcome: TRAINED, or why it was not trained: one of ``OUTCOMES`` or HELD_OUT.
+        outcome: TRAINED, or why it was not trained: one of ``OUTCOMES``, HELD_OUT or SERVED.
         advantage: of the episode, or of each of its turns; None where it has none: it was not compared with others.
         weight: of each of its trained tokens in the step's loss; None where it is no row of the denominators.
     """
@@ -251,3 +252,9 @@ def record_held_out(groups: Iterable[Group]) -> Credit:
     """Make the record of an evaluation: nothing in it is learned from."""
     evaluated = tuple(groups)
     return Credit(evaluated, tuple(tuple(EpisodeCredit(t, HELD_OUT) for t in g) for g in evaluated))
+
+
+def record_served(conversations: Iterable[Trajectory]) -> Credit:
+    """Make the record of conversations with a policy that is served: nobody scores them."""
+    groups = tuple(Group(t.task, (t,)) for t in conversations)
+    return Credit(groups, tuple((EpisodeCredit(t, SERVED),) for g in groups for t in g))

@@ -57,17 +57,25 @@ class TrainingResources:
         return rollout
 
 
-@asynccontextmanager
-async def open_resources(
-    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None, *, learns: bool = False
-) -> AsyncIterator[TrainingResources]:
-    """Load and start what the config names; close it when the block ends.
+@dataclass(frozen=True)
+class Sampler:
+    """A policy, loaded, with its renderer, and the engine that samples from it, which is not started yet."""
+
+    config: TrainConfig
+    policy: Policy
+    renderer: TemplateRenderer
+    engine: OpenEngine
+    grammar: OutputGrammar | None = None  # of every turn
+
+
+def build_sampler(config: TrainConfig, loaded: Policy | None = None, *, learns: bool = False) -> Sampler:
+    """Load the policy that the config names, and build its engine.
 
     Args:
         learns: the policy is trained meanwhile, so that an engine on the same GPU leaves room for that.
 
     Raises:
-        UserError: something cannot be loaded or started.
+        UserError: something cannot be loaded.
     """
     keep_freed_memory()
     loaded = load_trainable_policy(config, loaded)
@@ -78,17 +86,36 @@ async def open_resources(
     renderer = TemplateRenderer(loaded.tokenizer, template, loaded.end_tokens, calls, words, config.history)
     rules = config.rollout.structured_outputs
     grammar = OutputGrammar(loaded.tokenizer, renderer.get_stop_token_ids(), rules) if rules else None
-    own_engine = _build_engine(config if learns else leave_out_learner(config), loaded.model)
-    if grammar is not None and not (isinstance(own_engine, GrammarTaker) and own_engine.takes_grammars):
+    engine = _build_engine(config if learns else leave_out_learner(config), loaded.model)
+    if grammar is not None and not (isinstance(engine, GrammarTaker) and engine.takes_grammars):
         raise ConfigError(
             f"rollout.structured_outputs: engine {config.engine.name} samples by no grammar; take --engine "
             "transformers, server or launched"
         )
-    async with spec.open(), own_engine as engine:
+    return Sampler(config, loaded, renderer, engine, grammar)
+
+
+@asynccontextmanager
+async def open_resources(
+    config: TrainConfig, spec: EnvSpec, loaded: Policy | None = None, *, learns: bool = False
+) -> AsyncIterator[TrainingResources]:
+    """Load and start what the config names; close it when the block ends.
+
+    Args:
+        learns: the policy is trained meanwhile.
+
+    Raises:
+        UserError: something cannot be loaded or started.
+    """
+    sampler = build_sampler(config, loaded, learns=learns)
+    config = sampler.config
+    async with spec.open(), sampler.engine as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
         with collect_garbage_seldom():
             async with _open_gateway(config) as gateway:
-                yield TrainingResources(config, spec, loaded, renderer, engine, grammar, gateway)
+                yield TrainingResources(
+                    config, spec, sampler.policy, sampler.renderer, engine, sampler.grammar, gateway
+                )
 
 
 @asynccontextmanager
@@ -98,7 +125,7 @@ async def _open_gateway(config: TrainConfig) -> AsyncIterator[Gateway | None]:
         yield None
         return
     episodes = config.rollout.tasks_per_step * config.rollout.group_size
-    hidden = [config.run.dir or "runs", "runs", "evals"]
+    hidden = [config.run.dir or "runs", "runs", "evals", "served"]
     sandbox = AgentSandbox(config.agent_readable, hidden) if config.agent_sandbox else None
     async with Gateway(parse_agent(config.agent, config.agent_workers, sandbox), episodes).open() as gateway:
         yield gateway

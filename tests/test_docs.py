@@ -23,7 +23,21 @@ import pytest
 import agentrl
 from agentrl.agents.forms import parse_agent
 from agentrl.cli import check as check_verb
-from agentrl.cli import compare, export, from_trl, main, play, replay, rescore, serve, serve_tools, sft, train, view
+from agentrl.cli import (
+    compare,
+    export,
+    from_trl,
+    main,
+    play,
+    replay,
+    rescore,
+    serve,
+    serve_policy,
+    serve_tools,
+    sft,
+    train,
+    view,
+)
 from agentrl.cli import eval as eval_verb
 from agentrl.cli.dispatch import VERBS
 from agentrl.engines.vllm.launchers import ServerPlan, launch_servers
@@ -171,6 +185,7 @@ READ: dict[str, Callable[[Sequence[str]], object]] = {  # a verb's words are rea
     "play": _play,
     "check": _check,
     "serve": lambda words: locate_model(serve.COMMAND.parse(words).options.model),
+    "serve-policy": lambda words: locate_model(serve_policy.COMMAND.parse(words).names[0]),
     "serve-tools": _serve_tools,
     "view": view.COMMAND.parse,
     "from-trl": from_trl.COMMAND.parse,
@@ -211,6 +226,7 @@ CANNOT = {  # what is in a command: why it is not run here
     r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
     r"--endpoint ": "needs a server of chat completions; tests/engines/test_openai_endpoint.py has one",
     r"--engine (vllm|server|launched)|^agentrl serve ": "needs vLLM: make vllm",
+    r"^agentrl serve-policy ": "serves until it is ended; tests/cli/test_serve_policy.py does so",
     r"^agentrl serve-tools ": "serves until it is ended; tests/cli/test_serve_tools.py does so",
     r"^agentrl view ": "serves until it is ended; tests/view/test_server.py does so",
     r"^agentrl play (?!.*--script)": "waits for a person; tests/cli/test_play.py has one",

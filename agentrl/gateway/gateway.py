@@ -7,11 +7,11 @@ import secrets
 import warnings
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -20,6 +20,15 @@ from agentrl.errors import UserError
 from agentrl.gateway.agent_episode import AgentEpisode
 from agentrl.gateway.dialects import DIALECTS
 from agentrl.gateway.dialects.dialect import Dialect
+from agentrl.gateway.http_requests import (
+    STATUS,
+    SampledAnswer,
+    answer_request,
+    list_model,
+    read_body,
+    read_key,
+    unless_gone,
+)
 from agentrl.gateway.mcp_tools import PATH, build_mcp
 from agentrl.gateway.thread_forest import TurnRefused
 from agentrl.rollout.episode import EpisodeContext
@@ -35,8 +44,6 @@ if TYPE_CHECKING:
 
     from agentrl.runtime.loopback_server import LoopbackServer
 
-T = TypeVar("T")
-_STATUS = {"invalid_api_key": 401, "episode_over": 410, "context_length_exceeded": 400, "invalid_request": 400}
 FEWEST = 8  # episodes that end by the same error before a run does
 
 
@@ -139,64 +146,51 @@ class Gateway:
         )
 
     async def _answer(self, dialect: type[Dialect], request: Request) -> Response:
-        """Answer a request in a dialect: its episode samples a turn; what goes wrong is an error in the dialect."""
-        from starlette.responses import JSONResponse, Response
+        """Answer a request in a dialect: its episode samples a turn."""
+        return await answer_request(request, dialect, partial(self._sample, dialect))
 
-        try:
-            episode, body = self._find(request), await _read_body(request)
-            asked = dialect(body, episode.forest.past)
-            wanted = asked.count
-            self._tell_overridden(asked.overridden)
-            episode.requests[asked.name + ", streaming" * asked.streams] += 1
-            sent = request.headers.get("x-stainless-retry-count", "")
-            is_retry = (sent != "0" if sent else None) if wanted == 1 else False
-            turns = await _unless_gone(
-                request,
-                asyncio.gather(
-                    *(episode.complete(asked.messages, asked.tools, is_retry=is_retry) for _ in range(wanted))
-                ),
-            )
-        except TurnRefused as refusal:
-            return JSONResponse(dialect.format_error(refusal.code, str(refusal)), _STATUS[refusal.code])
-        except ValueError as error:
-            return JSONResponse(dialect.format_error("invalid_request", str(error)), 400)
-        except Exception as error:  # the episode ends by it, and its agent need not know more
-            sentence = f"the episode ended by {type(error).__name__}"
-            return JSONResponse(dialect.format_error("episode_over", sentence), _STATUS["episode_over"])
-        given = next(self._numbers), str(body.get("model") or self.model), turns, episode.renderer.decode
-        if not asked.streams:
-            return JSONResponse(asked.format_answer(*given))
-        return Response(b"".join(asked.format_events(*given)), media_type="text/event-stream")
+    async def _sample(self, dialect: type[Dialect], request: Request) -> SampledAnswer:
+        episode, body = self._find(request), await read_body(request)
+        asked = dialect(body, episode.forest.past)
+        wanted = asked.count
+        self._tell_overridden(asked.overridden)
+        episode.requests[asked.name + ", streaming" * asked.streams] += 1
+        sent = request.headers.get("x-stainless-retry-count", "")
+        is_retry = (sent != "0" if sent else None) if wanted == 1 else False
+        turns = await unless_gone(
+            request,
+            asyncio.gather(*(episode.complete(asked.messages, asked.tools, is_retry=is_retry) for _ in range(wanted))),
+        )
+        model = str(body.get("model") or self.model)
+        return SampledAnswer(asked, next(self._numbers), model, turns, episode.renderer.decode)
 
     def _find(self, request: Request) -> AgentEpisode:
         """Find the episode of a request's key. Raises TurnRefused: there is none."""
-        episode = self._playing.get(_read_key(request))
+        episode = self._playing.get(read_key(request))
         if episode is None:
             sentence = "this key is of no episode that runs: use the task's api_key"
             raise TurnRefused("invalid_api_key", sentence)
         return episode
 
     async def _list_models(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "agentrl"}]})
+        return list_model(self.model)
 
     async def _call(self, request: Request) -> Response:
         """Run a tool of the environment, for `agentrl.agents.task`."""
         from starlette.responses import JSONResponse
 
         try:
-            episode, body = self._find(request), await _read_body(request)
+            episode, body = self._find(request), await read_body(request)
             name, arguments = body.get("name"), body.get("arguments")
             if not isinstance(name, str) or not isinstance(arguments, str | dict):
                 raise TurnRefused("invalid_request", "a call has a name, and arguments: an object, or its text")
             call = asyncio.ensure_future(episode.call_tool(name, arguments))
-            return JSONResponse({"content": await _unless_gone(request, call)})
+            return JSONResponse({"content": await unless_gone(request, call)})
         except TurnRefused as refusal:
-            return JSONResponse(Dialect.format_error(refusal.code, str(refusal)), _STATUS[refusal.code])
+            return JSONResponse(Dialect.format_error(refusal.code, str(refusal)), STATUS[refusal.code])
         except Exception as error:
             sentence = f"the episode ended by {type(error).__name__}"
-            return JSONResponse(Dialect.format_error("episode_over", sentence), _STATUS["episode_over"])
+            return JSONResponse(Dialect.format_error("episode_over", sentence), STATUS["episode_over"])
 
     def _tell_overridden(self, names: list[str]) -> None:
         if new := [n for n in names if n not in self._told]:
@@ -204,48 +198,6 @@ class Gateway:
             self.say(f"the agent asks for {', '.join(new)}: the run's own sampling stands (rollout)")
 
 
-def _read_key(request: Request) -> str:
-    """Read a request's API key: a bearer, or Anthropic's header."""
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
-
-
-async def _read_body(request: Request) -> dict[str, Any]:
-    """Read the body of a request. Raises TurnRefused: it is no JSON object."""
-    try:
-        body = await request.json()
-    except ValueError:
-        raise TurnRefused("invalid_request", "the body is no JSON") from None
-    if not isinstance(body, dict):
-        raise TurnRefused("invalid_request", "the body is no JSON object")
-    return body
-
-
 async def _serve(web: LoopbackServer, listener: socket.socket, closed: anyio.Event) -> None:
     await web.serve([listener])
     closed.set()
-
-
-async def _await_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _unless_gone(request: Request, work: asyncio.Future[T]) -> T:
-    """Await work; where the client goes away meanwhile, nobody works on.
-
-    Raises:
-        TurnRefused: it has gone, or the episode is over.
-    """
-
-    watching = asyncio.ensure_future(_await_disconnect(request))
-    try:
-        await asyncio.wait((work, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-        with suppress(asyncio.CancelledError):
-            return await work
-        raise TurnRefused("episode_over", "the episode is over, or its client has gone")
-    finally:
-        watching.cancel()
-        work.cancel()

@@ -25,6 +25,7 @@ class OpenThread:
         source: the thread that it goes on from, or whose call opened it; None: of none.
         after: the number of the source's turn that it stands behind.
         begun: messages that it began with.
+        is_cut: its last turn ran out of tokens.
         folded: another conversation has its task, with another history: it is hardly gone on from.
     """
 
@@ -41,6 +42,7 @@ class OpenThread:
     source: OpenThread | None = None
     after: int | None = None
     begun: int = 0
+    is_cut: bool = False
     folded: bool = False
 
     def append(self, segment: Segment) -> None:

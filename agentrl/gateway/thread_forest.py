@@ -50,7 +50,7 @@ class SampledTurn:
 
 @dataclass(frozen=True)
 class PlayedThreads:
-    """What an episode's threads came to.
+    """The threads of an episode, as its row has them.
 
     Args:
         segments: of all threads, one behind the other.
@@ -109,7 +109,7 @@ class ThreadForest:
         Args:
             is_retry: it was sent before: what answered that answers this. None: not known, and so where that one is
                 being answered.
-            sampling: of this turn; None: the run's.
+            sampling: of this turn, its seed too; None: the run's.
 
         Raises:
             TurnRefused: there is none, and why.
@@ -133,7 +133,7 @@ class ThreadForest:
         self._in_flight[digest] = future
         try:
             with self.answering():
-                turn = await self._sample(messages, tools, digests, sampling or self._run_sampling)
+                turn = await self._sample(messages, tools, digests, sampling)
         except BaseException:
             future.cancel()
             if self._in_flight.get(digest) is future:
@@ -146,16 +146,12 @@ class ThreadForest:
         """Return the engine's word for a branch, each of which has a cache of its own."""
         return f"{self.session}.{branch}" if branch else self.session
 
-    @property
-    def _run_sampling(self) -> SamplingParams:
-        return replace(self.context.sampling, max_tokens=self.context.limits.max_tokens)
-
     async def _sample(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[JsonSchema],
         digests: Sequence[Digest],
-        sampling: SamplingParams,
+        sampling: SamplingParams | None,
     ) -> SampledTurn:
         if self.over is not None:
             raise TurnRefused("episode_over", f"the episode is over ({self.over.value})")
@@ -179,11 +175,12 @@ class ThreadForest:
                 if thread is before:
                     thread.cut(*marks)
 
-    async def _generate_in(self, thread: OpenThread, digest: Digest, sampling: SamplingParams) -> SampledTurn:
+    async def _generate_in(self, thread: OpenThread, digest: Digest, own: SamplingParams | None) -> SampledTurn:
         context, limits, prompt = self.context, self.context.limits, thread.token_ids.copy()
         if self.most_turns is not None and thread.depth >= self.most_turns:
             self.over = Stop.MAX_TURNS
             raise TurnRefused("episode_over", f"the {self.most_turns} turns of an episode are over")
+        sampling = own or self._run_sampling(thread)
         room = min(sampling.max_tokens, context.engine.max_context - len(prompt))
         if limits.max_episode_tokens is not None:
             room = min(room, limits.max_episode_tokens - (len(prompt) - len(thread.segments[0].token_ids)))
@@ -194,7 +191,6 @@ class ThreadForest:
             sampling,
             max_tokens=room,
             stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
-            seed=mix_seeds(self.seed, thread.depth, sampling.seed, *([thread.branch] if thread.branch else [])),
         )
         started = context.lanes.clock()
         completion = await context.engine.generate(prompt, params, session=self.name_session(thread.branch))
@@ -212,18 +208,24 @@ class ThreadForest:
         thread.depth += 1
         message = self._write_message(reply, completion.token_ids)
         end = len(thread.token_ids), len(thread.messages), len(completion.token_ids)
-        is_cut = completion.stop_reason == "length"  # nothing can be put behind it
-        if not is_cut:
+        thread.is_cut = completion.stop_reason == "length"  # nothing can be put behind it
+        if not thread.is_cut:
             self._tree.add(digest, message, TurnEnd(self.threads.index(thread), self.turns, *end, thread.depth))
         self.turns += 1
         before, self.turn_ended = self.turn_ended, context.lanes.clock()
         context.record_turn(seconds, max(0.0, self.turn_ended - before - seconds))
         finish = "tool_calls" if reply.tool_calls else "stop"
-        if is_cut:
+        if thread.is_cut:
             finish = "length"
             if not self.goes_on_when_cut:
                 self.over = Stop.MAX_TOKENS
         return SampledTurn(message, finish, len(prompt), completion.token_ids, completion.logprobs)
+
+    def _run_sampling(self, thread: OpenThread) -> SamplingParams:
+        """Return the run's own sampling of a thread's next turn."""
+        sampling, branch = self.context.sampling, [thread.branch] if thread.branch else []
+        seed = mix_seeds(self.seed, thread.depth, sampling.seed, *branch)
+        return replace(sampling, max_tokens=self.context.limits.max_tokens, seed=seed)
 
     def _read_messages(self, given: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Read messages of a request; answers of the environment's tools are those that it gave."""

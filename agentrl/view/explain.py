@@ -66,6 +66,7 @@ def explain_exclusion(store: Store, row: Row, group: Sequence[Row]) -> str:
     scored = [m for m in group if m["reward"] is not None]
     reasons = {
         credit.HELD_OUT: "it measures held-out tasks",
+        credit.SERVED: "it is a conversation of a client, whom the policy was served to",
         credit.FAULT: f"an infrastructure error ended it ({row['fault']}), which says nothing about the model",
         credit.RESAMPLED: "its group taught nothing, or too few of it could be scored: another was rolled out for it",
         credit.UNSCORED: "no reward applied",
