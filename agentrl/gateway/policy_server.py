@@ -108,7 +108,9 @@ class PolicyServer:
     def _end(self, served: ServedConversation) -> None:
         del self._open[served.number]
         self._named.pop(served.name, None)
-        self._ends = {digest: one for digest, one in self._ends.items() if one is not served}
+        for end in served.ends:
+            if self._ends.get(end) is served:
+                del self._ends[end]
         for branch in {thread.branch for thread in served.forest.threads}:
             self.context.engine.end_session(served.forest.name_session(branch))
         if served.forest.turns:
@@ -145,7 +147,8 @@ class PolicyServer:
         turns = await self._sample_turns(request, served, asked, [replace(sampling, seed=s) for s in seeds], is_retry)
         if digest is not None:
             for turn in turns:
-                self._ends[extend_digest(digest, turn.message)] = served
+                served.ends.append(end := extend_digest(digest, turn.message))
+                self._ends[end] = served
         self.answered += 1
         return SampledAnswer(asked, next(self._answers), self.model, turns, served.forest.renderer.decode)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from agentrl.gateway.conversation import Digest
 from agentrl.gateway.thread_forest import ThreadForest
 from agentrl.types import Stop, Trajectory
 
@@ -16,6 +17,7 @@ class ServedConversation:
     Args:
         number: in the order in which they began.
         name: that the client gave; empty: none.
+        ends: what its turns end, by which it is found again.
         answering: requests that are being answered.
         since: when it was last asked or answered, by the run's clock.
     """
@@ -25,6 +27,7 @@ class ServedConversation:
     name: str = ""
     began: float = 0.0
     since: float = 0.0
+    ends: list[Digest] = field(default_factory=list)
     answering: int = 0
     seconds: float = 0.0  # of the engine, concurrent requests together
     temperature: float | None = None  # of the last turn
