@@ -26,9 +26,11 @@ from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout.engine_protocol import GrammarTaker, OpenEngine
 from agentrl.rollout.rollout import Rollout, check_deadlines
+from agentrl.rollout.sub_agents import check_own_context
 from agentrl.runtime.memory import collect_garbage_seldom, keep_freed_memory
 from agentrl.settings.catalogue import bind_choices
 from agentrl.settings.schema import EngineConfig, TrainConfig
+from agentrl.tools.spawn import is_spawn
 
 _ENGINE_NEEDS = (
     *("capacity", "max_context", "generate", "end_session", "update_weights", "close"),
@@ -111,11 +113,27 @@ async def open_resources(
     config = sampler.config
     async with spec.open(), sampler.engine as engine:
         check_deadlines(spec, config.rollout.turn_timeout_s)
+        if any(map(is_spawn, spec.tool_list())):
+            _check_spawn(config)
         with collect_garbage_seldom():
             async with _open_gateway(config) as gateway:
                 yield TrainingResources(
                     config, spec, sampler.policy, sampler.renderer, engine, sampler.grammar, gateway
                 )
+
+
+def _check_spawn(config: TrainConfig) -> None:
+    """Refuse the tool ``spawn`` beside settings that it cannot go with, by a ConfigError."""
+    if config.agent is not None:
+        raise ConfigError(
+            "the tool spawn and --agent do not go together: an agent opens conversations of its own, which are "
+            "threads of the episode"
+        )
+    check_own_context(
+        folds=config.rollout.context != "whole",
+        branches=config.rollout.branches > 1,
+        rewrites=config.history == "as_template",
+    )
 
 
 @asynccontextmanager

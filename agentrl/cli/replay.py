@@ -26,7 +26,7 @@ from agentrl.settings.schema import TrainConfig
 from agentrl.settings.section import Section
 from agentrl.settings.trust import read_run_layer
 from agentrl.training.stages import build_stages, find_stage
-from agentrl.types import Trajectory
+from agentrl.types import ThreadRole, Trajectory
 from agentrl.view.escaping import escape_controls
 
 TEXT = """\
@@ -36,7 +36,7 @@ TEXT = """\
 
 The model's turns and the tools' results are taken from the record; the task is reset again. A tool that gets a call
 which is not on record is called. `agentrl view` shows the names of episodes. One that an agent played (`--agent`)
-cannot be replayed: its program decides what is asked.
+cannot be replayed, as its program decides what is asked; nor can one that has sub-agents (`--tools spawn`).
 """
 
 
@@ -61,6 +61,11 @@ def _run(arguments: Arguments[_ReplayOptions]) -> int:
             "show it"
         )
     before = reader.build_trajectory(reader.read_row(run, where))
+    if any(thread.role is ThreadRole.SUB_AGENT for thread in before.threads):
+        raise UserError(
+            f"{where} has sub-agents, which take their turns at the same time: agentrl rescore {run} scores it again, "
+            f"agentrl explain {run} {where} and agentrl view show it"
+        )
     if own.from_turn is not None and own.from_turn > before.turns:
         raise ConfigError(f"--from_turn is 0 to {before.turns}, the turns of {where}; not {own.from_turn}")
     if own.from_turn is None and (own.model is not None or own.greedy):

@@ -15,8 +15,8 @@ from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.validation import as_messages, validate_rewards, validate_step
 from agentrl.errors import InfraError
-from agentrl.gateway.thread_forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.rollout.episode import Branching, Episode, EpisodeContext
+from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.types import JsonSchema, Observation, Reply, Stop, ToolCall, Trajectory
 
 if TYPE_CHECKING:

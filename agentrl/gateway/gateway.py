@@ -30,8 +30,8 @@ from agentrl.gateway.http_requests import (
     unless_gone,
 )
 from agentrl.gateway.mcp_tools import PATH, build_mcp
-from agentrl.gateway.thread_forest import TurnRefused
 from agentrl.rollout.episode import EpisodeContext
+from agentrl.rollout.threads.forest import TurnRefused
 from agentrl.runtime.threads import open_task_group
 
 if TYPE_CHECKING:

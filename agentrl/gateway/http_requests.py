@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.gateway.dialects.dialect import Decode, Dialect
-from agentrl.gateway.thread_forest import SampledTurn, TurnRefused
+from agentrl.rollout.threads.forest import SampledTurn, TurnRefused
 
 if TYPE_CHECKING:
     from starlette.requests import Request

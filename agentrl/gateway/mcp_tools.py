@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentrl.gateway.agent_episode import AgentEpisode
-from agentrl.gateway.thread_forest import TurnRefused
+from agentrl.rollout.threads.forest import TurnRefused
 from agentrl.types import ERROR_PREFIX
 
 if TYPE_CHECKING:

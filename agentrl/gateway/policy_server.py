@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentrl.gateway.client_sampling import read_sampling
-from agentrl.gateway.conversation import Digest, TurnTree, extend_digest
 from agentrl.gateway.dialects import DIALECTS
 from agentrl.gateway.dialects.dialect import Dialect
 from agentrl.gateway.http_requests import (
@@ -32,8 +31,10 @@ from agentrl.gateway.http_requests import (
     unless_gone,
 )
 from agentrl.gateway.served_conversation import ServedConversation
-from agentrl.gateway.thread_forest import SampledTurn, ThreadForest, TurnRefused
-from agentrl.rollout.episode import EpisodeContext, mix_seeds
+from agentrl.rollout.episode import EpisodeContext
+from agentrl.rollout.seeds import mix_seeds
+from agentrl.rollout.threads.conversation import Digest, TurnTree, extend_digest
+from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.types import SamplingParams, Trajectory
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agentrl.gateway.conversation import Digest
-from agentrl.gateway.thread_forest import ThreadForest
+from agentrl.rollout.threads.conversation import Digest
+from agentrl.rollout.threads.forest import ThreadForest
 from agentrl.types import Stop, Trajectory
 
 

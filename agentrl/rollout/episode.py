@@ -7,7 +7,6 @@ model sampled is never encoded again to be trained.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,12 +28,15 @@ from agentrl.environments.validation import (
     validate_step,
 )
 from agentrl.errors import ContractError, InfraError, UserError, is_failure
-from agentrl.renderer import AppendingRenderer, HistoryRewriter, Renderer
+from agentrl.renderer import HistoryRewriter, Renderer
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
 from agentrl.rollout.folding import FoldedContexts, Folding
 from agentrl.rollout.provenance import EndedEpisodes
+from agentrl.rollout.seeds import mix_seeds
+from agentrl.rollout.sub_agents import SubAgents, list_spawns
 from agentrl.rollout.token_context import TokenContext
+from agentrl.rollout.turn_rendering import render_behind, write_turn
 from agentrl.runtime.lanes import Lanes, Track
 from agentrl.tools.offered_tools import OfferedTools
 from agentrl.tools.provenance import HealthProbe
@@ -47,9 +49,9 @@ from agentrl.types import (
     Reply,
     SamplingParams,
     Segment,
+    Step,
     Stop,
     Trajectory,
-    join_thought,
 )
 
 T = TypeVar("T")
@@ -140,6 +142,7 @@ class Episode:
         self.turn = 0
         self.shared_turns = 0  # turns there had been when it branched
         self.forks: list[Episode] = []
+        self.sub_agents: SubAgents | None = None  # once there is one
         self.folded = FoldedContexts(context.folding) if context.folding is not None else None
 
     @overload
@@ -268,9 +271,8 @@ class Episode:
         if reply is None:
             self.stop = Stop.MAX_TOKENS
             return False
-        with self._stage("tools"):
-            step = validate_step(await self._bounded(env.step(reply)), env)
-            tools = [t.schema for t in env.tool_list]
+        step = await self._act(env, reply)
+        tools = [t.schema for t in env.tool_list]
         self.step_rewards.append(float(step.reward))
         self.info |= step.info
         if step.terminated or step.truncated:
@@ -283,6 +285,16 @@ class Episode:
             self.stop = Stop.MAX_TOKENS
             return False
         return True
+
+    async def _act(self, env: Env, reply: Reply) -> Step:
+        """Return the environment's answer to a turn."""
+        with self._stage("tools"):
+            if isinstance(env, ToolEnv) and (spawns := list_spawns(env, reply)):
+                self.sub_agents = self.sub_agents or SubAgents.begin(self)
+                return await self.sub_agents.act(env, reply, spawns)
+            if isinstance(env, ToolEnv) and self.sub_agents is not None:
+                env._turn = self.sub_agents.main[-1]
+            return validate_step(await self._bounded(env.step(reply)), env)
 
     async def _generate(self) -> Reply | None:
         """Sample the model's turn and read it. Return None if the turn, or the context, ran out of tokens."""
@@ -313,6 +325,8 @@ class Episode:
             if params.stop is not None:
                 completion = params.stop.cut_completion(completion)
             context.tokens += len(completion.token_ids)
+            if self.sub_agents is not None:
+                self.sub_agents.count_turn()
             self._append(
                 Segment("model", completion.token_ids, completion.logprobs, completion.versions, completion.kept)
             )
@@ -420,6 +434,8 @@ class Episode:
         for fork in self.forks:  # that never ran
             await fork.close()
         self.context.engine.end_session(self.session)
+        if self.sub_agents is not None:
+            self.sub_agents.close()
         if self.env is None:
             return
         self.stage = "close"
@@ -450,55 +466,30 @@ class Episode:
         if self.folded is not None:
             places = self.folded.place_calls(calls)
             calls = [replace(call, turn=turn) for call, turn in zip(calls, places, strict=True)]
+        threads = self.folded.describe(self) if self.folded is not None else ()
+        segments, step_rewards = list(self.segments), list(self.step_rewards)
+        if (agents := self.sub_agents) is not None:
+            calls = [replace(c, turn=turn) for c, turn in zip(calls, agents.place_calls(calls), strict=True)]
+            segments += agents.list_segments()
+            step_rewards += [0.0] * (len(agents.main) - len(step_rewards)) + agents.list_rewards()
+            threads = agents.describe()
         return Trajectory(
             task=self.task,
-            segments=tuple(self.segments),
+            segments=tuple(segments),
             messages=tuple(self.messages),
             stop=self.stop,
             rewards=dict(self.rewards),
             weights=dict(self.env.reward_weights) if self.env else {},
-            step_rewards=tuple(self.step_rewards),
+            step_rewards=tuple(step_rewards),
             timings={**self.timings, "total": self.clock() - self.started},
             calls=tuple(calls),
-            threads=self.folded.describe(self) if self.folded is not None else (),
+            threads=threads,
             fault=self.fault,
             info={**self.info, **self.env.extras} if self.env else dict(self.info),
             metrics=dict(self.env.metrics) if self.env else {},
             temperature=self.context.sampling.temperature,
             shared_turns=self.shared_turns,
         )
-
-
-def render_behind(
-    renderer: Renderer,
-    prompt_ids: TokenContext,
-    completion_ids: Sequence[int],
-    messages: Sequence[Message],
-    tools: Sequence[JsonSchema],
-) -> Sequence[int]:
-    """Render the tokens that messages put behind a turn.
-
-    Raises:
-        ContractError: the renderer would change tokens that are in the context.
-    """
-    if isinstance(renderer, AppendingRenderer):
-        return renderer.render_appended(completion_ids, messages, tools=tools)
-    token_ids = [*prompt_ids, *completion_ids]
-    extended = renderer.bridge_to_next_turn(list(prompt_ids), completion_ids, messages, tools=tools)
-    if extended[: len(token_ids)] != token_ids:
-        raise ContractError("the renderer changed tokens that were already in the context")
-    return extended[len(token_ids) :]
-
-
-def write_turn(renderer: Renderer, reply: Reply, token_ids: Sequence[int]) -> Message:
-    """Write a turn's message for a template: a call that could not be read stays text, as it cannot write one."""
-    if not any(call.kind for call in reply.tool_calls):
-        return reply.message()
-    start = reply.text_spans[0][0] if reply.text_spans else 0
-    stops = set(renderer.get_stop_token_ids())
-    said = renderer.decode([i for i in token_ids[start:] if i not in stops]).strip()
-    thought = reply.thought if start else ""
-    return {"role": "assistant", "content": join_thought(thought, said) if thought else said}
 
 
 class _Stage:
@@ -525,9 +516,3 @@ class _Stage:
 _METHODS = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
 _ANSWERING = ("tools", "score", "close")  # stages in which the environment has the model's turns before it
 _count = iter(range(1 << 62))
-
-
-def mix_seeds(*numbers: int) -> int:
-    """Mix several numbers into one 63-bit seed."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

@@ -10,7 +10,8 @@ from anyio.abc import TaskGroup
 
 from agentrl.environments.env import Env
 from agentrl.environments.task_sampler import task_index
-from agentrl.rollout.episode import Branching, Episode, EpisodeContext, mix_seeds
+from agentrl.rollout.episode import Branching, Episode, EpisodeContext
+from agentrl.rollout.seeds import mix_seeds
 from agentrl.runtime.threads import open_task_group
 from agentrl.types import Trajectory
 

@@ -23,10 +23,10 @@ from agentrl import EnvSpec, Trajectory
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.gateway.agent_episode import AgentEpisode
 from agentrl.gateway.gateway import Gateway
-from agentrl.gateway.thread_forest import TurnRefused
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.threads.forest import TurnRefused
 from agentrl.types import Completion, SamplingParams
 from tests.helpers.agents import Sums
 from tests.helpers.families import family

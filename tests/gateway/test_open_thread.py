@@ -10,7 +10,7 @@ import pytest
 
 from agentrl import Trajectory
 from agentrl.agents.agent import AgentTask
-from agentrl.gateway.open_thread import OpenThread
+from agentrl.rollout.threads.open_thread import OpenThread
 from agentrl.rollout.token_context import TokenContext
 from agentrl.testing import ScriptedEngine, call
 from agentrl.types import Segment

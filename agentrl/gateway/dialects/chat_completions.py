@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentrl.gateway.dialects.dialect import Conversation, Decode, Dialect, format_event, read_list
-from agentrl.gateway.thread_forest import SampledTurn
+from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.types import JsonSchema
 
 MOST = 128  # turns of a request

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar
 
-from agentrl.gateway.thread_forest import SampledTurn
+from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.types import JsonSchema
 
 Decode = Callable[[Sequence[int]], str]

@@ -14,7 +14,7 @@ from agentrl.gateway.dialects.dialect import (
     function_tool,
     read_list,
 )
-from agentrl.gateway.thread_forest import SampledTurn
+from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.types import JsonSchema
 
 INVALID = "invalid_arguments"  # of an input that is no object: the text that the model wrote

@@ -12,14 +12,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import TemplateError
-from agentrl.gateway.conversation import Digest, TurnEnd, TurnTree, same_arguments, to_message
-from agentrl.gateway.open_thread import OpenThread, describe_threads, find_caller
 from agentrl.renderer import HistoryRewriter, Renderer
-from agentrl.rollout.episode import EpisodeContext, mix_seeds, render_behind, write_turn
+from agentrl.rollout.seeds import mix_seeds
+from agentrl.rollout.threads.conversation import Digest, TurnEnd, TurnTree, same_arguments, to_message
+from agentrl.rollout.threads.open_thread import OpenThread, describe_threads, find_caller
+from agentrl.rollout.turn_rendering import render_behind, write_turn
 from agentrl.types import JsonSchema, Message, Reply, SamplingParams, Segment, Stop, Thread, ToolCall
+
+if TYPE_CHECKING:
+    from agentrl.rollout.episode import EpisodeContext
 
 INVALID_CALL = "invalid_tool_call"  # the name of a call on the wire of which none can be read
 
@@ -39,6 +43,7 @@ class SampledTurn:
     Args:
         message: the reply, as it goes over the wire: calls with their arguments as text.
         prompt_tokens: of the context that it was sampled in.
+        number: among the turns of the episode.
     """
 
     message: dict[str, Any]
@@ -46,6 +51,7 @@ class SampledTurn:
     prompt_tokens: int
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -219,7 +225,7 @@ class ThreadForest:
             finish = "length"
             if not self.goes_on_when_cut:
                 self.over = Stop.MAX_TOKENS
-        return SampledTurn(message, finish, len(prompt), completion.token_ids, completion.logprobs)
+        return SampledTurn(message, finish, len(prompt), completion.token_ids, completion.logprobs, self.turns - 1)
 
     def _run_sampling(self, thread: OpenThread) -> SamplingParams:
         """Return the run's own sampling of a thread's next turn."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.gateway import conversation
-from agentrl.gateway.conversation import TurnEnd, TurnTree, same_arguments, to_message
+from agentrl.rollout.threads import conversation
+from agentrl.rollout.threads.conversation import TurnEnd, TurnTree, same_arguments, to_message
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 

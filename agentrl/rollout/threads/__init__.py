@@ -1,0 +1,1 @@
+"""Threads: conversations that requests go on with, in the tokens that were sampled."""

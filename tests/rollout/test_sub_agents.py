@@ -1,0 +1,188 @@
+"""The tool ``spawn``: a sub-agent is a thread of the episode, in exact tokens, and its answer is the tool's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agentrl import EnvSpec, Step, ToolEnv, Trajectory, tool
+from agentrl.credit import record_held_out
+from agentrl.errors import ConfigError
+from agentrl.rollout.episode import EpisodeLimits
+from agentrl.rollout.rollout import Rollout
+from agentrl.runs import reader
+from agentrl.runs.writer import write_episodes
+from agentrl.testing import ByteRenderer, ScriptedEngine, call
+from agentrl.tools.spawn import spawn
+from agentrl.types import Group, Reply, Stop, ThreadRole
+
+pytestmark = pytest.mark.anyio
+ADD = call("add", a=1, b=2)
+
+
+class Sums(ToolEnv):
+    """Asks for a sum."""
+
+    max_turns = 4
+    system_prompt = "Be brief."
+    tools = (spawn,)
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.ask("What is 1 + 2?"), {}
+
+    @tool
+    async def add(self, a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float]:
+        return {"right": float(trajectory.answer == "3")}
+
+
+def says(main: list[str], *children: list[str]) -> ScriptedEngine:
+    """Make an engine that says one script to the episode itself, and others to its sub-agents in their order."""
+
+    def text(session: str, turn: int) -> str:
+        _, sub, branch = session.partition(".sub")
+        script = children[int(branch[1:] or 0)] if sub else main
+        return script[min(turn, len(script) - 1)]
+
+    return ScriptedEngine(text)
+
+
+async def play(engine: ScriptedEngine, env: type[ToolEnv] = Sums, **limits: Any) -> Trajectory:
+    spec = EnvSpec(env)
+    async with spec.open():
+        return await Rollout(spec, engine, ByteRenderer(), EpisodeLimits(**limits)).episode(1)
+
+
+def ask(*tasks: str) -> str:
+    return "".join(call("spawn", task=task) for task in tasks)
+
+
+async def test_a_sub_agent_plays_with_the_tools_and_its_answer_is_the_tools() -> None:
+    engine = says([ask("add 1 and 2"), "3"], [ADD, "it is 3"])
+    done = await play(engine)
+    assert (done.reward, done.stop, done.turns, len(done.contexts)) == (1.0, Stop.TERMINATED, 4, 2)
+    assert done.messages[-2]["content"] == "it is 3"
+    main, child = done.threads
+    assert (main.role, main.turns, child.role, child.turns) == (ThreadRole.MAIN, (0, 3), ThreadRole.SUB_AGENT, (1, 2))
+    assert (child.parent, child.after) == (0, 0)
+    assert [m["content"] for m in child.messages[:2]] == ["Be brief.", "add 1 and 2"]
+    assert [(c.turn, c.name, c.status) for c in done.calls] == [(2, "add", "ok"), (0, "spawn", "ok")]
+    assert len(done.step_rewards) == 4
+
+
+async def test_every_turn_is_sampled_in_the_context_that_is_trained() -> None:
+    engine = says([ask("one", "two"), ADD, "3"], [ADD, "first"], [ADD, ADD, "second"])
+    done = await play(engine)
+    seen = {tuple(context) for context in engine.contexts}
+    for segments in done.contexts:
+        tokens: list[int] = []
+        for segment in segments:
+            if segment.author == "model":
+                assert tuple(tokens) in seen
+                seen.discard(tuple(tokens))
+            tokens += segment.token_ids
+    assert not seen
+    assert sorted(n for thread in done.threads for n in thread.turns) == list(range(done.turns))
+    told = [m["content"] for m in done.messages if m["role"] == "tool"]
+    assert told == ["first", "second", "3"]
+
+
+async def test_a_sub_agent_has_no_sub_agents() -> None:
+    engine = says([ask("spawn more"), "3"], [ask("deeper"), "no"])
+    done = await play(engine)
+    assert len(done.threads) == 2
+    (refused,) = [m["content"] for m in done.threads[1].messages if m["role"] == "tool"]
+    assert refused.startswith("error: there is no sub-agent here")
+
+
+@pytest.mark.parametrize(
+    ("child", "limits", "told"),
+    [
+        ([ADD], {}, "error: the sub-agent ran out of turns; it said last: nothing"),
+        (["a long answer that is cut"], {"max_tokens": 100}, "error: the sub-agent ran out of tokens; it said last: "),
+    ],
+)
+async def test_a_sub_agent_that_comes_to_no_end_is_told_to_the_model(
+    child: list[str], limits: dict[str, Any], told: str
+) -> None:
+    text = child[0] * (1 if child[0] == ADD else 9)
+    done = await play(says([ask("go"), "3"], [text]), **limits)
+    (message,) = [m for m in done.messages if m["role"] == "tool"]
+    assert message["content"].startswith(told)
+    assert message["is_error"]
+    assert next(c for c in done.calls if c.name == "spawn").status == "sub_agent"
+    assert done.reward == 1.0
+
+
+async def test_a_call_that_is_wrong_is_the_environments_to_refuse() -> None:
+    done = await play(says([call("spawn", job="go"), "3"]))
+    (message,) = [m for m in done.messages if m["role"] == "tool"]
+    assert message["content"].startswith("error: ")
+    assert done.threads == ()
+
+
+async def test_calls_of_a_turn_are_answered_in_their_order() -> None:
+    done = await play(says([ADD + ask("one") + ADD, "3"], ["first"]))
+    assert [m["content"] for m in done.messages if m["role"] == "tool"] == ["3", "first", "3"]
+
+
+class Ends(Sums):
+    """Ends by a step."""
+
+    async def step(self, action: Reply) -> Step:
+        step = await super().step(action)
+        return step._replace(reward=0.5, terminated=True) if action.tool_calls else step
+
+
+async def test_a_step_of_a_sub_agent_may_end_the_episode_and_be_worth_something() -> None:
+    done = await play(says([ask("go"), "3"], [ADD, "never said"]), Ends)
+    assert (done.stop, done.turns) == (Stop.TERMINATED, 2)
+    assert done.step_rewards == (0.0, 0.5)
+
+
+class Breaks(Sums):
+    """Breaks in a step."""
+
+    async def step(self, action: Reply) -> Step:
+        raise RuntimeError("the world broke")
+
+
+async def test_an_environment_that_breaks_beneath_a_sub_agent_is_a_fault() -> None:
+    done = await play(says([ask("go"), "3"], [ADD]), Breaks)
+    assert done.fault is not None
+    assert done.fault.kind == "env_step"
+    assert done.reward is None
+
+
+async def test_sessions_of_the_engine_end_with_the_episode() -> None:
+    engine = says([ask("one", "two"), "3"], ["first"], ["second"])
+    await play(engine)
+    assert set(engine.turns) <= set(engine.ended)
+
+
+async def test_what_it_played_is_stored_and_read_back(tmp_path: Any) -> None:
+    done = await play(says([ask("one"), "3"], [ADD, "first"]))
+    write_episodes(tmp_path / "x.parquet", 1, "train", record_held_out([Group(1, (done,))]))
+    ((_, row),) = reader.read_rows(tmp_path / "x.parquet")
+    assert reader.build_trajectory(row).threads == done.threads
+
+
+async def test_without_a_sub_agent_an_episode_is_as_it_was() -> None:
+    done = await play(says([ADD, "3"]))
+    assert (done.threads, done.turns, [c.turn for c in done.calls]) == ((), 2, [0])
+
+
+async def test_it_does_not_go_with_folded_contexts() -> None:
+    from agentrl.rollout.folding import Folding, fold
+
+    spec = EnvSpec(Sums)
+    async with spec.open():
+        rollout = Rollout(spec, says([ask("one"), "3"], ["first"]), ByteRenderer())
+        rollout.folding = Folding(fold, 5000)
+        with pytest.raises(ConfigError, match=r"spawn and rollout\.context fold"):
+            await rollout.episode(1)
