@@ -201,6 +201,9 @@ for line in sys.stdin:
         words = asked["params"]["arguments"]["words"]
         result = {"content": [{"type": "text", "text": words}]}
     else:
+        if "id" in asked:  # it knows no other request, and says so
+            refusal = {"code": -32601, "message": "?"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": refusal}), flush=True)
         continue
     fails = asked.get("params", {}).get("arguments") == {"words": "fail"}
     answer = {"error": {"code": -32000, "message": "no"}} if fails else {"result": result}
@@ -416,7 +419,7 @@ def test_nothing_is_left_running_after_an_interrupt(tmp_path: Path) -> None:
     pid = int(process.stdout.readline())
     assert alive(pid)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     assert not alive(pid)
 
 

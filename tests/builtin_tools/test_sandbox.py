@@ -322,7 +322,7 @@ def test_an_interpreter_that_is_none_is_refused() -> None:
 def test_a_server_to_which_nobody_speaks_ends(given: bytes) -> None:
     """Its parent may die before it has said anything."""
     program = str(bubblewrap.INSIDE / "server.py")
-    done = subprocess.run([sys.executable, "-I", program], input=given, capture_output=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-I", program], input=given, capture_output=True, timeout=120, check=False)
     assert done.returncode == 1
 
 

@@ -347,7 +347,7 @@ def test_ctrl_c_twice_leaves_at_once() -> None:
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in error
 

@@ -138,7 +138,7 @@ def test_over_http_and_back(tools_file: Path, monkeypatch: pytest.MonkeyPatch) -
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/mcp\?token=[\w-]{32}", url)
         assert anyio.run(used, url) == EXPECTED
         process.send_signal(signal.SIGTERM)
-        _, heard = process.communicate(timeout=20)
+        _, heard = process.communicate(timeout=120)
         assert process.returncode == 0
         assert "Traceback" not in heard
 
@@ -157,7 +157,7 @@ def test_it_ends_when_told_though_the_client_is_there(sign: signal.Signals, tool
         process.stdin.flush()
         process.stdout.readline()  # it answers: so it has begun
         process.send_signal(sign)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0
         assert process.stdout.read() == ""
         assert process.stderr is not None
         assert process.stderr.read().split("\n")[:4] == ["imported", "opened", "closed at 0", "shut"]
@@ -188,11 +188,11 @@ def test_a_client_without_the_token_is_told_so(shown: str) -> None:
     with served("calculator") as (_, url):
         bare = url.partition("?")[0]
         with pytest.raises(HTTPError, match="403") as refused:
-            urlopen(Request(bare + shown, data=b"{}", method="POST"), timeout=20)
+            urlopen(Request(bare + shown, data=b"{}", method="POST"), timeout=120)
         assert b"use the whole URL that agentrl serve-tools printed" in refused.value.read()
         refused.value.close()
         with pytest.raises(HTTPError, match="403") as refused:
-            urlopen(Request(url, data=b"{}", headers={"Origin": "http://evil.example"}, method="POST"), timeout=20)
+            urlopen(Request(url, data=b"{}", headers={"Origin": "http://evil.example"}, method="POST"), timeout=120)
         refused.value.close()
 
 

@@ -66,7 +66,7 @@ Pages = Callable[..., Page]  # opens a page of a site; it is closed when the tes
 
 def until(page: Any, holds: str) -> None:
     """Until a JavaScript expression holds; the page's policy forbids playwright's own waiting, which is eval."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not page.evaluate(holds):
         assert time.monotonic() < end, holds
         page.wait_for_timeout(20)

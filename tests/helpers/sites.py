@@ -41,7 +41,7 @@ class Site:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         named.setdefault("Authorization", f"Bearer {self.token}")
         try:
-            with urlopen(Request(self.url + path, headers=named), timeout=20) as answer:
+            with urlopen(Request(self.url + path, headers=named), timeout=120) as answer:
                 return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
         except HTTPError as error:
             return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
@@ -54,5 +54,5 @@ class Site:
     def close(self) -> int:
         self.process.send_signal(signal.SIGINT)
         with self.process:
-            self.process.communicate(timeout=20)
+            self.process.communicate(timeout=120)
         return self.process.returncode

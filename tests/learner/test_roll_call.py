@@ -31,7 +31,7 @@ class Shelf:
 
 
 def wait_for(event: threading.Event) -> bool:
-    return event.wait(30)
+    return event.wait(120)
 
 
 def test_a_process_that_falls_silent_is_named_by_the_others() -> None:

@@ -245,7 +245,7 @@ async def test_a_stuck_thread_and_a_stubborn_tool_stop_nobody_else() -> None:
 
     ended: list[int] = []
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             groups = await rollout(Stuck, script).batch([0, 1, 2], 2, on_episode=lambda t: ended.append(t.task))
     finally:
         release.set()

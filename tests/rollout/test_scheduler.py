@@ -110,7 +110,7 @@ async def test_while_the_learner_learns_others_play_or_nobody_does() -> None:
             for step in range(3):
                 await scheduler.next_batch()
                 if k:
-                    with anyio.fail_after(20):
+                    with anyio.fail_after(60):
                         while not Slow.open:  # noqa: ASYNC110 - nobody tells
                             await anyio.sleep(0.001)
                 else:
@@ -198,7 +198,7 @@ async def test_a_broken_contract_ends_it_and_everything_is_closed() -> None:
 
 async def test_what_is_being_played_at_the_end_is_cancelled() -> None:
     runner = rollout(seconds=lambda task: 0.0 if task < 2 else 60.0)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_scheduler(runner, TaskSampler(None, 0), BatchPlan(2, 2, 1)) as scheduler:
             await scheduler.next_batch()
             assert Slow.open > 0

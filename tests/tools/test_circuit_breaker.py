@@ -97,7 +97,7 @@ async def test_what_computes_runs_in_a_process_that_ends_with_its_deadline() -> 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tick)
-        with anyio.fail_after(20), pytest.raises(InfraError, match=r"took over 0\.5 s"):
+        with anyio.fail_after(60), pytest.raises(InfraError, match=r"took over 0\.5 s"):
             await forever()
         tasks.cancel_scope.cancel()
     assert ticks > 10

@@ -33,7 +33,7 @@ def test_it_ends_with_its_owner(when: str, tmp_path: Path) -> None:
     until(lambda: (tmp_path / "out").read_text().endswith("\n") or (when == "before" and owner.poll() == 0))
     assert owner.stdin is not None
     owner.stdin.close()
-    assert owner.wait(30) == 0
+    assert owner.wait(120) == 0
     until(lambda: not any(str(owner.pid) in owned(p) for p in Path("/proc").glob("[0-9]*")))
 
 

@@ -161,7 +161,7 @@ async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: l
     assert scope.cancelled_caught
     async with httpx2.AsyncClient(trust_env=False) as http:
         for each in servers:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while (await http.get(f"{each.url}/load", auth=ServerAuth(each.url))).json()["server_load"]:  # noqa: ASYNC110 - nobody tells
                     await anyio.sleep(0.05)
 
@@ -174,14 +174,14 @@ async def test_the_turns_of_a_hung_server_are_sampled_by_another(
     core = engine_process(servers[0].pid)
     os.kill(core, signal.SIGSTOP)
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             found = await together(*(lambda s=s: fleet.generate([7], greedy(30), session=s) for s in "abcd"))
         assert all(list(d.token_ids) == generated(nano(), [7], 30) for d in found)
         assert [r.up for r in fleet.replicas] == [False, True]
         assert fleet.replicas[0].status == "gives no sign of life"
     finally:
         os.kill(core, signal.SIGCONT)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await until(lambda: fleet.replicas[0].up)
 
 
@@ -202,14 +202,14 @@ async def test_a_server_that_stops_in_the_middle_of_an_update_is_dropped_and_tak
     async with ServerEngine(urls, model, capacity=16, weight_sync_timeout_s=2.0) as engine:
         monkeypatch.setattr(HttpTransferClient, stage, stop)
         try:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 await engine.update_weights(changed(model), 1)
         finally:
             os.kill(core, signal.SIGCONT)
             monkeypatch.setattr(HttpTransferClient, stage, send)
         assert [r.version for r in engine.replicas] == [0, 1]
         assert f"did not finish /{stage} in 2.1 s" in engine.replicas[0].status
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await until(lambda: engine.replicas[0].up)
         for replica in engine.replicas:
             done, _ = await replica.generate([7], greedy(20))
@@ -238,7 +238,7 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
             await engine.update_weights(model, 1)
             with VLLMServer(serving) as again:
                 again.wait()
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     await until(lambda: engine.replicas[1].up)
                 with torch.no_grad():  # the learner is already at the next step: what comes back gets what was given
                     kept = [w.clone() for w in model.parameters()]
@@ -252,7 +252,7 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
             survivor.close()
             engine._patience_s = 1.0
             with (
-                anyio.fail_after(30),
+                anyio.fail_after(60),
                 pytest.raises(UserError, match="no server is left, for 1 s: ") as told,
             ):
                 await engine.generate([7], greedy(20), session="late")
@@ -287,8 +287,8 @@ def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals)
         children = descendants(run.pid)
         assert len(children) >= 2
         os.kill(run.pid, end)
-        run.wait(20)
-    deadline = time.monotonic() + 10
+        run.wait(120)
+    deadline = time.monotonic() + 60
     while any(alive(c) for c in children) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(alive(c) for c in children)

@@ -264,7 +264,7 @@ async def test_a_cancelled_request_is_taken_back_and_disturbs_nobody(fresh: VLLM
     calls.append(partial(fresh.generate, [7], greedy(100), session="b"))
     found = await together(*calls)
     assert found[-1].token_ids == alone.token_ids
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await until(lambda: not fresh._llm.get_num_unfinished_requests())
     assert not fresh._calls
 
@@ -323,10 +323,10 @@ async def test_a_killed_process_is_reported_in_a_sentence() -> None:
             await anyio.sleep(0.2)
             os.kill(engine._processes[0].pid, signal.SIGKILL)
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await together(partial(ask, 1), partial(ask, 2), kill)
             await ask(3)
-        with anyio.fail_after(10), pytest.raises(UserError, match="died"):
+        with anyio.fail_after(60), pytest.raises(UserError, match="died"):
             await engine.update_weights(nano(), 1)
     assert len(raised) == 3
     assert "2 calls were waiting" in raised[0]
@@ -336,7 +336,7 @@ async def test_a_hung_process_is_reported_in_a_sentence_and_ended() -> None:
     async with VLLMEngine(nano(), capacity=4, max_context=512, stall_timeout_s=1.0) as engine:
         pid = engine._processes[0].pid
         os.kill(pid, signal.SIGSTOP)
-        with anyio.fail_after(10), pytest.raises(UserError, match="gave no sign of life for 2 s"):
+        with anyio.fail_after(60), pytest.raises(UserError, match="gave no sign of life for 2 s"):
             await engine.generate([1], greedy(5), session="a")
         begun = time.perf_counter()
     assert time.perf_counter() - begun < 15
@@ -379,8 +379,8 @@ def test_no_process_is_left_however_the_run_ends(tmp_path: Path, end: str) -> No
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the whole group
     elif end == "hang":
         run.kill()
-    run.wait(20)
-    deadline = time.monotonic() + 5
+    run.wait(120)
+    deadline = time.monotonic() + 60
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(child)

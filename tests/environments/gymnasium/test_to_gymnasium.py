@@ -191,7 +191,7 @@ def test_a_forgotten_close_does_not_hold_up_the_process() -> None:
     code = (
         "import agentrl; e = agentrl.as_gymnasium('shop'); e.reset(seed=1); import sys; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "False\n"
 
 
@@ -202,5 +202,5 @@ def test_without_the_package_the_sentence_says_what_to_install() -> None:
         "try: agentrl.register_gymnasium\n"
         "except agentrl.UserError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "agentrl.register_gymnasium needs the package gymnasium: pip install 'agentrl-gym[gym]'" in done.stdout
