@@ -59,6 +59,9 @@ def _read(path: Path) -> str | None:
         return None
 
 
+REFUSALS = (401, 403)  # of vLLM's own door, and of ours
+
+
 class ServerAuth(httpx2.Auth):
     """The header that shows a server's key. It is looked up again where it is refused: a new server has another."""
 
@@ -66,11 +69,13 @@ class ServerAuth(httpx2.Auth):
         self._url, self._key = url, ""
 
     def auth_flow(self, request: httpx2.Request):  # type: ignore[no-untyped-def]  # a generator of httpx2's
-        for _ in range(2):
-            known, self._key = self._key, self._key or find_server_key(self._url) or os.environ.get(KEY_ENV, "")
-            if self._key:
-                request.headers["Authorization"] = f"Bearer {self._key}"
-            response = yield request
-            if response.status_code != 401 or not known:
-                return
-            self._key = ""
+        known = self._key = self._key or self._find()
+        if known:
+            request.headers["Authorization"] = f"Bearer {known}"
+        response = yield request
+        if response.status_code in REFUSALS and (new := self._find()) not in ("", known):
+            self._key, request.headers["Authorization"] = new, f"Bearer {new}"
+            yield request
+
+    def _find(self) -> str:
+        return find_server_key(self._url) or os.environ.get(KEY_ENV, "")

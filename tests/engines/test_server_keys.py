@@ -82,7 +82,8 @@ async def test_the_door_is_closed_on_every_path_but_one(monkeypatch: pytest.Monk
         assert (await client.get("/health")).status_code == 200
 
 
-def test_a_key_that_is_refused_is_looked_up_again_once() -> None:
+@pytest.mark.parametrize("refusal", [401, 403])
+def test_a_key_that_is_refused_is_looked_up_again_once(refusal: int) -> None:
     first = server_keys.create_server_key(8123)
     auth = server_keys.ServerAuth(URL)
 
@@ -93,7 +94,7 @@ def test_a_key_that_is_refused_is_looked_up_again_once() -> None:
         while True:
             shown.append(request.headers["authorization"].removeprefix("Bearer "))
             try:
-                flow.send(httpx2.Response(200 if shown[-1] == right else 401))
+                flow.send(httpx2.Response(200 if shown[-1] == right else refusal))
             except StopIteration:
                 return shown
 
@@ -102,4 +103,24 @@ def test_a_key_that_is_refused_is_looked_up_again_once() -> None:
     second = server_keys.create_server_key(8123)  # a server that was started again
     assert ask(second) == [first, second]
     assert ask(second) == [second]
-    assert ask("another's") == [second, second]
+    assert ask("another's") == [second], "the same one is not shown twice"
+
+
+async def test_a_server_that_starts_again_at_its_port_takes_who_knew_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def server(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def start() -> httpx2.AsyncClient:
+        monkeypatch.setenv("VLLM_API_KEY", server_keys.create_server_key(8123))
+        door = ServerDoor(server)
+        monkeypatch.delenv("VLLM_API_KEY")
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=door), base_url=URL, auth=auth)
+
+    auth = server_keys.ServerAuth(URL)
+    for _ in range(3):
+        async with start() as client:
+            assert (await client.get("/weight_info")).status_code == 200
+            assert (await client.post("/pause", json={})).status_code == 200

@@ -22,8 +22,8 @@ from agentrl.models.source import locate_model
 
 pytestmark = pytest.mark.vllm
 SETTINGS = (
-    "--env math-tools --steps 40 --eval.every 0 --eval.final_tasks 128 --run.save_every 2 --learner.rank_timeout_s 20 "
-    "--engine server"
+    "--env math-tools --steps 40 --eval.every 0 --eval.final_tasks 128 --run.save_every 2 --learner.rank_timeout_s 120 "
+    "--engine server --engine.weight_sync_timeout_s 60"
 )
 
 

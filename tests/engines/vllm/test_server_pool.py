@@ -169,7 +169,7 @@ async def test_a_cancelled_request_is_taken_back(fleet: ServerEngine, servers: l
 async def test_the_turns_of_a_hung_server_are_sampled_by_another(
     fleet: ServerEngine, servers: list[VLLMServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_client, "PING_S", 1.0)
+    monkeypatch.setattr(server_client, "PING_S", 5.0)  # a busy machine is no lost server
     monkeypatch.setattr(server_pool, "CHECK_S", 0.5)
     core = engine_process(servers[0].pid)
     os.kill(core, signal.SIGSTOP)
@@ -189,7 +189,7 @@ async def test_the_turns_of_a_hung_server_are_sampled_by_another(
 async def test_a_server_that_stops_in_the_middle_of_an_update_is_dropped_and_takes_part_again(
     servers: list[VLLMServer], stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_client, "PING_S", 1.0)
+    monkeypatch.setattr(server_client, "PING_S", 5.0)  # a busy machine is no lost server
     monkeypatch.setattr(server_pool, "CHECK_S", 0.5)
     core, model, send = engine_process(servers[0].pid), nano(), getattr(HttpTransferClient, stage)
 
@@ -199,7 +199,7 @@ async def test_a_server_that_stops_in_the_middle_of_an_update_is_dropped_and_tak
         send(self, *arguments)
 
     urls = [s.url for s in servers]
-    async with ServerEngine(urls, model, capacity=16, weight_sync_timeout_s=2.0) as engine:
+    async with ServerEngine(urls, model, capacity=16, weight_sync_timeout_s=8.0) as engine:
         monkeypatch.setattr(HttpTransferClient, stage, stop)
         try:
             with anyio.fail_after(60):
@@ -208,7 +208,7 @@ async def test_a_server_that_stops_in_the_middle_of_an_update_is_dropped_and_tak
             os.kill(core, signal.SIGCONT)
             monkeypatch.setattr(HttpTransferClient, stage, send)
         assert [r.version for r in engine.replicas] == [0, 1]
-        assert f"did not finish /{stage} in 2.1 s" in engine.replicas[0].status
+        assert f"did not finish /{stage} in 8.1 s" in engine.replicas[0].status
         with anyio.fail_after(60):
             await until(lambda: engine.replicas[0].up)
         for replica in engine.replicas:
