@@ -187,7 +187,7 @@ async def disturbed(calls: Sequence[Callable[[], Awaitable[Any]]], act: Callable
         seconds = min(seconds, perf_counter() - began)
 
     async def acted() -> None:
-        await anyio.sleep(0.3 * seconds)
+        await anyio.sleep(0.1 * seconds)  # an update takes its time as well
         await act()
 
     return (await together(*calls, acted))[:-1]

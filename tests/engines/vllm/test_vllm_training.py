@@ -21,7 +21,11 @@ from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
 from agentrl.models.source import locate_model
 from agentrl.training.callbacks import Callback
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    # A killed server's connections are left to the garbage collector by the HTTP client: in this test or the next one.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 SETTINGS: dict[str, Any] = {
     "steps": 12,
     "rollout": {"tasks_per_step": 8},
@@ -42,8 +46,6 @@ def test_in_process(embedded: float, tmp_path: Path) -> None:
     check(summary, embedded)
 
 
-# A killed server's connections are now and then left to the garbage collector by the HTTP client.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path: Path) -> None:
     one, two = (VLLMServer(ServerSettings(locate_model("nano"))) for _ in range(2))
     again: list[VLLMServer] = []
