@@ -20,7 +20,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "kills": ["benchmarks/kills.py", "--kills", "50"],
     "kills-ahead": ["benchmarks/kills.py", "--kills", "50", "--staleness", "2"],
     "endings": ["benchmarks/kills.py", "--endings"],
-    "seeds": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/test_learning.py"],
+    "seeds": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/test_learning.py", "tests/library/test_rollouts.py"],
     "episodes": ["-m", "pytest", "-q", "-m", "slow", "tests/test_storm.py", "-k", "many_thousand"],
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
