@@ -1,8 +1,8 @@
 """Conversations as an agent sends them: which turn a request goes on from, whatever its client made of the history.
 
 A request holds the whole conversation each time. It goes on from the turn whose conversation, reply included, begins
-it. Two messages are the same where their words and calls are: ids, thoughts that were dropped, spaces at the ends, and
-the way arguments are written as JSON are the client's.
+it. Two messages are the same where their words and calls are: ids, thoughts that were dropped, spaces at the ends, the
+way arguments are written as JSON, and a text that is cut into parts or marked for a cache are the client's.
 """
 
 from __future__ import annotations
@@ -103,9 +103,13 @@ def extend_digest(digest: Digest, message: Mapping[str, Any]) -> Digest:
 
 def _canonicalize(message: Mapping[str, Any]) -> str:
     """Return what makes a message the same one: its role, its words, its calls."""
-    content = str(message.get("content") or "")
-    if message["role"] != "assistant":
-        return json.dumps([message["role"], content])
+    role, content = message["role"], message.get("content")
+    try:
+        content = _join_text(content)
+    except ValueError:  # refused where it is read
+        content = repr(content)
+    if role != "assistant":
+        return json.dumps(["system" if role == "developer" else role, content])
     calls = [
         [call["function"]["name"], _canonicalize_arguments(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
@@ -122,7 +126,7 @@ def _canonicalize_arguments(arguments: object) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return str(arguments).strip()
     return json.dumps(arguments or {}, sort_keys=True)
 
@@ -157,7 +161,7 @@ def _read_call(call: Mapping[str, Any]) -> Any:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:  # as it was sampled, and can be read by nobody
+        except (ValueError, RecursionError):  # as it was sampled, and can be read by nobody
             arguments = {"arguments": arguments}
     return {
         "id": str(call.get("id", "")),

@@ -12,6 +12,7 @@ from agentrl.agents.agent import AgentTask
 from agentrl.gateway.dialects.dialect import read_list
 from agentrl.gateway.dialects.messages import Messages
 from agentrl.gateway.dialects.responses import Responses
+from agentrl.rollout.threads.conversation import TurnTree
 from agentrl.testing import call, decode_text
 from tests.helpers.agents import Client, play, read_events, solve
 
@@ -142,3 +143,21 @@ def test_what_is_no_list_is_a_sentence() -> None:
     with pytest.raises(ValueError, match="tools: one of type 'web_search'; there are functions alone"):
         Responses({"input": "hi", "tools": [{"type": "web_search"}]}, {})
     assert read_list({}, "nothing") == []
+
+
+def test_marks_for_a_cache_which_move_on_with_each_request_change_no_conversation() -> None:
+    """Clients of Anthropic's mark the last messages: the history is the same without, and so the thread is."""
+
+    def read(*texts: Any) -> list[bytes]:
+        messages = [
+            {"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, texts, strict=False)
+        ]
+        return TurnTree().digest(Messages({"messages": messages}, {}).messages)
+
+    def mark(text: str, **more: Any) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": text, **more}]
+
+    marked = {"cache_control": {"type": "ephemeral"}}
+    first = read(mark("hi", **marked), "so")
+    assert read("hi", mark("so"), mark("and?", **marked))[:2] == first
+    assert read(mark("hi"), mark("so", **marked), "and?")[:2] == first

@@ -26,6 +26,7 @@ def reply(content: str | None = "so", **arguments: Any) -> dict[str, Any]:
         reply(" so\n", a=[1], b={"x": 2, "y": 3}),
         reply("<think>hm</think>\n\nso", a=[1], b={"y": 3, "x": 2}),
         {**reply("so", a=[1], b={"x": 2, "y": 3}), "reasoning_content": "hm", "refusal": None, "name": "me"},
+        {**reply("so", a=[1], b={"x": 2, "y": 3}), "content": [{"type": "text", "text": "so"}]},
     ],
 )
 def test_the_same_turn_as_clients_write_it(drifted: dict[str, Any]) -> None:
@@ -52,6 +53,24 @@ def test_the_deepest_turn_is_gone_on_from_and_never_the_end_itself() -> None:
     assert tree.find(tree.digest([*whole, USER])) == (second, 4)
     assert tree.find(tree.digest(whole)) == (first, 2)
     assert tree.find(tree.digest([USER])) == (None, 0)
+
+
+def test_a_text_in_parts_or_marked_for_a_cache_is_the_same_text() -> None:
+    tree, turn = TurnTree(), TurnEnd(0, 0, 9, 3, 3, 1)
+    system = {"role": "system", "content": "be"}
+    tree.add(tree.digest([system, USER])[-1], reply("so"), turn)
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i", "cache_control": {"type": "ephemeral"}}]
+    again = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}, reply("so"), USER]
+    assert tree.find(tree.digest(again)) == (turn, 3)
+    image = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "image"}]}, reply("so"), USER]
+    assert tree.find(tree.digest(image)) == (None, 0)
+
+
+def test_arguments_too_deep_to_read_are_their_text() -> None:
+    deep = "[" * 100_000
+    assert same_arguments(deep, f" {deep}")
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
+    assert to_message(message, {})["tool_calls"][0]["function"]["arguments"] == {"arguments": deep}
 
 
 MESSAGES = st.sampled_from([USER, {"role": "user", "content": "ho"}, reply("so"), reply("so", a=1)])
