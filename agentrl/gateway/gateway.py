@@ -23,10 +23,12 @@ from agentrl.gateway.dialects.dialect import Dialect
 from agentrl.gateway.http_requests import (
     STATUS,
     SampledAnswer,
+    answer_json,
     answer_request,
     list_model,
     read_body,
     read_key,
+    read_request,
     unless_gone,
 )
 from agentrl.gateway.mcp_tools import PATH, build_mcp
@@ -151,7 +153,7 @@ class Gateway:
 
     async def _sample(self, dialect: type[Dialect], request: Request) -> SampledAnswer:
         episode, body = self._find(request), await read_body(request)
-        asked = dialect(body, episode.forest.past)
+        asked = read_request(dialect, body, episode.forest.past)
         wanted = asked.count
         self._tell_overridden(asked.overridden)
         episode.requests[asked.name + ", streaming" * asked.streams] += 1
@@ -177,20 +179,18 @@ class Gateway:
 
     async def _call(self, request: Request) -> Response:
         """Run a tool of the environment, for `agentrl.agents.task`."""
-        from starlette.responses import JSONResponse
-
         try:
             episode, body = self._find(request), await read_body(request)
             name, arguments = body.get("name"), body.get("arguments")
             if not isinstance(name, str) or not isinstance(arguments, str | dict):
                 raise TurnRefused("invalid_request", "a call has a name, and arguments: an object, or its text")
             call = asyncio.ensure_future(episode.call_tool(name, arguments))
-            return JSONResponse({"content": await unless_gone(request, call)})
+            return answer_json({"content": await unless_gone(request, call)})
         except TurnRefused as refusal:
-            return JSONResponse(Dialect.format_error(refusal.code, str(refusal)), STATUS[refusal.code])
+            return answer_json(Dialect.format_error(refusal.code, str(refusal)), STATUS[refusal.code])
         except Exception as error:
             sentence = f"the episode ended by {type(error).__name__}"
-            return JSONResponse(Dialect.format_error("episode_over", sentence), STATUS["episode_over"])
+            return answer_json(Dialect.format_error("episode_over", sentence), STATUS["episode_over"])
 
     def _tell_overridden(self, names: list[str]) -> None:
         if new := [n for n in names if n not in self._told]:

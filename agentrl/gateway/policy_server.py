@@ -24,10 +24,12 @@ from agentrl.gateway.dialects import DIALECTS
 from agentrl.gateway.dialects.dialect import Dialect
 from agentrl.gateway.http_requests import (
     SampledAnswer,
+    answer_json,
     answer_request,
     list_model,
     read_body,
     read_key,
+    read_request,
     unless_gone,
 )
 from agentrl.gateway.served_conversation import ServedConversation
@@ -123,17 +125,15 @@ class PolicyServer:
         return await answer_request(request, dialect, partial(self._sample, dialect))
 
     async def _list_models(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         try:
             self._read_name(request)
         except TurnRefused as refusal:
-            return JSONResponse(Dialect.format_error(refusal.code, str(refusal)), 401)
+            return answer_json(Dialect.format_error(refusal.code, str(refusal)), 401)
         return list_model(self.model)
 
     async def _sample(self, dialect: type[Dialect], request: Request) -> SampledAnswer:
         name, body = self._read_name(request), await read_body(request)
-        asked = dialect(body, self._past)
+        asked = read_request(dialect, body, self._past)
         while len(self._past) > MOST_PAST:
             self._past.popitem(last=False)
         context = self.context

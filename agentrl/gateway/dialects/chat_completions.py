@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentrl.gateway.dialects.dialect import Conversation, Decode, Dialect, format_event, read_list
+from agentrl.gateway.dialects.dialect import Conversation, Decode, Dialect, format_event, read_list, read_object
 from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.types import JsonSchema
 
@@ -21,6 +21,10 @@ class ChatCompletions(Dialect):
         *("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop", "presence_penalty"),
         *("frequency_penalty", "top_k", "min_p", "repetition_penalty", "response_format", "reasoning_effort"),
     )
+
+    def read_options(self) -> None:
+        super().read_options()
+        self.counts_tokens = bool(read_object(self.body, "stream_options").get("include_usage"))
 
     def read_messages(self) -> Conversation:
         messages = self.body.get("messages")
@@ -67,7 +71,7 @@ class ChatCompletions(Dialect):
             deltas.append({"delta": {}, "finish_reason": turn.finish_reason})
             for delta in deltas:
                 yield format_event(begun | {"choices": [said | delta]})
-        if (self.body.get("stream_options") or {}).get("include_usage"):
+        if self.counts_tokens:
             yield format_event(begun | {"choices": [], "usage": _count_tokens(turns)})
         yield b"data: [DONE]\n\n"
 

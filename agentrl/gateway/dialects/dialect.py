@@ -15,7 +15,7 @@ Conversation = list[dict[str, Any]]  # messages, in the shape of OpenAI's chat c
 
 
 class Dialect(ABC):
-    """One request in a dialect.
+    """One request in a dialect. ``streams``: its client wants events.
 
     Args:
         body: of the request.
@@ -30,8 +30,13 @@ class Dialect(ABC):
 
     def __init__(self, body: Mapping[str, Any], past: MutableMapping[str, Conversation]) -> None:
         self.body, self.past = body, past
+        self.read_options()
         self.messages = self.read_messages()
         self.tools = self.read_tools()
+
+    def read_options(self) -> None:
+        """Read what decides how the answer is written: what is wrong with that is said before a turn is sampled."""
+        self.streams = bool(self.body.get("stream"))
 
     @abstractmethod
     def read_messages(self) -> Conversation:
@@ -55,11 +60,6 @@ class Dialect(ABC):
         return 1
 
     @property
-    def streams(self) -> bool:
-        """Return True if the client wants events."""
-        return bool(self.body.get("stream"))
-
-    @property
     def overridden(self) -> list[str]:
         """List the settings of the request that the run's own stand for."""
         return [name for name in self.sampling if self.body.get(name) is not None]
@@ -77,6 +77,16 @@ def read_list(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise ValueError(f"{name}: a list of objects")
+    return given
+
+
+def read_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Read an object; an empty one where there is nothing. Raises ValueError: it is another thing."""
+    given = body.get(name)
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ValueError(f"{name}: {given!r:.80} is no object")
     return given
 
 

@@ -13,6 +13,7 @@ from agentrl.gateway.dialects.dialect import (
     format_event,
     function_tool,
     read_list,
+    read_object,
 )
 from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.types import JsonSchema
@@ -27,19 +28,24 @@ class Messages(Dialect):
     name = "Anthropic's messages"
     sampling = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
 
+    def read_options(self) -> None:
+        super().read_options()
+        self.tells_thoughts = read_object(self.body, "thinking").get("type") not in (None, "disabled")
+
     def read_messages(self) -> Conversation:
         messages: Conversation = []
         if system := _join_text(self.body.get("system") or ""):
             messages.append({"role": "system", "content": system})
         for message in read_list(self.body, "messages"):
-            content = message.get("content")
+            role, content = message.get("role"), message.get("content")
+            if role not in ("user", "assistant"):
+                raise ValueError(f"messages: one of role {role!r:.80}; there are user and assistant")
             blocks = [{"type": "text", "text": content}] if isinstance(content, str) else read_list(message, "content")
-            read = _read_assistant if message.get("role") == "assistant" else _read_user
-            messages += read(blocks)
+            messages += (_read_assistant if role == "assistant" else _read_user)(blocks)
         return messages
 
     def read_tools(self) -> list[JsonSchema]:
-        if (self.body.get("tool_choice") or {}).get("type") == "none":
+        if read_object(self.body, "tool_choice").get("type") == "none":
             return []
         tools = read_list(self.body, "tools")
         return [function_tool(t.get("name"), t.get("description"), t.get("input_schema")) for t in tools]
@@ -79,7 +85,7 @@ class Messages(Dialect):
     def _format_content(self, turn: SampledTurn) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         thought = turn.message.get("reasoning_content")
-        if thought and (self.body.get("thinking") or {}).get("type") not in (None, "disabled"):
+        if thought and self.tells_thoughts:
             blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
         if content := turn.message.get("content"):
             blocks.append({"type": "text", "text": content})
@@ -128,18 +134,23 @@ def _join_text(content: object) -> str:
     """Join blocks of text. Raises ValueError: one is another thing."""
     if isinstance(content, str):
         return content
-    blocks = content if isinstance(content, list) else []
-    for block in blocks:
+    if not isinstance(content, list):
+        raise ValueError(f"{content!r:.80} is neither text nor a list of blocks")
+    for block in content:
         if not isinstance(block, dict) or block.get("type") != "text":
             kind = block.get("type") if isinstance(block, dict) else block
             raise ValueError(f"a block of type {kind!r}; this policy reads text alone")
-    return "\n".join(str(block.get("text", "")) for block in blocks)
+    return "\n".join(str(block.get("text", "")) for block in content)
 
 
 def _read_object(arguments: str) -> dict[str, Any]:
     """Read a call's arguments; what is no object keeps its text."""
     try:
-        given = json.loads(arguments or "{}")
-    except ValueError:
+        given = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         given = None
     return given if isinstance(given, dict) else {INVALID: arguments}
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -30,7 +30,7 @@ class Responses(Dialect):
             messages.append({"role": "system", "content": instructions})
         previous = self.body.get("previous_response_id")
         if previous is not None:
-            if previous not in self.past:
+            if not isinstance(previous, str) or previous not in self.past:
                 raise ValueError(f"previous_response_id: {previous!r} is no answer of this episode")
             messages += [dict(m) for m in self.past[previous] if m["role"] != "system" or not messages]
         given = self.body.get("input")

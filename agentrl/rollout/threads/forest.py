@@ -20,7 +20,7 @@ from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.threads.conversation import Digest, TurnEnd, TurnTree, same_arguments, to_message
 from agentrl.rollout.threads.open_thread import OpenThread, describe_threads, find_caller
 from agentrl.rollout.turn_rendering import render_behind, write_turn
-from agentrl.types import JsonSchema, Message, Reply, SamplingParams, Segment, Stop, Thread, ToolCall
+from agentrl.types import JsonSchema, Message, Reply, SamplingParams, Segment, Stop, Thread, ToolCall, to_utf8_json
 
 if TYPE_CHECKING:
     from agentrl.rollout.episode import EpisodeContext
@@ -294,7 +294,7 @@ class ThreadForest:
         """Write a reply for the wire. A call that cannot be made keeps what the model wrote: the agent says why."""
         calls = []
         for call in reply.tool_calls:
-            text = json.dumps(dict(call.arguments))
+            text = json.dumps(to_utf8_json(dict(call.arguments)))
             if call.error is not None and call.span is not None:
                 text = self.renderer.decode(token_ids[slice(*call.span)]).strip()
             name = call.name or INVALID_CALL

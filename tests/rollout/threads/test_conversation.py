@@ -60,9 +60,14 @@ def test_a_text_in_parts_or_marked_for_a_cache_is_the_same_text() -> None:
     system = {"role": "system", "content": "be"}
     tree.add(tree.digest([system, USER])[-1], reply("so"), turn)
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i", "cache_control": {"type": "ephemeral"}}]
-    again = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}, reply("so"), USER]
+    again: list[Any] = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}, reply("so"), USER]
     assert tree.find(tree.digest(again)) == (turn, 3)
-    image = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "image"}]}, reply("so"), USER]
+    image: list[Any] = [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": [{"type": "image"}]},
+        reply("so"),
+        USER,
+    ]
     assert tree.find(tree.digest(image)) == (None, 0)
 
 
