@@ -18,7 +18,7 @@ from agentrl.cli.output import Console, print_line, show_loading
 from agentrl.errors import ConfigError, UserError, suggest
 from agentrl.runs.folder import RunFolder, name_run_folder, open_run_folder
 from agentrl.runtime.door import LOCAL, TOKEN_HELP, Door, choose_token
-from agentrl.runtime.threads import run_in_thread
+from agentrl.runtime.threads import open_task_group, run_in_thread
 from agentrl.settings.loader import dump_toml, flatten
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.section import Section
@@ -43,6 +43,7 @@ the server runs too. An API key TOKEN.NAME, or a header X-Session-ID, makes one 
 LOOPBACK = "127.0.0.1"
 SETTINGS = ("dtype", "load", "call_format", "chat_template", "template", "seed", "engine", "rollout", "lora")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "max_tokens", "max_episode_tokens")
+GRACE_S = 1  # seconds for what is being answered when the server ends
 UNSCORED = "served"  # stands for an environment: nobody gave the task, and nobody scores it
 
 
@@ -150,16 +151,16 @@ async def _serve(
                 log_level="warning",
                 lifespan="off",
                 timeout_keep_alive=600,
-                timeout_graceful_shutdown=1,
+                timeout_graceful_shutdown=2 * GRACE_S,
             )
         )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_end_at_signal, web)
+        async with open_task_group() as tasks:
+            tasks.start_soon(_end_at_signal, web, server)
             tasks.start_soon(server.watch)
             _print_address(own.host, listener, token, folder)
             await web.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
-        await server.end_idle(0.0)
+        await server.end_all()
         recorder.finish(server)
     return server.recorded
 
@@ -176,10 +177,12 @@ def _build_context(sampler: Sampler) -> EpisodeContext:
     return rollout
 
 
-async def _end_at_signal(web: Any) -> None:
+async def _end_at_signal(web: Any, server: PolicyServer) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             web.should_exit = True
+            await anyio.sleep(GRACE_S)
+            server.stop()
 
 
 def _print_address(host: str, listener: socket.socket, token: str, folder: RunFolder) -> None:
@@ -205,10 +208,11 @@ class _Recorder:
         """Write conversations. Raises UserError: the disk is full or read-only."""
         from agentrl.credit import record_served
 
-        step, self.files = self.files, self.files + 1
+        step = self.files
         await run_in_thread(lambda: self.folder.write_trajectories(step, record_served(conversations), UNSCORED))
         self.folder.log({"step": step, "clock/elapsed": time.monotonic() - self.began})
         self.folder.write_tools(self.offered_tools)
+        self.files += 1  # what failed is written again
 
     def finish(self, server: PolicyServer) -> None:
         """Write the summary."""

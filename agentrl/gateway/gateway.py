@@ -25,6 +25,7 @@ from agentrl.gateway.http_requests import (
     SampledAnswer,
     answer_json,
     answer_request,
+    gather_turns,
     list_model,
     read_body,
     read_key,
@@ -159,10 +160,8 @@ class Gateway:
         episode.requests[asked.name + ", streaming" * asked.streams] += 1
         sent = request.headers.get("x-stainless-retry-count", "")
         is_retry = (sent != "0" if sent else None) if wanted == 1 else False
-        turns = await unless_gone(
-            request,
-            asyncio.gather(*(episode.complete(asked.messages, asked.tools, is_retry=is_retry) for _ in range(wanted))),
-        )
+        sampled = (episode.complete(asked.messages, asked.tools, is_retry=is_retry) for _ in range(wanted))
+        turns = await unless_gone(request, asyncio.ensure_future(gather_turns(sampled)))
         model = str(body.get("model") or self.model)
         return SampledAnswer(asked, next(self._numbers), model, turns, episode.renderer.decode)
 

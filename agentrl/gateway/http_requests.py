@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 T = TypeVar("T")
-STATUS = {"invalid_api_key": 401, "episode_over": 410, "context_length_exceeded": 400, "invalid_request": 400}
+STATUS = {
+    "invalid_api_key": 401,
+    "episode_over": 410,
+    "context_length_exceeded": 400,
+    "invalid_request": 400,
+    "server_ends": 503,
+}
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,16 @@ def read_request(dialect: type[Dialect], body: Mapping[str, Any], past: MutableM
 async def _await_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def gather_turns(turns: Iterable[Coroutine[Any, Any, SampledTurn]]) -> list[SampledTurn]:
+    """Sample turns at the same time. Where one is refused, nobody works on at the others: no client reads them."""
+    tasks = [asyncio.ensure_future(turn) for turn in turns]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def unless_gone(request: Request, work: asyncio.Future[T]) -> T:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from agentrl.errors import UserError
 from agentrl.gateway.client_sampling import read_sampling
 from agentrl.gateway.dialects import DIALECTS
 from agentrl.gateway.dialects.dialect import Dialect
@@ -26,6 +27,7 @@ from agentrl.gateway.http_requests import (
     SampledAnswer,
     answer_json,
     answer_request,
+    gather_turns,
     list_model,
     read_body,
     read_key,
@@ -77,6 +79,9 @@ class PolicyServer:
     _ended: list[Trajectory] = field(default_factory=list)  # that are not recorded yet
     _past: OrderedDict[str, list[dict[str, Any]]] = field(default_factory=OrderedDict)
     _digests: TurnTree = field(default_factory=TurnTree)
+    _working: set[asyncio.Future[list[SampledTurn]]] = field(default_factory=set)
+    _stopped: bool = False
+    _cannot_record: bool = False  # and it was said
     _told: set[str] = field(default_factory=set)
     _answers: count[int] = field(default_factory=count)
     _draws: count[int] = field(default_factory=count)
@@ -97,16 +102,51 @@ class PolicyServer:
             await self.end_idle()
 
     async def end_idle(self, idle_s: float | None = None) -> None:
-        """End the conversations that were idle for so long, by default ``idle_s``, and record all that ended."""
+        """End the conversations that were idle for so long, by default ``idle_s``, and record all that ended.
+
+        What cannot be written is kept, and is tried again with what ends next.
+        """
         limit = self.idle_s if idle_s is None else idle_s
         now = self.context.lanes.clock()
         for served in list(self._open.values()):
             if not served.answering and now - served.since >= limit:
                 self._end(served)
-        while self._ended:
-            ended, self._ended = self._ended[:FILE], self._ended[FILE:]
-            await self.record(ended)
+        try:
+            await self._record_ended()
+        except UserError as error:
+            if not self._cannot_record:
+                self.say(f"{error}\n{len(self._ended)} conversations are kept in memory until they can be written")
+            self._cannot_record = True
+
+    async def end_all(self) -> None:
+        """End what is being answered, and every conversation, and record them.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        self.stop()
+        if self._working:
+            await asyncio.wait(self._working)
+        for served in list(self._open.values()):
+            self._end(served)
+        try:
+            await self._record_ended()
+        except UserError as error:
+            raise UserError(f"{error}\n{len(self._ended)} conversations are lost") from None
+
+    def stop(self) -> None:
+        """Answer what is being answered by an error."""
+        self._stopped = True
+        for work in self._working:
+            work.cancel()
+
+    async def _record_ended(self) -> None:
+        while ended := self._ended[:FILE]:
+            with anyio.CancelScope(shield=True):  # written in half it would be written again
+                await self.record(ended)
+            del self._ended[: len(ended)]
             self.recorded += len(ended)
+            self._cannot_record = False
 
     def _end(self, served: ServedConversation) -> None:
         del self._open[served.number]
@@ -167,12 +207,19 @@ class PolicyServer:
         is_retry: bool,
     ) -> list[SampledTurn]:
         clock = self.context.lanes.clock
+        complete = partial(served.forest.complete, asked.messages, asked.tools, is_retry=is_retry)
+        work = asyncio.ensure_future(gather_turns(complete(sampling=sampling) for sampling in wanted))
+        self._working.add(work)
         served.answering += 1
         started = clock()
         try:
-            complete = partial(served.forest.complete, asked.messages, asked.tools, is_retry=is_retry)
-            return await unless_gone(request, asyncio.gather(*(complete(sampling=sampling) for sampling in wanted)))
+            return await unless_gone(request, work)
+        except TurnRefused:
+            if self._stopped and work.cancelled():
+                raise TurnRefused("server_ends", "this server ends: nobody answers any more") from None
+            raise
         finally:
+            self._working.discard(work)
             served.answering -= 1
             served.since = clock()
             served.seconds += served.since - started

@@ -11,7 +11,7 @@ import anyio
 import httpx2
 import pytest
 
-from agentrl import Env, EnvSpec, Trajectory
+from agentrl import Env, EnvSpec, Trajectory, UserError
 from agentrl.gateway.policy_server import PolicyServer
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
@@ -249,3 +249,66 @@ async def test_a_stream_is_the_turn_in_pieces_and_a_key_may_be_anthropics() -> N
     assert one.turns == 1
     assert response.headers["content-type"].startswith("text/event-stream")
     assert '"text": "one"' in response.text
+
+
+async def test_what_cannot_be_written_is_kept_and_the_server_goes_on() -> None:
+    async with serving(["one", "two", "three"]) as served:
+        write, disk_is_full = served.server.record, True
+
+        async def record(conversations: Sequence[Trajectory]) -> None:
+            if disk_is_full:
+                raise UserError("cannot write served: No space left on device")
+            await write(conversations)
+
+        served.server.record = record
+        for _ in range(2):
+            await served.chat(HELLO)
+            await served.end()
+        assert served.says == [
+            "cannot write served: No space left on device\n1 conversations are kept in memory until they can be written"
+        ]
+        with pytest.raises(UserError, match="No space left on device\n2 conversations are lost"):
+            await served.server.end_all()
+        disk_is_full = False
+        await served.chat(HELLO)
+        assert [t.answer for t in await served.end()] == ["one", "two", "three"]
+    assert served.server.recorded == 3
+
+
+async def test_who_is_being_answered_when_the_server_ends_is_told_and_what_was_said_before_is_recorded() -> None:
+    answers: list[httpx2.Response] = []
+    async with serving(["one", "two"]) as served:
+        first = await served.chat(HELLO)
+        served.engine.latency_s = 600.0
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                answers.append(await served.post("/v1/chat/completions", {"messages": [HELLO, first, HELLO]}))
+
+            tasks.start_soon(ask)
+            while len(served.engine.params) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+            await served.server.end_all()
+        (one,) = served.recorded
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "server_ends")
+    assert [s.author for s in one.segments] == ["prompt", "model"]
+
+
+async def test_where_one_of_several_turns_is_refused_the_others_are_not_sampled_on() -> None:
+    async with serving(["one", "two"]) as served:
+        served.engine.latency_s = 600.0
+        generate, ended = served.engine.generate, list[str]()
+
+        async def fail_second(*given: Any, **named: Any) -> Completion:
+            try:
+                if len(served.engine.params) == 1:
+                    raise FloatingPointError("no numbers")
+                return await generate(*given, **named)
+            finally:
+                ended.append("ended")
+
+        served.engine.generate = fail_second  # type: ignore[method-assign]
+        with anyio.fail_after(60):
+            answer = await served.post("/v1/chat/completions", {"messages": [HELLO], "n": 2})
+            await anyio.sleep(0.01)
+    assert (answer.status_code, ended) == (410, ["ended"] * 2)
