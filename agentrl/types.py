@@ -410,8 +410,8 @@ class Trajectory:
                 observed.append(since)
                 since = ()
             else:
-                has_history = before == "prompt" and observed
-                since = segment.token_ids if has_history else since + segment.token_ids
+                begins = segment.author == "prompt" or (before == "prompt" and observed)
+                since = segment.token_ids if begins else since + segment.token_ids
             before = segment.author
         return observed
 

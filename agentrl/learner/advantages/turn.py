@@ -67,10 +67,11 @@ def first_turn(groups: Sequence[Sequence[_SteppedEpisode]], *, gamma: Gamma = 1.
     Args:
         gamma: what a later turn's reward counts in a turn's return.
     """
-    return [
-        _normalise(returns, [own[0] for own in returns if own], _magnitudes(group))
-        for group, returns in zip(groups, _compute_returns(groups, gamma), strict=True)
-    ]
+    advantages = []
+    for group, returns in zip(groups, _compute_returns(groups, gamma), strict=True):
+        pool = [own[member.in_time[0]] for member, own in zip(group, returns, strict=True) if own]
+        advantages.append(_normalise(returns, pool, _magnitudes(group)))
+    return advantages
 
 
 @advantage(

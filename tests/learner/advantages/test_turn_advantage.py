@@ -66,6 +66,26 @@ def test_returns_run_in_the_order_of_time_over_all_threads() -> None:
         assert rebn([[told]], gamma=0.5) == [[pytest.approx((a, d, b, c))]]
 
 
+def test_the_first_turn_is_the_first_in_time_in_whatever_thread() -> None:
+    """Two conversations begin at once, and the second one is answered first."""
+    in_time, other = played([1.0, 2.0, 4.0], score=8.0), played([3.0], score=3.0)
+    threads = (Thread(turns=(1, 2)), Thread(ThreadRole.SUB_AGENT, turns=(0,)))
+    stored = replace(played([2.0, 4.0, 1.0], score=8.0), threads=threads)
+    for rule in (rebn, first_turn):
+        ((a, b, c), rest) = rule([[in_time, other]], gamma=0.5)[0]
+        assert rule([[stored, other]], gamma=0.5) == [[pytest.approx((b, c, a)), pytest.approx(rest)]]
+
+
+def test_what_a_turn_answers_is_of_its_own_context_and_not_of_a_side_call_before_it() -> None:
+    """A title that an agent asks for first leaves the first turn the observation that it has without."""
+    plain = played([0.0, 1.0])
+    side, main = Thread(ThreadRole.SIDE_CALL, turns=(0,)), Thread(turns=(1, 2))
+    titled = replace(plain, segments=(Segment("prompt", (5, 6)), *plain.segments), threads=(side, main))
+    assert titled.observed == plain.observed
+    worse = played([0.0, 0.0])
+    assert gigpo([[titled, worse]]) == gigpo([[plain, worse]])
+
+
 @given(EPISODES)
 def test_with_the_outcome_alone_and_no_discount_it_is_grpo(group: list[Trajectory]) -> None:
     outcomes = [played([0.0] * t.turns, score=t.step_rewards[0]) for t in group]
