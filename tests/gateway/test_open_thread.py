@@ -14,7 +14,9 @@ from agentrl.rollout.threads.open_thread import OpenThread
 from agentrl.rollout.token_context import TokenContext
 from agentrl.testing import ScriptedEngine, call
 from agentrl.types import Segment
-from tests.helpers.agents import Client, play, solve
+from tests.helpers.agents import Client, play, rolling_out, solve
+from tests.rollout.test_contexts import Speaker
+from tests.rollout.test_contexts import renderer as qwen3
 
 pytestmark = pytest.mark.anyio
 ADD = call("add", a=1, b=1)
@@ -164,3 +166,20 @@ def test_the_tokens_of_a_thread_are_those_of_its_segments_whatever_is_cut_or_for
         for one in threads:
             assert one.token_ids == [i for s in one.segments for i in s.token_ids]
     assert all(list(given) == then for given, then in seen)
+
+
+async def test_a_conversation_that_is_gone_on_with_in_another_thread_is_no_side_call() -> None:
+    """A template that drops thoughts begins each turn of a helper without tools anew: all its turns are trained."""
+
+    async def boss(task: AgentTask, client: Client) -> None:
+        helper: list[Any] = [user("help, and speak twice")]
+        for _ in range(2):
+            helper += [await client.chat(helper, None), user("and?")]
+        await client.chat(task.messages)
+        await client.chat([user("a title")], None)
+
+    said = ["<think>\nhm\n</think>\n\none", "<think>\nhm\n</think>\n\ntwo"]
+    async with rolling_out(boss, Speaker(said), renderer=qwen3("as_template")) as rollout:
+        done = await rollout.episode(1)
+    assert sorted(t.role.value for t in done.threads) == ["main", "rewrite", "side call", "sub-agent"]
+    assert (done.turns, done.metrics["agent/side_calls"]) == (3, 1)

@@ -316,8 +316,10 @@ class ThreadForest:
 
     def is_side_call(self, thread: OpenThread) -> bool:
         """Return True for a title, a summary for the screen: one turn, apart from the others, without their tools."""
-        has_tools = any(t.tools for t in self.threads if t.turns)
-        return has_tools and thread.opened and not thread.tools and len(thread.turns) == 1
+        played = [t for t in self.threads if t.turns]
+        goes_on = any(t.source is thread and not t.opened for t in played)
+        alone = thread.opened and not thread.tools and len(thread.turns) == 1 and not goes_on
+        return alone and any(t.tools for t in played)
 
     def collect(self) -> PlayedThreads:
         """Return the threads so far: one behind the other, in the order in which they were opened."""
