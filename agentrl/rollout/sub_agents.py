@@ -106,7 +106,7 @@ class SubAgents:
         track.call(call.name)
         status, text = "cancelled", ""
         try:
-            answer, failed = await self._play(env, str(call.arguments["task"]), turn)
+            answer, failed = await self._play(env, str(call.arguments["task"]), turn, f"{turn}.{number}".encode())
             status, text = ("sub_agent", f"{ERROR_PREFIX}{answer}") if failed else ("ok", answer)
         finally:
             track.returned(call.name)
@@ -117,7 +117,7 @@ class SubAgents:
             message["is_error"] = True
         answers[call.id] = message
 
-    async def _play(self, env: ToolEnv, task: str, after: int) -> tuple[str, bool]:
+    async def _play(self, env: ToolEnv, task: str, after: int, speaker: bytes) -> tuple[str, bool]:
         """Play a sub-agent; return what it said last, and True where that is no answer but why there is none."""
         limits, system = self.episode.context.limits, self.episode.messages[:1]
         messages: list[dict[str, Any]] = [dict(m) for m in system if m["role"] == "system"]
@@ -126,7 +126,7 @@ class SubAgents:
         said = "it said nothing"
         for _ in range(limits.max_turns or env.max_turns):
             try:
-                turn = await self._sample(list(messages), tools)
+                turn = await self._sample(list(messages), tools, speaker)
             except TurnRefused as refusal:
                 return f"the sub-agent ended: {refusal}; {said}", True
             self.begun.setdefault(turn.number, after)
@@ -143,9 +143,9 @@ class SubAgents:
                 return f"the episode has ended; {said}", True
         return f"the sub-agent ran out of turns; {said}", True
 
-    async def _sample(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> SampledTurn:
+    async def _sample(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any], speaker: bytes) -> SampledTurn:
         try:
-            return await self.forest.complete(messages, tools, is_retry=False)
+            return await self.forest.complete(messages, tools, is_retry=False, speaker=speaker)
         except (TurnRefused, UserError, InfraError):
             raise
         except Exception:  # of the engine or the renderer, which are ours, and not of the environment

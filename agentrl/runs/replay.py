@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,19 @@ from agentrl.environments.spec import EnvSpec
 from agentrl.errors import InfraError, ToolError
 from agentrl.rollout.engine_protocol import Engine
 from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.token_context import TokenContext
+from agentrl.tools.spawn import is_spawn
 from agentrl.tools.tool import Tool
-from agentrl.types import ERROR_PREFIX, Completion, SamplingParams, Stop, Trajectory, find_failed_answers
+from agentrl.types import (
+    ERROR_PREFIX,
+    Completion,
+    SamplingParams,
+    Segment,
+    Stop,
+    ThreadRole,
+    Trajectory,
+    find_failed_answers,
+)
 
 
 class _Recording:
@@ -28,8 +39,12 @@ class _Recording:
         self.live, self.called = live, 0
         self._answers: dict[tuple[str, str], deque[tuple[str, bool]]] = defaultdict(deque)  # text, has it failed
         keys: dict[str, tuple[str, str]] = {}  # in the last turn; the same words twice have the same id
-        failed = find_failed_answers(before.messages, any(c.failed for c in before.calls))
-        for message, is_error in zip(before.messages, failed, strict=True):
+        messages = [
+            *before.messages,
+            *(m for t in before.threads if t.role is ThreadRole.SUB_AGENT for m in t.messages),
+        ]
+        failed = find_failed_answers(messages, any(c.failed for c in before.calls))
+        for message, is_error in zip(messages, failed, strict=True):
             for call in message.get("tool_calls") or ():
                 keys[call["id"]] = _key(call["function"]["name"], call["function"]["arguments"])
             if (key := keys.get(message.get("tool_call_id", ""))) is not None:
@@ -37,6 +52,8 @@ class _Recording:
 
     def wrap(self, tool: Tool) -> Tool:
         """Return a tool that answers from the record, and calls ``tool`` for what is not in it, if that is allowed."""
+        if is_spawn(tool):  # its answer is what a sub-agent says, whose turns are on record
+            return tool
 
         async def function(**arguments: Any) -> str:
             answers = self._answers.get(_key(tool.name, arguments))
@@ -78,16 +95,21 @@ class RecordedEngine:
     capacity = 1
 
     def __init__(self, before: Trajectory, turns: int, then: Engine | None) -> None:
-        self.segments = [s for s in before.segments if s.author == "model"][:turns]
+        played = list(_list_turns(before))
+        self.played = [played[place] for place in before.in_time][:turns]
         self.turn, self.then = 0, then
+        self._threads = len(before.threads)
         self.recorded, self.stop = before.turns, before.stop
         self.max_context = then.max_context if then is not None else 1 << 40
         self.version = 0
 
     async def generate(self, token_ids: Any, params: SamplingParams, *, session: str) -> Completion:
         turn, self.turn = self.turn, self.turn + 1
-        if turn < len(self.segments):
-            s = self.segments[turn]
+        if self._threads and turn < len(self.played):  # several may be asked for at the same time, in another order
+            asked = next((i for i, (c, _) in enumerate(self.played[turn:], turn) if c == token_ids), turn)
+            self.played.insert(turn, self.played.pop(asked))
+        if turn < len(self.played):
+            _, s = self.played[turn]
             if params.stop_token_ids:
                 ended = bool(s.token_ids) and s.token_ids[-1] in params.stop_token_ids
             else:  # an endpoint's: only the last turn can have been cut
@@ -104,6 +126,16 @@ class RecordedEngine:
     async def update_weights(self, policy: Any, version: int) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def _list_turns(before: Trajectory) -> Iterator[tuple[TokenContext, Segment]]:
+    """Yield each turn and the tokens before it, as it stands in the row."""
+    for context in before.contexts:
+        token_ids = TokenContext()
+        for segment in context:
+            if segment.author == "model":
+                yield token_ids.copy(), segment
+            token_ids.extend(segment.token_ids)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from agentrl.rewards.functions import Reward, call_rewards, is_per_episode
 from agentrl.rewards.reward_log import RewardLog
 from agentrl.rewards.trainer_state import HISTORY, TrainerState, replay_trainer_state
 from agentrl.rollout.group_scoring import score_group
+from agentrl.rollout.sub_agents import list_spawns
 from agentrl.runs.folder import read_lines
 from agentrl.runs.reader import EpisodeId
 from agentrl.runtime.threads import open_task_group
 from agentrl.settings.schema import TrainConfig
-from agentrl.types import Fault, Message, Reply, ToolCall, Trajectory
+from agentrl.types import Fault, Message, Reply, ThreadRole, ToolCall, Trajectory
 
 _CONCURRENCY = 32
 Rewards = Mapping[str, float | None]
@@ -183,11 +184,29 @@ def _compare(where: EpisodeId, before: Trajectory, after: Trajectory) -> Rescore
 
 
 async def _act(env: Env, before: Trajectory) -> None:
-    for message in before.messages:
-        if message["role"] == "assistant":
-            step = validate_step(await env.step(_rebuild_reply(message)), env)
-            if step.terminated or step.truncated:
-                return
+    for reply in _list_replies(env, before):
+        step = validate_step(await env.step(reply), env)
+        if step.terminated or step.truncated:
+            return
+
+
+def _list_replies(env: Env, before: Trajectory) -> list[Reply]:
+    """List the replies that the environment answered, in the order of time; of sub-agents those that have calls."""
+    own = [_rebuild_reply(m) for m in before.messages if m["role"] == "assistant"]
+    agents = [t for t in before.threads if t.role is ThreadRole.SUB_AGENT]
+    main = next((t for t in before.threads if t.role is ThreadRole.MAIN), None)
+    if not agents or main is None or len(own) != len(main.turns):
+        return own
+    by_turn = dict[int, Reply]()
+    for turn, reply in zip(main.turns, own, strict=True):
+        spawns = list_spawns(env, reply)
+        others = tuple(c for c in reply.tool_calls if c not in spawns)
+        if others or not spawns:
+            by_turn[turn] = replace(reply, tool_calls=others)
+    for thread in agents:
+        replies = [_rebuild_reply(m) for m in thread.messages if m["role"] == "assistant"]
+        by_turn |= {n: r for n, r in zip(thread.turns, replies[-len(thread.turns) :], strict=False) if r.tool_calls}
+    return [by_turn[turn] for turn in sorted(by_turn)]
 
 
 def _rebuild_reply(message: Message) -> Reply:

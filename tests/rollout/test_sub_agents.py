@@ -13,6 +13,8 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.rollout import Rollout
 from agentrl.runs import reader
+from agentrl.runs.replay import replay_episode
+from agentrl.runs.rescore import rescore_episodes
 from agentrl.runs.writer import write_episodes
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.tools.spawn import spawn
@@ -186,3 +188,49 @@ async def test_it_does_not_go_with_folded_contexts() -> None:
         rollout.folding = Folding(fold, 5000)
         with pytest.raises(ConfigError, match=r"spawn and rollout\.context fold"):
             await rollout.episode(1)
+
+
+@pytest.mark.parametrize(
+    "children",
+    [[[ADD, "first"]], [[ADD, "first"], [ADD, ADD, "second"]], [["first"], ["second"], [ADD, "third"]]],
+)
+async def test_an_episode_with_sub_agents_is_replayed_token_by_token(children: list[list[str]]) -> None:
+    done = await play(says([ask(*map(str, range(len(children)))), ADD, "3"], *children))
+    spec = EnvSpec(Sums)
+    async with spec.open():
+        again = await replay_episode(Rollout(spec, ScriptedEngine(["never"]), ByteRenderer()), done)
+    assert (again.differs, again.called) == ("", 0)
+    assert again.after.segments == done.segments
+
+
+async def test_sub_agents_with_the_same_task_that_say_the_same_are_two() -> None:
+    done = await play(says([ask("one", "one"), "3"], [ADD, "first"], [ADD, "first"]))
+    assert [(t.role, len(t.turns)) for t in done.threads[1:]] == [(ThreadRole.SUB_AGENT, 2)] * 2
+    assert [c[0].author for c in done.contexts] == ["prompt"] * 3
+    assert [s.author for s in done.contexts[1]] == [s.author for s in done.contexts[2]]
+
+
+class Counts(Sums):
+    """Counts what is added, and scores that."""
+
+    def __init__(self) -> None:
+        self.added = 0
+
+    @tool
+    async def add(self, a: int, b: int) -> int:
+        """Add."""
+        self.added += a
+        return a + b
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float]:
+        return {"added": float(self.added)}
+
+
+async def test_what_sub_agents_did_to_the_environment_is_done_again_when_it_is_scored_again() -> None:
+    done = await play(says([ask("one"), ADD + ask("two"), "3"], [ADD, "first"], [ADD, ADD, "second"]), Counts)
+    assert done.reward == 4.0
+    spec = EnvSpec(Counts)
+    async with spec.open():
+        where = reader.parse_episode_id("1:0")
+        (scored,) = [one async for one in rescore_episodes(spec, [[(where, done)]], act=True)]
+    assert scored.reward == 4.0

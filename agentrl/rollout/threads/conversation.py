@@ -49,20 +49,24 @@ class TurnTree:
     _turns: dict[Digest, TurnEnd] = field(default_factory=dict)
     _recent: list[_Digested] = field(default_factory=list)  # requests, the last one last
 
-    def digest(self, messages: Sequence[Mapping[str, Any]]) -> list[Digest]:
+    def digest(self, messages: Sequence[Mapping[str, Any]], speaker: bytes = _EMPTY) -> list[Digest]:
         """Return a digest of the first message, of the first two, and so on.
 
         What a recent request began with as well is compared, which is a tenth of the work, and not digested again.
+
+        Args:
+            speaker: of the conversation: none goes on from another one's, though they say the same.
         """
-        known, same = max(((r.count_common(messages), r) for r in self._recent), key=_first, default=(0, None))
+        own = [r for r in self._recent if r.speaker == speaker]
+        known, same = max(((r.count_common(messages), r) for r in own), key=_first, default=(0, None))
         digests = same.digests[:known] if same is not None else []
-        digest = digests[-1] if digests else _EMPTY
+        digest = digests[-1] if digests else speaker
         for message in messages[known:]:
             digest = extend_digest(digest, message)
             digests.append(digest)
         if same is not None and known == len(same.digests):  # it is the beginning of this one
             self._recent.remove(same)
-        self._recent = [*self._recent[1 - _RECENT :], _Digested(messages, digests)]
+        self._recent = [*self._recent[1 - _RECENT :], _Digested(messages, digests, speaker)]
         return digests
 
     def add(self, conversation: Digest, reply: Mapping[str, Any], turn: TurnEnd) -> None:
@@ -83,6 +87,7 @@ class _Digested:
 
     messages: Sequence[Mapping[str, Any]]
     digests: list[Digest]
+    speaker: bytes
 
     def count_common(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Return how many messages both begin with."""

@@ -109,6 +109,7 @@ class ThreadForest:
         *,
         is_retry: bool | None = None,
         sampling: SamplingParams | None = None,
+        speaker: bytes = b"",
     ) -> SampledTurn:
         """Sample the turn that a request asks for.
 
@@ -116,6 +117,7 @@ class ThreadForest:
             is_retry: it was sent before: what answered that answers this. None: not known, and so where that one is
                 being answered.
             sampling: of this turn, its seed too; None: the run's.
+            speaker: who asks, where that is known: nobody goes on from another one's turn, though they say the same.
 
         Raises:
             TurnRefused: there is none, and why.
@@ -123,7 +125,7 @@ class ThreadForest:
         if not messages:
             raise TurnRefused("invalid_request", "messages: there is none to answer")
         try:
-            digests = self._tree.digest(messages)
+            digests = self._tree.digest(messages, speaker)
         except (KeyError, TypeError, AttributeError) as error:
             sentence = f"messages: one is not in the dialect's shape ({type(error).__name__}: {error})"
             raise TurnRefused("invalid_request", sentence) from None
