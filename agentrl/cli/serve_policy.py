@@ -94,6 +94,7 @@ def _check_settings(given: Mapping[str, Any]) -> None:
         head, _, rest = name.partition(".")
         if head not in SETTINGS or (head == "rollout" and rest not in SAMPLING):
             known = [s for s in SETTINGS if s != "rollout"] + [f"rollout.{s}" for s in SAMPLING]
+            known += _ServePolicyOptions.model_fields
             raise ConfigError(f"{name} does nothing for a policy that is served{suggest(name, known)}")
 
 

@@ -77,6 +77,7 @@ def test_a_client_talks_to_a_policy_and_what_it_said_is_recorded(
     [
         (["nano", "--learner.lr", "1"], "learner.lr does nothing for a policy that is served"),
         (["nano", "--rollout.group_size", "4"], "rollout.group_size does nothing for a policy that is served"),
+        (["nano", "--prot", "3"], "prot does nothing for a policy that is served; did you mean 'port'?"),
         (["nano", "--host", "0.0.0.0", "--token", ""], "--host 0.0.0.0 lets other machines in"),
         (["nano", "--host", "192.0.2.7"], "cannot listen on 192.0.2.7"),
         (["nao"], "no model 'nao'; did you mean 'nano'?"),

@@ -128,6 +128,16 @@ async def test_a_request_that_is_sent_again_is_sampled_once() -> None:
     assert len(engine.contexts) == 1
 
 
+async def test_the_same_words_with_other_tools_are_another_request() -> None:
+    async def ask_at_once(task: AgentTask, client: Client) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.chat, task.messages)
+            tasks.start_soon(client.chat, task.messages, None)
+
+    done = await play(ask_at_once, ScriptedEngine(["right"], latency_s=0.3))
+    assert (done.turns, done.metrics["agent/side_calls"]) == (1, 1)
+
+
 async def test_who_asks_twice_on_purpose_has_two_samples() -> None:
     async def ask(task: AgentTask, client: Client) -> None:
         body = {"messages": list(task.messages)}

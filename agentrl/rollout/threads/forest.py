@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import TemplateError
 from agentrl.renderer import HistoryRewriter, Renderer
 from agentrl.rollout.seeds import mix_seeds
-from agentrl.rollout.threads.conversation import Digest, TurnEnd, TurnTree, same_arguments, to_message
+from agentrl.rollout.threads.conversation import (
+    Digest,
+    TurnEnd,
+    TurnTree,
+    extend_digest,
+    same_arguments,
+    to_message,
+)
 from agentrl.rollout.threads.open_thread import OpenThread, describe_threads, find_caller
 from agentrl.rollout.turn_rendering import render_behind, write_turn
 from agentrl.types import JsonSchema, Message, Reply, SamplingParams, Segment, Stop, Thread, ToolCall, to_utf8_json
@@ -129,7 +136,7 @@ class ThreadForest:
         except (KeyError, TypeError, AttributeError) as error:
             sentence = f"messages: one is not in the dialect's shape ({type(error).__name__}: {error})"
             raise TurnRefused("invalid_request", sentence) from None
-        digest = digests[-1]
+        digest = extend_digest(digests[-1], {"role": "tools", "content": repr(tools)})
         while (same := self._in_flight.get(digest)) is not None and (
             is_retry or (is_retry is None and not same.done())
         ):
