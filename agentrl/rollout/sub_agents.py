@@ -7,7 +7,8 @@ but ``spawn``, the system's words and the task that it was given; what it says w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ class SubAgents:
     step_rewards: dict[int, float] = field(default_factory=dict)  # of the environment's steps, by the turn
     ended: Step | None = None  # a step of a sub-agent that ended the episode
     _stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _sampling: int = 0  # sub-agents that wait for the engine
+    _since: float = 0.0  # when the first of them began to
 
     @classmethod
     def begin(cls, episode: Episode) -> SubAgents:
@@ -71,7 +74,25 @@ class SubAgents:
         session = f"{episode.session}.sub"
         forest = ThreadForest(episode.context, episode.renderer, seed, session, goes_on_when_cut=True)
         forest.turns, forest.turn_ended = episode.turn + 1, episode.clock()
-        return cls(episode, forest, list(range(episode.turn + 1)))
+        own = cls(episode, forest, list(range(episode.turn + 1)))
+        forest.answering = own._time_engine
+        return own
+
+    @contextmanager
+    def _time_engine(self) -> Iterator[None]:
+        """Count seconds in which sub-agents wait for the engine as the engine's, and not as the environment's."""
+        clock, timings = self.episode.clock, self.episode.timings
+        if not self._sampling:
+            self._since = clock()
+        self._sampling += 1
+        try:
+            yield
+        finally:
+            self._sampling -= 1
+            if not self._sampling:
+                seconds = clock() - self._since
+                timings["generate"] += seconds
+                timings["tools"] -= seconds  # the stage counts all of it when it ends
 
     def count_turn(self) -> None:
         """Give a turn of the episode's own its number."""
@@ -107,7 +128,7 @@ class SubAgents:
         status, text = "cancelled", ""
         try:
             answer, failed = await self._play(env, str(call.arguments["task"]), turn, f"{turn}.{number}".encode())
-            status, text = ("sub_agent", f"{ERROR_PREFIX}{answer}") if failed else ("ok", answer)
+            status, text = ("tool", f"{ERROR_PREFIX}{answer}") if failed else ("ok", answer)
         finally:
             track.returned(call.name)
             env.running_calls.pop(call.id, None)

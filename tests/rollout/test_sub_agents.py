@@ -117,8 +117,28 @@ async def test_a_sub_agent_that_comes_to_no_end_is_told_to_the_model(
     (message,) = [m for m in done.messages if m["role"] == "tool"]
     assert message["content"].startswith(told)
     assert message["is_error"]
-    assert next(c for c in done.calls if c.name == "spawn").status == "sub_agent"
+    assert next(c for c in done.calls if c.name == "spawn").failed
     assert done.reward == 1.0
+
+
+async def test_the_engines_time_with_sub_agents_is_the_engines() -> None:
+    """An engine that is slow is the world's fault, and not what a call of the model's brought about."""
+    engine = says([ask("one", "two"), "3"], ["first"], ["second"])
+    engine.latency_s = 0.2
+    done = await play(engine)
+    assert done.timings["generate"] >= 3 * 0.19
+    assert 0.0 <= done.timings["tools"] < done.timings["generate"]
+    engine = says([ask("one"), "3"], ["first"])
+    generate = engine.generate
+
+    async def be_slow_for_sub_agents(*given: Any, **named: Any) -> Any:
+        engine.latency_s = 60.0 if ".sub" in named["session"] else 0.0
+        return await generate(*given, **named)
+
+    engine.generate = be_slow_for_sub_agents  # type: ignore[method-assign]
+    late = await play(engine, episode_timeout_s=0.5, turn_timeout_s=0.4)
+    assert late.fault is not None
+    assert (late.stop, late.fault.provoked) == (Stop.TIMEOUT, False)
 
 
 async def test_a_call_that_is_wrong_is_the_environments_to_refuse() -> None:
