@@ -491,7 +491,16 @@ def split_into_threads(row: Sample, count: int) -> Sample:
 
 
 @pytest.mark.parametrize("packing", ["padded", "prefix"])
-@pytest.mark.parametrize("settings", [*({"loss": loss} for loss in LOSSES), {"importance_level": "sequence"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"loss": loss} for loss in LOSSES),
+        {"importance_level": "sequence"},
+        *({"importance_sampling_mode": mode} for mode in CORRECTIONS if mode != "token_truncate"),
+        {"off_policy_threshold": 0.1, "top_entropy_quantile": 0.5, "entropy_coef": 0.1},
+        {"num_iterations": 2, "importance_level": "sequence", "epsilon": 1e-6},
+    ],
+)
 def test_an_episode_split_into_threads_teaches_what_one_row_does(
     model: Any, packing: str, settings: dict[str, Any]
 ) -> None:
