@@ -139,7 +139,7 @@ def _count_contexts(row: Row) -> str:
 
 
 def _explain_threads(row: Row) -> list[str]:
-    """Explain where each thread of an agent's episode comes from, and which one is not trained."""
+    """Explain where each thread of an episode comes from, and which one is not trained."""
     threads = read_threads(row)
     return [
         explain_thread(threads, number).removeprefix("in ") + ("" if thread.trained else "; not trained")
@@ -229,7 +229,7 @@ def _explain_author(part: Row, threads: Sequence[Thread]) -> str:
     if not thread.trained:
         return "a side call's: its prompt, and what the model answered"
     own = thread.role is ThreadRole.SUB_AGENT
-    return "its thread begins with it: " + ("the agent's words" if own else "the history, which is trained elsewhere")
+    return "its thread begins with it: " + ("the words that open it" if own else "the history, which is trained elsewhere")
 
 
 def _explain_demonstrated(store: Store, row: Row, segment: Row, part: Row, at: int) -> list[str]:

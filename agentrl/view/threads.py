@@ -1,4 +1,4 @@
-"""The threads of an episode that an agent played: their names, and where each comes from."""
+"""The threads of an episode: their names, and where each comes from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.runs.reader import Row, build_threads
 from agentrl.types import Thread, ThreadRole
 
 _ORIGINS = {  # with a parent, and without
-    ThreadRole.MAIN: ("the agent's first conversation",) * 2,
+    ThreadRole.MAIN: ("the episode's first conversation",) * 2,
     ThreadRole.SUB_AGENT: ("a conversation of its own, opened by {parent}", "a conversation of its own"),
     ThreadRole.FORK: ("another way on from {parent}", "another way on"),
     ThreadRole.COMPACTION: ("goes on for {parent}, with a shorter history", "goes on with a shorter history"),

@@ -117,7 +117,7 @@ def test_a_token_is_told_its_thread_and_where_that_comes_from(store: Store) -> N
     def explain(number: int) -> str:
         return "\n".join(explain_token(store, texts, "1:0", number))
 
-    assert "in thread 1 of 4, main: the agent's first conversation" in explain(1)
+    assert "in thread 1 of 4, main: the episode's first conversation" in explain(1)
     assert "written by the model, in turn 4, by version 0" in explain(4)
     helper = explain(6)
     assert "in thread 2 of 4, sub-agent: a conversation of its own, opened by thread 1 (main) behind turn 1" in helper
