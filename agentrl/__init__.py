@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from agentrl.credit import assign_credit
+from agentrl.environments.agent_env import AgentEnv
 from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ContractError, InfraError, ToolError, UserError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AgentEnv",
     "Callback",
     "ContractError",
     "Env",

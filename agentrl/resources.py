@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from agentrl.agents.forms import AgentSandbox, parse_agent
 from agentrl.engines.factories import prefers_vllm
 from agentrl.engines.vllm import launch
+from agentrl.environments.agent_env import AgentEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, ContractError, UserError
 from agentrl.gateway.gateway import Gateway
@@ -55,7 +56,11 @@ class TrainingResources:
         """Build a rollout over the tasks of a split, of the run's environment or of another one."""
         rollout = Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
         rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
-        rollout.begin = None if self.gateway is None else self.gateway.begin
+        own = _brings_agent(rollout.spec)
+        if self.gateway is not None and (self.gateway.agent is not None or own):
+            rollout.begin = self.gateway.begin
+        elif own:
+            raise ConfigError(f"env {rollout.spec.name!r} plays its episodes itself: evaluate it in a run of its own")
         return rollout
 
 
@@ -109,6 +114,7 @@ async def open_resources(
     Raises:
         UserError: something cannot be loaded or started.
     """
+    _check_player(config, spec)
     sampler = build_sampler(config, loaded, learns=learns)
     config = sampler.config
     async with spec.open(), sampler.engine as engine:
@@ -116,7 +122,7 @@ async def open_resources(
         if any(map(is_spawn, spec.tool_list())):
             _check_spawn(config)
         with collect_garbage_seldom():
-            async with _open_gateway(config) as gateway:
+            async with _open_gateway(config, spec) as gateway:
                 yield TrainingResources(
                     config, spec, sampler.policy, sampler.renderer, engine, sampler.grammar, gateway
                 )
@@ -137,16 +143,45 @@ def _check_spawn(config: TrainConfig) -> None:
 
 
 @asynccontextmanager
-async def _open_gateway(config: TrainConfig) -> AsyncIterator[Gateway | None]:
-    """Open the endpoint for the agent that the config names; None where there is none."""
-    if config.agent is None:
+async def _open_gateway(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Gateway | None]:
+    """Open the endpoint for the agent that the config names, or the environment brings; None where there is none."""
+    if config.agent is None and not _brings_agent(spec):
         yield None
         return
     episodes = config.rollout.tasks_per_step * config.rollout.group_size
     hidden = [config.run.dir or "runs", "runs", "evals", "served"]
     sandbox = AgentSandbox(config.agent_readable, hidden) if config.agent_sandbox else None
-    async with Gateway(parse_agent(config.agent, config.agent_workers, sandbox), episodes).open() as gateway:
+    agent = None if config.agent is None else parse_agent(config.agent, config.agent_workers, sandbox)
+    async with Gateway(agent, episodes).open() as gateway:
         yield gateway
+
+
+def _brings_agent(spec: EnvSpec) -> bool:
+    """Return True if an environment plays its episodes itself, through the gateway."""
+    return issubclass(spec.cls, AgentEnv) and spec.cls.brings_agent()
+
+
+def _check_player(config: TrainConfig, spec: EnvSpec) -> None:
+    """Refuse an environment of agents without one, and one that plays itself beside settings that it has not.
+
+    Raises:
+        ConfigError: and says which.
+    """
+    if not issubclass(spec.cls, AgentEnv):
+        return
+    what = f"env {spec.name!r} plays its episodes itself"
+    if not _brings_agent(spec):
+        if config.agent is None:
+            raise ConfigError(
+                f"env {spec.name!r} is played by an agent, and there is none: --agent FILE.py:FUNCTION, a command, or "
+                "the URL of a service"
+            )
+    elif config.agent is not None:
+        raise ConfigError(f"{what}: leave out agent")
+    elif config.rollout.branches > 1:
+        raise ConfigError(f"{what}, and another's program cannot be cloned: leave out rollout.branches")
+    elif config.rollout.context != "whole":
+        raise ConfigError(f"{what}, in contexts of its own: leave out rollout.context {config.rollout.context}")
 
 
 def load_trainable_policy(config: TrainConfig, loaded: Policy | None = None, *, follows: bool = False) -> Policy:

@@ -9,9 +9,9 @@ Three forms are known by the text that names them (`parse_agent`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from agentrl.types import JsonSchema, Message
@@ -27,6 +27,9 @@ class AgentTask:
         base_url: of the endpoint that is the policy, ``.../v1``.
         api_key: of this episode.
         mcp_url: of the tools, by MCP; empty where the package mcp is not installed.
+        files: contents by name, which a command finds in a folder of its own; None: the environment gives none, and
+            commands work where the run does.
+        variables: of a command's environment.
     """
 
     messages: Sequence[Message]
@@ -34,6 +37,8 @@ class AgentTask:
     base_url: str
     api_key: str
     mcp_url: str = ""
+    files: Mapping[str, str] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as JSON."""
@@ -43,7 +48,12 @@ class AgentTask:
             "base_url": self.base_url,
             "api_key": self.api_key,
             "mcp_url": self.mcp_url,
+            **self.files_to_json(),
         }
+
+    def files_to_json(self) -> dict[str, Any]:
+        """Return the files and variables as JSON; nothing where the environment gives none."""
+        return {} if self.files is None else {"files": dict(self.files), "variables": dict(self.variables)}
 
 
 @dataclass(frozen=True)
@@ -55,12 +65,14 @@ class AgentEnding:
         trace: of it, for a person.
         killed: from outside: it is the world's fault.
         counted: among those that end by the same error. Of the episodes that one death ends, one is.
+        folder: that it worked in, which the caller removes; empty where it had none of its own.
     """
 
     error: str = ""
     trace: str = ""
     killed: bool = False
     counted: bool = True
+    folder: str = ""
 
 
 class Agent(Protocol):

@@ -4,18 +4,22 @@
     AGENTRL_TASK                                                              a JSON file of messages and tools
     AGENTRL_MCP_URL                                                           the environment's tools, by MCP
 
-Its exit ends the episode. A status other than 0 is the agent's error, a signal the world's fault.
+Where the environment gives files, it works in a folder of its own with them. Its exit ends the episode. A status other
+than 0 is the agent's error, a signal the world's fault.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +27,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from agentrl.agents.agent import AgentEnding, AgentTask
-from agentrl.runtime.threads import open_task_group
+from agentrl.runtime.threads import open_task_group, run_in_thread
 
 _TAIL = 4000  # characters of its stderr that are kept
 
@@ -44,29 +48,41 @@ class ProcessAgent:
     async def run(self, task: AgentTask) -> AgentEnding:
         self._count += 1
         file = Path(self._folder, f"task-{self._count}.json")
-        given = {"messages": list(task.messages), "tools": list(task.tools)}
+        given = {"messages": list(task.messages), "tools": list(task.tools), **task.files_to_json()}
         await anyio.Path(file).write_text(json.dumps(given), encoding="utf-8")
+        folder, keeps = "", False
         try:
-            async with self.start(task, str(file), _build_environment(task)) as process:
+            if task.files is not None:
+                folder = str(Path(self._folder, f"work-{self._count}"))
+                await run_in_thread(partial(_lay_out, Path(folder), task.files))
+            async with self.start(task, str(file), _build_environment(task), folder) as process:
                 status, tail = await _wait(process)
+            keeps = True
         except OSError as error:
             return AgentEnding(f"{self.words[0]} cannot be started: {error.strerror}", str(error), killed=True)
         finally:
-            await anyio.Path(file).unlink(missing_ok=True)
-        return self.describe(status, tail)
+            with anyio.CancelScope(shield=True):
+                await anyio.Path(file).unlink(missing_ok=True)
+                if folder and not keeps:
+                    await run_in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+        return replace(self.describe(status, tail), folder=folder)
 
     @asynccontextmanager
-    async def start(self, task: AgentTask, file: str, environment: Mapping[str, str]) -> AsyncIterator[Process]:
+    async def start(
+        self, task: AgentTask, file: str, environment: Mapping[str, str], folder: str
+    ) -> AsyncIterator[Process]:
         """Start the command; leaving the block ends it, and all that it started.
 
         Args:
             file: of the task.
+            folder: that it works in; empty: that of the run.
         """
         process = await anyio.open_process(
-            self.words,
+            name_files(self.words) if folder else self.words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            cwd=folder or None,
             env={**os.environ, **environment, "AGENTRL_TASK": file},
             start_new_session=True,
         )
@@ -87,6 +103,21 @@ class ProcessAgent:
     def describe(self, status: int, tail: str) -> AgentEnding:
         """Describe how the command ended."""
         return describe_status(status, tail)
+
+
+def name_files(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with files by their whole path, for a process that works in another folder."""
+    program = words[0] if os.sep not in words[0] else str(Path(words[0]).absolute())
+    return [program, *(str(Path(w).absolute()) if os.path.exists(w) else w for w in words[1:])]
+
+
+def _lay_out(folder: Path, files: Mapping[str, str]) -> None:
+    """Write the files of a task into a folder."""
+    folder.mkdir()
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 async def _wait(process: Process) -> tuple[int, str]:
@@ -113,6 +144,7 @@ def describe_status(status: int, tail: str) -> AgentEnding:
 def _build_environment(task: AgentTask) -> dict[str, str]:
     """Build the variables by which clients of the model's makers find the policy."""
     return {
+        **task.variables,
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_KEY": task.api_key,
         "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),

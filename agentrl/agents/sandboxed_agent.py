@@ -24,11 +24,12 @@ import anyio
 from anyio.abc import Process
 
 from agentrl.agents.agent import AgentEnding, AgentTask
-from agentrl.agents.process_agent import ProcessAgent, describe_status
+from agentrl.agents.process_agent import ProcessAgent, describe_status, name_files
 from agentrl.errors import UserError
 
 _ENTER = Path(__file__).with_name("enter_sandbox.py")
 _INSIDE = "/tmp/.agentrl"  # folder of what we put there
+_WORK = "/tmp/work"  # folder of the task's files
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt")
 _ETC = (
     *(
@@ -77,7 +78,9 @@ class SandboxedAgent(ProcessAgent):
             yield self
 
     @asynccontextmanager
-    async def start(self, task: AgentTask, file: str, environment: Mapping[str, str]) -> AsyncIterator[Process]:
+    async def start(
+        self, task: AgentTask, file: str, environment: Mapping[str, str], folder: str
+    ) -> AsyncIterator[Process]:
         gateway = urlsplit(task.base_url)
         host, port = str(gateway.hostname), int(gateway.port or 80)
         ours, theirs = socket.socketpair()
@@ -87,7 +90,7 @@ class SandboxedAgent(ProcessAgent):
         enter = [sys.executable, "-I", "-S", f"{_INSIDE}/enter_sandbox.py", str(theirs.fileno()), str(port)]
         with ours, theirs:
             process = await anyio.open_process(
-                [*self._wrap(file), *enter, *self.words],
+                [*self._wrap(file, folder), *enter, *name_files(self.words)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -103,7 +106,7 @@ class SandboxedAgent(ProcessAgent):
         signalled = status - _SIGNALLED in set(signal.Signals)
         return describe_status(_SIGNALLED - status if signalled else status, tail)
 
-    def _wrap(self, task_file: str) -> list[str]:
+    def _wrap(self, task_file: str, folder: str = "") -> list[str]:
         """Build the command of bubblewrap, before that of the agent."""
         readable = [
             p for p in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *self._list_programs()) if os.path.exists(p)
@@ -119,7 +122,8 @@ class SandboxedAgent(ProcessAgent):
             *(w for p in map(os.path.realpath, self.hidden) if _is_within(p, readable) for w in ("--tmpfs", p)),
             *("--ro-bind", str(_ENTER), f"{_INSIDE}/enter_sandbox.py"),
             *(("--ro-bind", task_file, f"{_INSIDE}/task.json") if task_file else ()),
-            *("--chdir", "/tmp", "--"),
+            *(("--bind", folder, _WORK, "--chdir", _WORK) if folder else ("--chdir", "/tmp")),
+            "--",
         ]
 
     def _list_programs(self) -> list[str]:

@@ -18,6 +18,7 @@ class Task:
         tools: of the environment, in OpenAI's shape; empty where it has none.
         base_url, api_key: of the policy: for ``AsyncOpenAI(base_url=..., api_key=...)``, and any other client.
         mcp_url: of the tools, by MCP; empty where the package mcp is not installed.
+        files, variables: of the task, by name; empty where the environment gives none.
     """
 
     messages: list[dict[str, Any]]
@@ -26,6 +27,8 @@ class Task:
     api_key: str
     mcp_url: str
     http: httpx2.AsyncClient = field(repr=False, compare=False)
+    files: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str) -> str:
         """Run a tool of the environment; return its answer, which may say what was wrong with the call.

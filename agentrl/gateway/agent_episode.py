@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from agentrl.agents.agent import AgentEnding, AgentTask
+from agentrl.environments.agent_env import AgentEnv, check_task_files
 from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.validation import as_messages, validate_rewards, validate_step
 from agentrl.errors import InfraError
 from agentrl.rollout.episode import Branching, Episode, EpisodeContext
 from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
+from agentrl.runtime.threads import run_in_thread
 from agentrl.types import JsonSchema, Observation, Reply, Stop, ToolCall, Trajectory
 
 if TYPE_CHECKING:
@@ -45,14 +50,14 @@ class AgentEpisode(Episode):
         self._requests: set[asyncio.Task[Any]] = set()
         self._doing = 0  # requests that are being answered
         self._has_ended = False  # the agent
+        self._folder = ""  # that it worked in
         self._failure: tuple[BaseException, str] | None = None  # of ours, and at which stage
         self._playing = anyio.CancelScope()
         self._stepping = asyncio.Lock()
 
     async def _play(self, until: Branching | None) -> bool:
         env = await self._reset()
-        url = f"{self.gateway.mcp_url}/{self.key}" if self.gateway.mcp_url else ""
-        task = AgentTask(list(self.messages), list(self.tools), self.gateway.base_url, self.key, url)
+        task = self._build_task(env)
         ending = AgentEnding()
         forest = self.forest
         forest.renderer, forest.most_turns = self.renderer, self.context.limits.max_turns or env.max_turns
@@ -60,7 +65,7 @@ class AgentEpisode(Episode):
         self._switch("agent")
         try:
             with self._playing:
-                ending = await self.gateway.agent.run(task)
+                ending = await self._run_agent(env, task)
         finally:
             closed, forest.over = forest.over, forest.over or Stop.TERMINATED
             await self._stop_requests()
@@ -81,12 +86,31 @@ class AgentEpisode(Episode):
         else:
             self.stop = Stop.TERMINATED
         self.messages = self.forest.find_main().messages
+        if isinstance(env, AgentEnv):
+            env.work_folder = Path(ending.folder) if ending.folder else None
         if closed is None:
             await self._answer_last(env)
         with self._stage("score"):
             rewards = await self._bounded(env.score(self.trajectory()))
             self.rewards = validate_rewards(rewards, env)
         return False
+
+    def _build_task(self, env: Env) -> AgentTask:
+        url = f"{self.gateway.mcp_url}/{self.key}" if self.gateway.mcp_url else ""
+        task = AgentTask(list(self.messages), list(self.tools), self.gateway.base_url, self.key, url)
+        if not isinstance(env, AgentEnv):
+            return task
+        check_task_files(env)
+        return replace(task, files=dict(env.files), variables=dict(env.variables))
+
+    async def _run_agent(self, env: Env, task: AgentTask) -> AgentEnding:
+        """Let the agent play: the environment's own, or that of the run."""
+        if isinstance(env, AgentEnv) and env.brings_agent():
+            return await env.play(task)
+        assert self.gateway.agent is not None
+        ending = await self.gateway.agent.run(task)
+        self._folder = ending.folder
+        return ending
 
     async def _answer_last(self, env: Env) -> None:
         """Let the environment answer the turn by which the agent ended, where it calls nothing."""
@@ -161,6 +185,8 @@ class AgentEpisode(Episode):
         for branch in {t.branch for t in self.forest.threads} - {0}:
             self.context.engine.end_session(self.forest.name_session(branch))
         await super().close()
+        if self._folder:
+            await run_in_thread(partial(shutil.rmtree, self._folder, ignore_errors=True))
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 

@@ -55,12 +55,12 @@ class Gateway:
     """Serves the episodes of agents.
 
     Args:
-        agent: that plays them.
+        agent: that plays them; None where the environment brings its own.
         episodes: of a step: where the same error ends half of so many, the run ends with it.
         say: is told what is worth a line, once.
     """
 
-    agent: Agent
+    agent: Agent | None
     episodes: int = 128
     say: Callable[[str], None] = warnings.warn
     model: str = "policy"  # as answers name it
@@ -83,7 +83,7 @@ class Gateway:
 
             from agentrl.runtime.loopback_server import LoopbackServer, listen_on_loopback
         except ImportError as error:
-            raise UserError(f"--agent needs the extra gateway: pip install 'agentrl-gym[gateway]' ({error})") from None
+            raise UserError(f"an agent needs the extra gateway: pip install 'agentrl-gym[gateway]' ({error})") from None
         listener, mcp = listen_on_loopback(), build_mcp(self._playing.get)
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.base_url, self.mcp_url = f"{address}/v1", f"{address}{PATH}" if mcp is not None else ""
@@ -94,7 +94,7 @@ class Gateway:
         async with open_task_group() as tasks, mcp.run() if mcp is not None else nullcontext():
             tasks.start_soon(_serve, web, listener, closed)
             try:
-                async with self.agent.open():
+                async with self.agent.open() if self.agent is not None else nullcontext():
                     yield self
             finally:
                 web.should_exit = True
