@@ -16,6 +16,11 @@ def locate_cache_folder() -> Path | None:
     return _locate("XDG_CACHE_HOME", ".cache")
 
 
+def locate_data_folder() -> Path | None:
+    """Return the folder of what was installed; None for a user without a home."""
+    return _locate("XDG_DATA_HOME", ".local/share")
+
+
 def _locate(variable: str, default: str) -> Path | None:
     if (given := os.environ.get(variable, "")).startswith("/"):
         return Path(given) / "agentrl"

@@ -1,0 +1,3 @@
+from reverse_word.taskset import ReverseWordTaskset
+
+__all__ = ["ReverseWordTaskset"]

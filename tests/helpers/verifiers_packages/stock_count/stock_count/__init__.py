@@ -1,0 +1,3 @@
+from stock_count.taskset import StockCountTaskset
+
+__all__ = ["StockCountTaskset"]
