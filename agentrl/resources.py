@@ -56,11 +56,8 @@ class TrainingResources:
         """Build a rollout over the tasks of a split, of the run's environment or of another one."""
         rollout = Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
         rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
-        own = _brings_agent(rollout.spec)
-        if self.gateway is not None and (self.gateway.agent is not None or own):
+        if self.gateway is not None and (self.gateway.agent is not None or rollout.spec.brings_agent):
             rollout.begin = self.gateway.begin
-        elif own:
-            raise ConfigError(f"env {rollout.spec.name!r} plays its episodes itself: evaluate it in a run of its own")
         return rollout
 
 
@@ -145,7 +142,7 @@ def _check_spawn(config: TrainConfig) -> None:
 @asynccontextmanager
 async def _open_gateway(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Gateway | None]:
     """Open the endpoint for the agent that the config names, or the environment brings; None where there is none."""
-    if config.agent is None and not _brings_agent(spec):
+    if config.agent is None and not spec.brings_agent:
         yield None
         return
     episodes = config.rollout.tasks_per_step * config.rollout.group_size
@@ -154,11 +151,6 @@ async def _open_gateway(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Gat
     agent = None if config.agent is None else parse_agent(config.agent, config.agent_workers, sandbox)
     async with Gateway(agent, episodes).open() as gateway:
         yield gateway
-
-
-def _brings_agent(spec: EnvSpec) -> bool:
-    """Return True if an environment plays its episodes itself, through the gateway."""
-    return issubclass(spec.cls, AgentEnv) and spec.cls.brings_agent()
 
 
 def _check_player(config: TrainConfig, spec: EnvSpec) -> None:
@@ -170,7 +162,7 @@ def _check_player(config: TrainConfig, spec: EnvSpec) -> None:
     if not issubclass(spec.cls, AgentEnv):
         return
     what = f"env {spec.name!r} plays its episodes itself"
-    if not _brings_agent(spec):
+    if not spec.brings_agent:
         if config.agent is None:
             raise ConfigError(
                 f"env {spec.name!r} is played by an agent, and there is none: --agent FILE.py:FUNCTION, a command, or "

@@ -203,7 +203,7 @@ def test_a_command_is_understood(command: Command, with_runs: Path) -> None:
 
 def test_every_command_has_a_rule() -> None:
     for command in OURS:
-        assert command.words[1] in {*VERBS, "index"}, command
+        assert command.words[1] in {*VERBS, "env", "index"}, command
     for command in OTHERS:
         assert _rule(command), f"{_id(command)}: no rule of this test knows {command}"
 
@@ -233,6 +233,8 @@ CANNOT = {  # what is in a command: why it is not run here
     r"reward-model:": "needs a reward model; tests/rewards/test_reward_model.py has one",
     r"mcp:http": "needs a server; tests/builtin_tools/test_mcp.py has one",
     r"--tools remote:": "needs a service; tests/builtin_tools/test_e2b.py has one",
+    r"^agentrl env ": "makes a venv; tests/envs/test_verifiers_packages.py does so",
+    r"--env verifiers:": "needs a venv; tests/envs/test_verifiers_packages.py makes one",
     r"--(engine|env) openenv": "needs a server; tests/envs/test_openenv.py has one",
 }
 QUICK = {

@@ -115,6 +115,16 @@ def test_the_plugin_installs_and_registers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_environment_of_files_and_a_command_that_works_in_them() -> None:
+    agent = f"{sys.executable} {EXAMPLES / 'file_agent.py'}"
+    assert (
+        main(["train", "--env", f"{EXAMPLES / 'file_env.py'}:Sums", "--agent", agent, *SMALL, "--run.dir", "run"]) == 0
+    )
+    rows = pq.read_table("run/trajectories/train-000001.parquet").to_pylist()
+    assert [row["fault"] for row in rows] == [None] * 4
+    assert any(part == {"name": "written", "value": 0.1} for row in rows for part in row["rewards"])
+
+
 def test_an_agent_of_several_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["train", "--env", "math-tools", "--agent", f"{EXAMPLES / 'subagents_agent.py'}:solve", *SMALL]
     assert main([*given, "--run.dir", "run"]) == 0

@@ -8,7 +8,7 @@ from agentrl.checks import branches, determinism, expert, faults, free_reward, i
 from agentrl.checks.budget import Check, CheckRun, FindingCallback
 from agentrl.checks.consent import select_allowed
 from agentrl.checks.finding import Finding, fail, failures, ok, skip
-from agentrl.checks.harness import EpisodeHarness
+from agentrl.checks.harness import EpisodeHarness, open_harness
 from agentrl.checks.untrained_policies import generate_garbage, say_once
 from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
@@ -45,11 +45,10 @@ def check_env(
 
 
 async def _inspect(spec: EnvSpec, tasks: int, allow_writes: Collection[str], run: CheckRun) -> None:
-    async with spec.open():
+    async with open_harness(spec) as harness:
         train, wide, test = (
             _list_tasks(spec, *take) for take in (("train", tasks), ("train", WIDE * tasks), ("test", WIDE * tasks))
         )
-        harness = EpisodeHarness(spec)
         await run.run("begins", lambda: determinism.check_begins(harness, train))
         if harness.broken_contracts:
             run.add(*faults.check_contract(harness))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ from agentrl.checks.thread_lag import measure_thread_lag
 from agentrl.checks.untrained_policies import Policy, PolicyEngine, say_nothing
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import UserError
-from agentrl.rollout.episode import EpisodeLimits
+from agentrl.gateway.gateway import Gateway
+from agentrl.rollout.episode import BeginEpisode, EpisodeLimits
 from agentrl.rollout.rollout import Rollout
 from agentrl.runtime.loop_watchdog import watch_event_loop
 from agentrl.testing import ByteRenderer
@@ -33,6 +34,7 @@ class EpisodeHarness:
 
     def __init__(self, spec: EnvSpec, tools: Sequence[Tool] = ()) -> None:
         self.spec = spec
+        self.begin: BeginEpisode | None = None
         self.set_tools(tools)
         self.played: list[Trajectory] = []
         self.broken_contracts: dict[str, None] = {}  # sentences, in the order they came up
@@ -69,6 +71,7 @@ class EpisodeHarness:
         async def one(index: int) -> None:
             engine = PolicyEngine(policies[index], self.tools)
             rollout = Rollout(self.spec, engine, ByteRenderer(), self.limits, split=split)
+            rollout.begin = self.begin
             try:
                 trajectories[index] = await rollout.episode(tasks[index], seed=tasks[index] if seed is None else seed)
             except UserError as error:
@@ -106,6 +109,19 @@ class EpisodeHarness:
         if seconds > self.blocking.get(function, ("", 0.0))[1]:
             self.blocking[function] = sentence, seconds
         self._of_round.add(function)
+
+
+@asynccontextmanager
+async def open_harness(spec: EnvSpec) -> AsyncIterator[EpisodeHarness]:
+    """Open an environment, with the endpoint that it plays against where it plays itself; yield a harness for it."""
+    async with spec.open():
+        harness = EpisodeHarness(spec)
+        if not spec.brings_agent:
+            yield harness
+            return
+        async with Gateway(None, episodes=sys.maxsize).open() as gateway:
+            harness.begin = gateway.begin
+            yield harness
 
 
 def _files(modules: Sequence[str]) -> tuple[str, ...]:

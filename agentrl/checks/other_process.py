@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from agentrl.checks.harness import EpisodeHarness
+from agentrl.checks.harness import open_harness
 from agentrl.environments.spec import EnvSpec
 from agentrl.settings import registry
 from agentrl.settings.values import find_import_name
@@ -75,8 +75,8 @@ def _main() -> None:
 
     async def go() -> list[str]:
         spec = EnvSpec(request["env"], **request["settings"]).with_tools(request["tools"], request["tool"])
-        async with spec.open():
-            return await EpisodeHarness(spec).openings(request["tasks"])
+        async with open_harness(spec) as harness:
+            return await harness.openings(request["tasks"])
 
     with out:
         json.dump(anyio.run(go), out)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from operator import index
 from typing import Any, Self
 
+from agentrl.environments.agent_env import AgentEnv
 from agentrl.environments.env import Env, ToolEnv
 from agentrl.environments.sync_env import check_sync, thread_methods
 from agentrl.environments.tool_binding import ToolBinding, ToolSettings, ToolSpec, enter_author_context
@@ -118,6 +119,11 @@ class EnvSpec:
     def has_expert(self) -> bool:
         """Return True if the environment has an expert."""
         return self.cls.expert is not Env.expert
+
+    @property
+    def brings_agent(self) -> bool:
+        """Return True if the environment plays its episodes itself, against an endpoint."""
+        return issubclass(self.cls, AgentEnv) and self.cls.brings_agent()
 
     async def check_health(self) -> None:
         """Call ``health_check`` of a fresh environment, and close that. Raises what it raises."""

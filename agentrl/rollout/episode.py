@@ -27,7 +27,7 @@ from agentrl.environments.validation import (
     validate_rewards,
     validate_step,
 )
-from agentrl.errors import ContractError, InfraError, UserError, is_failure
+from agentrl.errors import ConfigError, ContractError, InfraError, UserError, is_failure
 from agentrl.renderer import HistoryRewriter, Renderer
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
@@ -107,7 +107,12 @@ class EpisodeContext:
         self.concurrency = ConcurrencyLimiter(self.engine.capacity)
 
     def begin_episode(self, task: int, seed: int, options: Mapping[str, Any] | None = None) -> Episode:
-        """Begin an episode of a task."""
+        """Begin an episode of a task. Raises ConfigError: the environment plays it itself, and has no endpoint."""
+        if self.begin is None and self.spec.brings_agent:
+            raise ConfigError(
+                f"env {self.spec.name!r} plays its episodes itself, against the policy of a run: agentrl train, "
+                "agentrl eval --model and agentrl check env have one for it"
+            )
         return (self.begin or Episode)(self, task, seed, options)
 
     def record_turn(self, engine_s: float, other_s: float) -> None:

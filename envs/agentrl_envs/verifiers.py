@@ -100,8 +100,7 @@ class Verifiers(AgentEnv["VerifiersServer"]):
         return AgentEnding() if error is None else AgentEnding(_describe_error(error), error.get("trace", ""))
 
     async def score(self, trajectory: Trajectory) -> dict[str, float | None]:
-        if self.outcome is None:
-            raise ContractError(f"env 'verifiers:{self.name}' is played by verifiers: train it, or evaluate it")
+        assert self.outcome is not None  # it was played
         error = self._find_error()
         if error is not None and error["type"] not in _OF_THE_AGENT:
             kind = error["type"].removesuffix("Error").lower()
