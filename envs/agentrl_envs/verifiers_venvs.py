@@ -84,12 +84,12 @@ def find_package(name: str) -> VerifiersPackage:
     package = known.get(canonicalize_name(name))
     if package is None:
         raise UserError(
-            f"env 'verifiers:{name}': there is no such package here{suggest(name, known)}; to install it: "
+            f"env 'verifiers:{name}': there is no such package here{suggest(name, known)}. To install it: "
             f"agentrl env add verifiers:{name} (or its folder, or a wheel)"
         )
     if not package.python.exists():
         raise UserError(
-            f"env 'verifiers:{name}': its venv has no Python any more ({package.python}); to make it again: "
+            f"env 'verifiers:{name}': its venv has no Python any more ({package.python}). To make it again: "
             f"agentrl env add verifiers:{package.source}"
         )
     return package

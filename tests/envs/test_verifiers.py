@@ -164,7 +164,7 @@ def test_a_venv_without_verifiers_is_refused_by_the_bridge() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train", "--env", "verifiers:no-such"], "to install it: agentrl env add verifiers:no-such"),
+        (["train", "--env", "verifiers:no-such"], "To install it: agentrl env add verifiers:no-such"),
         (["env", "add", "verifiers:./no-such"], "there is no folder './no-such'"),
         (["env", "add", "verifiers:no-such.whl"], "there is no wheel 'no-such.whl'"),
         (["env", "add", "verifiers:a b c"], "is no folder, no wheel, and no name of a package"),

@@ -174,17 +174,16 @@ async def _kill_worker(spec: EnvSpec) -> None:
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_processes(by: signal.Signals) -> None:
     words = [sys.executable, "-m", "agentrl", "train", "--env", "verifiers:stock-count", "--steps", "1000", *SMALL]
-    run = subprocess.Popen(
+    with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_interrupts
-    )
-    assert run.stdout is not None
-    for line in run.stdout:
-        if line.startswith("step 1/"):
-            break
-    assert list_processes()
-    run.send_signal(by)
-    run.stdout.read()
-    assert run.wait(60) == (130 if by is signal.SIGINT else -signal.SIGKILL)
+    ) as run:
+        assert run.stdout is not None
+        while not run.stdout.readline().startswith("step 1/"):
+            assert run.poll() is None
+        assert list_processes()
+        run.send_signal(by)
+        run.stdout.read()
+        assert run.wait(60) == (130 if by is signal.SIGINT else -signal.SIGKILL)
     wait_until_none_is_left()
 
 
@@ -195,18 +194,17 @@ async def test_a_reward_that_raises_ends_the_run_with_its_error(tmp_path: Path) 
     async with spec.open(), Gateway(None, 16).open() as gateway:
         rollout = Rollout(spec, ScriptedEngine(["x"]), ByteRenderer())
         rollout.begin = gateway.begin
-        with pytest.raises(UserError, match=r"in 8 of the last .*TaskError: scoring: KeyError: 'no such answer'"):
+        with pytest.raises(
+            UserError, match=r"in 8 of the last .*TaskError: task ReverseWordTask scoring: KeyError: 'no such answer'"
+        ):
             await rollout.batch([0, 1], 8)
 
 
 MODULES = {
     "def load_environment(**kwargs):\n    pass\n": "verifiers before its tasksets",
     "import verifiers as vf\n\nclass Mine(vf.SingleTurnEnv):\n    pass\n": "verifiers before its tasksets",
-    "X = 1\n": "it exports no taskset",
     "import verifiers.v1 as vf\n__all__ = ['Mine']\n\nclass Mine(vf.Taskset[vf.Task, vf.TasksetConfig]):\n"
     "    def load(self):\n        return [vf.Task(vf.TaskData(prompt='hi'), self.config.task)]\n": "Task has no reward",
-    "import verifiers.v1 as vf\n__all__ = ['Mine']\n\nclass Mine(vf.Taskset[vf.Task, vf.TasksetConfig]):\n"
-    "    def load(self):\n        return []\n": "it has no tasks",
     "raise RuntimeError('no licence')\n": "cannot be loaded: RuntimeError: no licence",
 }
 

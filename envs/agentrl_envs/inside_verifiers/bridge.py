@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -47,23 +48,31 @@ def serve_package() -> None:
     except Refused as refusal:
         answer({"refused": str(refusal)})
         return
-    except Exception as error:  # of the package's own code
-        import traceback
-
-        traceback.print_exc()
-        answer({"refused": f"it cannot be loaded: {describe_error(error)}"})
+    except Exception as error:  # of the package's own code, or of a setting
+        if not (settings := _describe_settings(error)):
+            traceback.print_exc()
+        answer({"refused": settings or f"it cannot be loaded: {_describe_raised(error)}"})
         return
     try:
         asyncio.run(package.serve(answer))
     except Exception as error:
-        answer({"refused": f"it cannot be served: {describe_error(error)}"})
+        answer({"refused": f"it cannot be served: {_describe_raised(error)}"})
         raise
 
 
-def describe_error(error: BaseException) -> str:
+def _describe_raised(error: BaseException) -> str:
     """Describe an exception by its type and the beginning of what it says."""
     said = " ".join(str(error).split())
     return type(error).__name__ + (f": {said[:300]}" if said else "")
+
+
+def _describe_settings(error: Exception) -> str:
+    """Describe what is wrong with the settings; empty where it is something else."""
+    if isinstance(error, ModuleNotFoundError) and str(error).startswith("harness "):
+        return str(error)
+    if type(error).__name__ != "ValidationError" or not hasattr(error, "errors"):
+        return ""
+    return "; ".join(f"config.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
 
 
 class Package:
@@ -139,17 +148,11 @@ class Package:
         client = EvalClientConfig(base_url=self.switch.base_url, api_key_var=_KEY)
         context = ModelContext(model="policy", client=client, sampling=SamplingConfig())
         (slot,) = self.env.slots(self._find(task))
-        sessions: list[str] = []
-
-        def begin(trace: Any) -> None:
-            sessions.append(trace.id)
-            self.switch.episodes[trace.id] = (base_url, api_key)
-
+        begin = partial(self.switch.begin, base_url, api_key)
         try:
             return _describe_episode(await self.env.run_slot(slot, context, on_trace=begin))
         finally:
-            for session in sessions:
-                self.switch.episodes.pop(session, None)
+            self.switch.forget(api_key)
 
 
 class Switch:
@@ -158,6 +161,14 @@ class Switch:
     def __init__(self) -> None:
         self.base_url = ""
         self.episodes: dict[str, tuple[str, str]] = {}  # base URLs and keys, by the ids of traces
+
+    def begin(self, base_url: str, key: str, trace: Any) -> None:
+        """Pass on what a trace asks, from now on."""
+        self.episodes[trace.id] = (base_url, key)
+
+    def forget(self, key: str) -> None:
+        """Pass nothing on any more under a key."""
+        self.episodes = {trace: episode for trace, episode in self.episodes.items() if episode[1] != key}
 
     @contextlib.asynccontextmanager
     async def open(self) -> typing.AsyncIterator[None]:
