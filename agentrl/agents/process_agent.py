@@ -47,14 +47,14 @@ class ProcessAgent:
 
     async def run(self, task: AgentTask) -> AgentEnding:
         self._count += 1
-        file = Path(self._folder, f"task-{self._count}.json")
+        file, folder, keeps = Path(self._folder, f"task-{self._count}.json"), "", False
+        work = Path(self._folder, f"work-{self._count}")
         given = {"messages": list(task.messages), "tools": list(task.tools), **task.files_to_json()}
         await anyio.Path(file).write_text(json.dumps(given), encoding="utf-8")
-        folder, keeps = "", False
         try:
             if task.files is not None:
-                folder = str(Path(self._folder, f"work-{self._count}"))
-                await run_in_thread(partial(_lay_out, Path(folder), task.files))
+                folder = str(work)
+                await run_in_thread(partial(_lay_out, work, task.files))
             async with self.start(task, str(file), _build_environment(task), folder) as process:
                 status, tail = await _wait(process)
             keeps = True

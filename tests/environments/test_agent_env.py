@@ -87,6 +87,23 @@ async def test_a_command_works_in_a_folder_with_the_files_and_what_it_leaves_is_
     assert done.info["left"] == {"src/app.py": "x = 7strict", "host": None, "pipe": None, "src": None, "no": None}
 
 
+async def test_commands_side_by_side_have_folders_of_their_own(tmp_path: Path) -> None:
+    code = "import os; assert os.listdir() == ['mine']; open('mine', 'a').write('!')"
+    task = AgentTask([], [], "http://h/v1", "key", files={"mine": "text"})
+    async with ProcessAgent([sys.executable, "-c", code]).open() as agent:
+        folders: list[str] = []
+
+        async def run() -> None:
+            ending = await agent.run(task)
+            assert ending.error == ""
+            folders.append(await anyio.Path(ending.folder, "mine").read_text())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(run)
+    assert folders == ["text!"] * 8
+
+
 async def test_a_function_has_them_in_its_task(tmp_path: Path) -> None:
     (tmp_path / "files_agent.py").write_text(FUNCTION)
     done = await play_form(parse_agent(f"{tmp_path}/files_agent.py:solve", 1))
