@@ -114,4 +114,4 @@ $(AGENTS_VENV)/.installed: examples/agents/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(VERSIONS_VENV) $(AGENTS_VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(VERSIONS_VENV) $(AGENTS_VENV) .venv-verifiers dist .pytest_cache .mypy_cache .ruff_cache
