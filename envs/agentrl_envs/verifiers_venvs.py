@@ -5,12 +5,14 @@ verifiers pins versions that agentrl's own venv must not have, and packages may 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,21 +63,22 @@ def add_package(source: str, say: Callable[[str], None] = print) -> VerifiersPac
         raise UserError(
             f"verifiers {VERIFIERS} takes Python up to {_NEWEST[0]}.{_NEWEST[1]}; this is {sys.version[:6]}"
         )
-    base = _locate_folder() / f".verifiers-{VERIFIERS}-python{sys.version_info[0]}.{sys.version_info[1]}"
-    if not (base / _ABOUT).is_file():
-        say(f"verifiers {VERIFIERS} is installed, once: 600 MB, about a minute")
-        _make_venv(base)
-        _install(base, base, [f"verifiers=={VERIFIERS}"])
-        (base / _ABOUT).write_text("{}\n")
-    folder = _locate_folder() / name
-    say(f"{name} is installed")
-    _make_venv(folder, "--without-pip")
-    packages = {f: next(f.glob("lib/python*/site-packages")) for f in (base, folder)}
-    (packages[folder] / "over_verifiers.pth").write_text(f"{packages[base]}\n")
-    _install(base, folder, [f"verifiers=={VERIFIERS}", *target])
-    package = VerifiersPackage(name, source if source == name else _describe_source(source), VERIFIERS)
-    (folder / _ABOUT).write_text(json.dumps(asdict(package)) + "\n")
-    return package
+    with _hold_folder():
+        base = _locate_folder() / f".verifiers-{VERIFIERS}-python{sys.version_info[0]}.{sys.version_info[1]}"
+        if not (base / _ABOUT).is_file():
+            say(f"verifiers {VERIFIERS} is installed, once: 600 MB, about a minute")
+            _make_venv(base)
+            _install(base, base, [f"verifiers=={VERIFIERS}"])
+            (base / _ABOUT).write_text("{}\n")
+        folder = _locate_folder() / name
+        say(f"{name} is installed")
+        _make_venv(folder, "--without-pip")
+        packages = {f: next(f.glob("lib/python*/site-packages")) for f in (base, folder)}
+        (packages[folder] / "over_verifiers.pth").write_text(f"{packages[base]}\n")
+        _install(base, folder, [f"verifiers=={VERIFIERS}", *target])
+        package = VerifiersPackage(name, source if source == name else _describe_source(source), VERIFIERS)
+        (folder / _ABOUT).write_text(json.dumps(asdict(package)) + "\n")
+        return package
 
 
 def find_package(name: str) -> VerifiersPackage:
@@ -111,6 +114,16 @@ def _locate_folder() -> Path:
     if folder is None:
         raise UserError("there is no home folder to keep verifiers packages in; set XDG_DATA_HOME to a folder")
     return folder / "verifiers"
+
+
+@contextmanager
+def _hold_folder() -> Iterator[None]:
+    """Hold the folder of the venvs: who else adds a package waits."""
+    folder = _locate_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _locate_python(venv: Path) -> Path:

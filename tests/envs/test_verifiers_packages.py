@@ -5,6 +5,7 @@ The venvs are made once, below .venv-verifiers (`agentrl env add`).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -41,23 +42,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 def _with_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(DATA))
     monkeypatch.chdir(tmp_path)
-    added = {(package.name, package.source) for package in list_packages()}
-    for folder in ("reverse_word", "stock_count"):
-        source = HELPERS / "verifiers_packages" / folder
-        if (folder.replace("_", "-"), str(source)) not in added:
-            add_package(str(source))
+    monkeypatch.setenv("AGENTRL_TEST", str(tmp_path))  # by which the processes of a test are known
+    DATA.mkdir(exist_ok=True)
+    with open(DATA / "lock", "w") as lock:  # tests in another process may want the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        added = {(package.name, package.source) for package in list_packages()}
+        for folder in ("reverse_word", "stock_count"):
+            source = HELPERS / "verifiers_packages" / folder
+            if (folder.replace("_", "-"), str(source)) not in added:
+                add_package(str(source))
 
 
 def list_processes() -> list[str]:
-    """List the commands of the processes of verifiers' venvs."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    """List the commands of the processes of verifiers' venvs that this test started."""
+    own, found = os.environ["AGENTRL_TEST"].encode(), []
+    for folder in (Path("/proc", pid) for pid in os.listdir("/proc") if pid.isdigit()):
         try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(DATA) in command and own in (folder / "environ").read_bytes():
+                found.append(command)
+        except OSError:  # it has ended
             continue
-        if str(DATA) in command and "pip" not in command:
-            found.append(command)
     return found
 
 
