@@ -86,7 +86,10 @@ class LineWorker:
                 if "refused" in self.greeting:
                     raise UserError(self.greeting["refused"])
             except BaseException as error:
-                await _end(process)
+                if self.grace_s and isinstance(error, anyio.get_cancelled_exc_class()):
+                    with suppress(ProcessLookupError):  # it does not read its stdin yet
+                        process.send_signal(signal.SIGINT)
+                await _end(process, self.grace_s)
                 if isinstance(error, _GONE):
                     sentence = f"{self.what}: its worker process ended as it began"
                     raise (WorkerLost if self._has_worked else UserError)(sentence) from None

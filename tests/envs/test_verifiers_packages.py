@@ -171,6 +171,14 @@ async def test_a_server_that_is_killed_in_mid_episode_is_a_fault_and_begins_anew
     wait_until_none_is_left()
 
 
+async def test_who_is_cancelled_while_it_starts_leaves_nothing() -> None:
+    for seconds in (1.0, 5.0, 8.0):
+        with anyio.move_on_after(seconds):
+            async with EnvSpec(Verifiers, name="stock-count").open():
+                await anyio.sleep_forever()
+    wait_until_none_is_left()
+
+
 async def _kill_worker(spec: EnvSpec) -> None:
     await anyio.sleep(1.5)
     os.kill(spec.shared._workers[0]._process.pid, signal.SIGKILL)

@@ -48,13 +48,16 @@ def serve_package() -> None:
     except Refused as refusal:
         answer({"refused": str(refusal)})
         return
+    except KeyboardInterrupt:
+        return
     except Exception as error:  # of the package's own code, or of a setting
         if not (settings := _describe_settings(error)):
             traceback.print_exc()
         answer({"refused": settings or f"it cannot be loaded: {_describe_raised(error)}"})
         return
     try:
-        asyncio.run(package.serve(answer))
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(package.serve(answer))
     except Exception as error:
         answer({"refused": f"it cannot be served: {_describe_raised(error)}"})
         raise
