@@ -64,8 +64,10 @@ class _ServeOptions(Section):
         description="reader of tool calls, for its chat API: agentrl's own where the chat template has calls, or the "
         "name of one of vLLM's",
     )
-    backend: Literal["memory", "nccl", "ipc"] | None = Field(
-        None, description="how weights come: memory on the CPU, nccl on GPUs by default"
+    backend: Literal["memory", "nccl", "nccl_m2n", "ipc"] | None = Field(
+        None,
+        description="how weights come: memory on the CPU, nccl on GPUs by default; nccl_m2n: from "
+        "each rank of a learner in shards",
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from agentrl.engines.vllm.transfer_backend import TransferBackend
 from agentrl.errors import UserError
 from agentrl.settings.entries import engine
 
@@ -115,6 +116,7 @@ def server(
     weight_sync_timeout_s: Seconds = 10.0,
     master_address: str | None = None,
     port_range: PortRange = None,
+    weight_transfer: TransferBackend = "auto",
 ) -> OpenEngine:
     """Sample from vLLM servers, which `agentrl serve` starts.
 
@@ -124,6 +126,7 @@ def server(
         weight_sync_timeout_s: of a stage of a weight transfer, beyond what the bytes take; then the server is lost.
         master_address: of this machine, where servers' GPUs meet it for weights; that of the route to each by default.
         port_range: of ports for that, such as 29600-29699; any free one by default.
+        weight_transfer: memory, nccl, nccl_m2n; auto: as the servers were started for.
     """
     from agentrl.engines.vllm.rendezvous import build_rendezvous
     from agentrl.engines.vllm.server_pool import ServerEngine
@@ -137,6 +140,7 @@ def server(
         update=update,
         weight_sync_timeout_s=weight_sync_timeout_s,
         rendezvous=build_rendezvous(master_address, port_range),
+        weight_transfer=weight_transfer,
     )
 
 
@@ -151,6 +155,7 @@ def launched(
     weight_sync_timeout_s: Seconds = 10.0,
     master_address: str | None = None,
     port_range: PortRange = None,
+    weight_transfer: TransferBackend = "auto",
 ) -> OpenEngine:
     """Start vLLM servers for the run, sample from them, and end them with it.
 
@@ -161,15 +166,16 @@ def launched(
         weight_sync_timeout_s: of a stage of a weight transfer, beyond what the bytes take; then the server is lost.
         master_address: of this machine, where servers' GPUs meet it for weights; that of the route to each by default.
         port_range: of ports for that, such as 29600-29699; any free one by default.
+        weight_transfer: memory, nccl, nccl_m2n; auto: as the servers were started for.
     """
-    from agentrl.engines.vllm.launchers import LaunchedEngine, plan_servers
+    from agentrl.engines.vllm.launchers import LaunchedEngine, plan_servers, plan_transfer
     from agentrl.engines.vllm.rendezvous import build_rendezvous
 
     return LaunchedEngine(
         model,
         config,
         launcher,
-        plan_servers(config, servers),
+        plan_servers(config, servers, plan_transfer(model, weight_transfer)),
         update,
         weight_sync_timeout_s,
         build_rendezvous(master_address, port_range),

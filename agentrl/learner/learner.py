@@ -35,7 +35,7 @@ from agentrl.learner.hidden_states import (
     PREFIX,
     Packing,
 )
-from agentrl.learner.lent_weights import GATHER, WRITE, LentWeights
+from agentrl.learner.lent_weights import GATHER, WRITE, Errand, LentWeights
 from agentrl.learner.losses.losses import Tokens
 from agentrl.learner.losses.objective import LossMetrics, Objective, combine_metrics, compute_token_losses
 from agentrl.learner.losses.reduction import reduce_rows
@@ -331,7 +331,7 @@ class Learner:
             self.part_writer.stage(self._collect_state())
         elif message == _COPY:
             self._gather_trained()
-        elif message in (WRITE, GATHER):
+        elif isinstance(message, Errand) or message in (WRITE, GATHER):
             assert self.lent is not None
             self.lent.take_part(message)
         else:

@@ -21,7 +21,15 @@ from agentrl.models.memory_file import MemoryFile, has_memory_files, write_layer
 from agentrl.runtime.memory import return_freed_memory
 
 WRITE, GATHER = "write the layers", "gather the layers"  # what the others are asked for
-Ask = Callable[[str], AbstractContextManager[None]]
+Ask = Callable[[object], AbstractContextManager[None]]
+
+
+class Errand:
+    """Something that all processes do with their shards, which the first one asks for."""
+
+    def run(self, lent: LentWeights) -> list[str]:
+        """Run this process's part; return each process's problem, or nothing."""
+        raise NotImplementedError
 
 
 class _Turns:
@@ -46,12 +54,12 @@ class LentWeights:
     """
 
     def __init__(self, shards: ShardedPolicy, process_group: ProcessGroup, ask: Ask) -> None:
-        self._shards, self._process_group, self._ask = shards, process_group, ask
+        self.shards, self.process_group, self._ask = shards, process_group, ask
         self._held: list[MemoryFile] = []
 
     def describe_layers(self) -> Iterator[Layer]:
         """Yield the layers as tensors without values."""
-        return self._iterate(self._shards.describe)
+        return self._iterate(self.shards.describe)
 
     def gather_layers(self) -> Generator[Layer]:
         """Yield the layers. The others gather all of them, also where this one has no use for the rest."""
@@ -69,8 +77,16 @@ class LentWeights:
         with self._ask(WRITE):
             return self._write()
 
-    def take_part(self, wish: str) -> None:
+    def run_errand(self, errand: Errand) -> list[str]:
+        """Have all processes run an errand; return each one's problem, or nothing."""
+        with self._ask(errand):
+            return errand.run(self)
+
+    def take_part(self, wish: str | Errand) -> None:
         """Take part, in another process, in what the first one has begun."""
+        if isinstance(wish, Errand):
+            wish.run(self)
+            return
         if wish == WRITE:
             self._write()
             return
@@ -80,7 +96,7 @@ class LentWeights:
     def _write(self) -> list[MemoryFile]:
         for file in self._held:
             file.close()
-        group = self._process_group
+        group = self.process_group
         names = [name for layer in self.describe_layers() for name in layer]
         agree = all(other == names for other in group.all_gather(names))  # a model that was not loaded may have others
         writers = group.local_size if agree and has_memory_files() else 1  # those that the first one can open
@@ -96,11 +112,11 @@ class LentWeights:
 
     def _send(self, parameter: Tensor, receiver: int) -> Tensor:
         """Send a part of a parameter; return the whole one, or one without values where it is not received."""
-        whole = self._shards.send(parameter, receiver)
-        return self._shards.describe(parameter) if whole is None else whole
+        whole = self.shards.send(parameter, receiver)
+        return self.shards.describe(parameter) if whole is None else whole
 
     def _iterate(self, read: Read) -> Iterator[Layer]:
-        policy = self._shards.policy
+        policy = self.shards.policy
         for layer in iterate_adapter(policy, read) if has_adapter(policy) else iterate_layers(policy, read):
             yield layer
             return_freed_memory()

@@ -113,6 +113,10 @@ class ShardedPolicy(nn.Module):
             return part.to(dtype) if distributed.get_rank() == receiver else None
         return _send_part(part.to(dtype).contiguous(), parameter, receiver)
 
+    def read_part(self, parameter: Tensor) -> Tensor:
+        """Return this process's part of one of the policy's parameters, in the type that it had."""
+        return read_local(parameter.detach()).to(self._dtypes[parameter])
+
     def describe(self, parameter: Tensor) -> Tensor:
         """Return a tensor without values like the one that `send` returns."""
         return torch.empty(parameter.shape, dtype=self._dtypes[parameter], device="meta")

@@ -50,6 +50,9 @@ class EngineConfig(Section):
         "of a stage of a weight transfer, beyond what the bytes take: 10 by default; then the server is lost"
     )
 
+    weight_transfer: str | None = shared(
+        "how weights go to servers: auto, memory, nccl, nccl_m2n; auto: as they were started for"
+    )
     master_address: str | None = shared(
         "of this machine, where servers' GPUs meet it for weights; by default the route"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +28,8 @@ class FakeVLLM(ThreadingHTTPServer):
         self.model, self.version, self.paused, self.updating = model, "default", False, False
         self.asked: list[str] = []
         self.stop_at = self.kill_at = ""  # a path
+        self.backend, self.init_infos = "memory", list[dict[str, Any]]()
+        self.receive: Callable[[FakeVLLM], None] | None = None  # takes what is broadcast
         self.running = threading.Event()
         self.running.set()
         self.lock = threading.Lock()
@@ -41,20 +43,26 @@ class FakeVLLM(ThreadingHTTPServer):
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
             return 200, {"data": [{"max_model_len": 128}]}
+        if path == "/get_world_size":
+            return 200, {"world_size": 1}
         if path == "/collective_rpc":
             if body["method"] == "finish_interrupted_update":
                 self.updating = False
-            return 200, {"results": ["0"]}
+            return 200, {"results": [self.backend if body["method"] == "get_transfer_backend" else "0"]}
         if path == "/pause":
             self.paused = True
         elif path == "/resume":
             self.paused = False
         elif path == "/init_weight_transfer_engine" and (place := body["init_info"].get("path")):
             return (200 if Path(place).read_text() == body["init_info"]["word"] else 500), {}
+        elif path == "/init_weight_transfer_engine":
+            self.init_infos.append(body["init_info"])
         elif path == "/start_weight_update":
             if self.updating:
                 return 500, {"error": "start_weight_update called while a weight update is already active"}
             self.updating = True
+        elif path == "/update_weights" and self.receive is not None:
+            self.receive(self)
         elif path == "/update_weights":
             for part in body["update_info"]["paths"]:
                 self.model.load_state_dict(load_file(part), strict=False)

@@ -18,7 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.engines.vllm import lora_sender
 from agentrl.engines.vllm.parent_watch import OWNER
-from agentrl.engines.vllm.weight_sender import MEMORY, PolicyWeights
+from agentrl.engines.vllm.transfer_backend import MEMORY, RECEIVERS
+from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.errors import UserError
 
 VERSIONS = ("0.32", "0.33")
@@ -92,7 +93,7 @@ def build_engine_arguments(
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",  # no sampling defaults from the model's folder
         "worker_extension_cls": "agentrl.engines.vllm.weight_receiver.WorkerExtension",
-        "weight_transfer_config": {"backend": backend},
+        "weight_transfer_config": {"backend": RECEIVERS.get(backend, backend)},
     }
     if rank:  # two slots: with one, vLLM gives the adapter also to rows that want none
         arguments |= {"enable_lora": True, "max_lora_rank": lora_sender.choose_max_rank(rank), "max_loras": 2}

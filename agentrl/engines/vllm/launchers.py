@@ -7,6 +7,7 @@ point of the group ``agentrl.launchers``.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
+import torch
 from anyio import to_thread
 
+from agentrl.engines.vllm.m2n_sender import find_m2n_problem
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.server_pool import ServerEngine
+from agentrl.engines.vllm.transfer_backend import M2N, NCCL, plan_backend
 from agentrl.errors import ContractError, UserError, author_errors
 from agentrl.settings.registry import load_registered
 from agentrl.settings.schema import TrainConfig
@@ -47,10 +51,27 @@ class ServerPlan:
 Launcher = Callable[[ServerPlan], AbstractAsyncContextManager[Sequence[str]]]
 
 
-def plan_servers(config: TrainConfig, count: int) -> ServerPlan:
-    """Plan the servers of a run: `agentrl serve` with its model, as the run loads it, and its limits."""
+def plan_transfer(model: PreTrainedModel, setting: str) -> str:
+    """Plan which backend the servers of a run are started for.
+
+    Raises:
+        UserError: the setting cannot be here.
+    """
+    world_size, has_gpu = int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.is_available()
+    planned = plan_backend(setting, has_gpu=has_gpu, world_size=world_size)
+    return NCCL if setting == "auto" and planned == M2N and find_m2n_problem(model, world_size) else planned
+
+
+def plan_servers(config: TrainConfig, count: int, backend: str | None = None) -> ServerPlan:
+    """Plan the servers of a run: `agentrl serve` with its model, as the run loads it, and its limits.
+
+    Args:
+        backend: how they are given weights; what `agentrl serve` takes by default.
+    """
     e = config.engine
     words = {"--model": config.model, "--dtype": config.dtype, "--max_num_seqs": str(e.max_num_seqs)}
+    if backend is not None:
+        words["--backend"] = backend
     if e.max_model_len:
         words["--max_model_len"] = str(e.max_model_len)
     if config.lora.rank:

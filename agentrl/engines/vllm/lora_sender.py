@@ -50,17 +50,17 @@ def find_adapter_rank(model: PreTrainedModel | PeftModel) -> int:
 
 def select_weights(model: PreTrainedModel | PeftModel) -> PolicyWeights:
     """Select what is sent to vLLM: the whole model, or its adapter."""
-    return _AdapterWeights(model) if has_adapter(model) else PolicyWeights(model)
+    return AdapterWeights(model) if has_adapter(model) else PolicyWeights(model)
 
 
-def connect_sender(backend: str, client: TransferClient, weights: PolicyWeights, **rendezvous: object) -> WeightSender:
+def connect_sender(backend: str, client: TransferClient, weights: PolicyWeights) -> WeightSender:
     """Connect the trainer's end. Raises UserError as `weight_sender.connect_weight_sender` does."""
-    if isinstance(weights, _AdapterWeights):
+    if isinstance(weights, AdapterWeights):
         return AdapterSender(client, weights)
-    return weight_sender.connect_weight_sender(backend, client, weights, **rendezvous)
+    return weight_sender.connect_weight_sender(backend, client, weights)
 
 
-class _AdapterWeights(PolicyWeights):
+class AdapterWeights(PolicyWeights):
     """An adapter's tensors under the names of peft's checkpoints."""
 
     def _read(self, read: Read) -> Iterator[Layer]:
@@ -75,7 +75,7 @@ class _AdapterWeights(PolicyWeights):
 class AdapterSender:
     """A `WeightSender` of an adapter."""
 
-    def __init__(self, client: TransferClient, weights: _AdapterWeights) -> None:
+    def __init__(self, client: TransferClient, weights: AdapterWeights) -> None:
         self._client, self._weights, self._same_machine = client, weights, True
 
     def send_weights(self) -> None:

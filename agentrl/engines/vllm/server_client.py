@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,9 +13,10 @@ import anyio
 import httpx2
 
 from agentrl.engines.server_keys import ServerAuth
-from agentrl.engines.vllm import lora_sender, requests, weight_sender
+from agentrl.engines.vllm import lora_sender, m2n_sender, requests, weight_sender
 from agentrl.engines.vllm.drain import Drain
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
+from agentrl.engines.vllm.transfer_backend import M2N, MEMORY
 from agentrl.engines.vllm.weight_client import HttpTransferClient, SyncDeadline
 from agentrl.errors import UserError
 from agentrl.rollout.token_context import write_json
@@ -98,10 +99,10 @@ class Replica:
             completion = requests.build_completion(choice["token_ids"], logprobs, spans, params)
             return completion, int((response["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
-    async def is_alive(self) -> bool:
+    async def is_alive(self, timeout_s: float | None = None) -> bool:
         """Return True if the engine behind the server, not only the server, gives a sign of life."""
         try:
-            self.answers = (await self._http.get("/weight_info", timeout=PING_S)).status_code == 200
+            self.answers = (await self._http.get("/weight_info", timeout=timeout_s or PING_S)).status_code == 200
         except httpx2.HTTPError:
             self.answers = False
         return self.answers
@@ -113,20 +114,57 @@ class Replica:
             ServerLost: the server is gone or hangs.
             UserError: it was started for another kind of training.
         """
-        models = await self._call("GET", "/v1/models")
-        self.max_context = int(models["data"][0]["max_model_len"])
-        await self._check_adapters()
-        world_size = (await self._call("GET", "/get_world_size"))["world_size"] if self._backend == "nccl" else 1
-        await self._disconnect()
-        if self._lost.done():
-            self._lost = asyncio.get_running_loop().create_future()
-        await self._call("POST", "/collective_rpc", json={"method": "finish_interrupted_update"})
-        self._client = HttpTransferClient(self._options, self._deadline)
-        self._sender = await self._connect_sender(self._client, world_size)
+        client = await self.prepare()
+        self._sender = await self._connect_sender(client)
         await self.update_weights(version, update)
         if self._rank:
             await self._register_adapter()
         self.up = True
+
+    async def prepare(self, slack_s: float = 0.0) -> HttpTransferClient:
+        """Prepare for a new sender; return the client that it calls, with so many seconds beyond the deadline.
+
+        Raises:
+            ServerLost: the server is gone or hangs.
+            UserError: it was started for another kind of training.
+        """
+        models = await self._call("GET", "/v1/models")
+        self.max_context = int(models["data"][0]["max_model_len"])
+        await self._check_adapters()
+        await self._disconnect()
+        if self._lost.done():
+            self._lost = asyncio.get_running_loop().create_future()
+        await self._call("POST", "/collective_rpc", json={"method": "finish_interrupted_update"})
+        self._client = HttpTransferClient(self._options, self._deadline, slack_s)
+        return self._client
+
+    async def count_workers(self) -> tuple[int, int]:
+        """Count the server's processes with a GPU: copies of the model, and those that share one.
+
+        Raises:
+            ServerLost: the server is gone or hangs.
+        """
+        workers = (await self._call("GET", "/get_world_size"))["world_size"]
+        one = (await self._call("GET", "/get_world_size", params={"include_dp": False}))["world_size"]
+        return workers // one, one
+
+    def use_backend(self, backend: str, deadline: SyncDeadline) -> None:
+        """Send weights by a backend, with its deadline, from now on."""
+        self._backend, self._deadline = backend, deadline
+
+    @property
+    def is_lost(self) -> bool:
+        """Return True for a server that was lost, and is not connected again."""
+        return self._lost.done()
+
+    async def find_backend(self) -> str:
+        """Find how the server was started to be given weights.
+
+        Raises:
+            ServerLost: the server is gone or hangs.
+        """
+        answers = await self._call("POST", "/collective_rpc", json={"method": "get_transfer_backend"})
+        return str(answers["results"][0])
 
     async def update_weights(self, version: int, update: str) -> None:
         """Pause or drain, send the weights, reset the caches, resume.
@@ -135,32 +173,54 @@ class Replica:
             ServerLost: the server is gone or hangs.
         """
         assert self._sender is not None
-        if self._backend == weight_sender.MEMORY:
+        if self._backend == MEMORY:
             await run_in_thread(self._weights.files)  # before the server waits for them
+        async with self.pause(update):
+            await self._in_thread(self._sender.send_weights, 4 * self._deadline.stage_s)  # of its own three stages
+            await self.resume(version)
+
+    @asynccontextmanager
+    async def pause(self, update: str) -> AsyncIterator[None]:
+        """Pause or drain the server; in this block it takes weights, and `resume` ends that.
+
+        Raises:
+            ServerLost: the server is gone or hangs.
+        """
         async with self._drain.finish_requests(update == "drain"):
             if self._lost.done():  # while its requests were finished
                 raise ServerLost(f"{self.url} {self.status}")
             self.updating = True
             try:
                 await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": True})
-                await self._in_thread(self._sender.send_weights, 4 * self._deadline.stage_s)  # of its own three stages
-                await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
-                await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
-                await self._call("POST", "/resume")
+                yield
             finally:
                 self.updating = False
-            self.version = version
 
-    async def _connect_sender(self, client: HttpTransferClient, world_size: int) -> weight_sender.WeightSender:
-        connect, seconds = (
-            partial(lora_sender.connect_sender, self._backend, client, self._weights),
-            2 * self._deadline.connect_s,
-        )
-        if self._backend != "nccl":
-            return await self._in_thread(connect, seconds)
-        with self._rendezvous.reserve(self._options["base_url"]) as (address, port):
-            connect = partial(connect, master_address=address, master_port=port, world_size=1 + world_size)
-            return await self._in_thread(connect, seconds)
+    async def resume(self, version: int) -> None:
+        """Go on with the weights of a version.
+
+        Raises:
+            ServerLost: the server is gone or hangs.
+        """
+        await self._call("POST", "/update_weight_version", json={"new_version": str(version)})
+        await self._call("POST", "/reset_prefix_cache", params={"reset_running_requests": True})
+        await self._call("POST", "/resume")
+        self.version = version
+
+    async def _connect_sender(self, client: HttpTransferClient) -> weight_sender.WeightSender:
+        connect: Callable[[], weight_sender.WeightSender]
+        if self._backend != M2N or self._rank:
+            connect = partial(lora_sender.connect_sender, self._backend, client, self._weights)
+        else:
+            shape = await self.count_workers()
+            meet = partial(self._rendezvous.reserve, self.base_url)
+            connect = partial(m2n_sender.M2NSender, client, self._weights, shape, meet, self._deadline)
+        return await self._in_thread(connect, 2 * self._deadline.connect_s)
+
+    @property
+    def base_url(self) -> str:
+        """Return the address with what it hides."""
+        return str(self._options["base_url"])
 
     async def _check_adapters(self) -> None:
         """Raise UserError if the server was started for another kind of training."""

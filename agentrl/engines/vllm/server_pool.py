@@ -17,9 +17,20 @@ import anyio
 import torch
 
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
+from agentrl.engines.vllm.fleet_weights import FleetWeights
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
+from agentrl.engines.vllm.m2n_sender import find_m2n_problem
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.server_client import START_HINT, Replica, ServerLost
+from agentrl.engines.vllm.transfer_backend import (
+    BETWEEN_GPUS,
+    GROUPS,
+    M2N,
+    MEMORY,
+    TransferBackend,
+    choose_backend,
+    find_setting_problem,
+)
 from agentrl.engines.vllm.weight_client import SyncDeadline
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
@@ -48,6 +59,7 @@ class ServerEngine:
         weight_sync_timeout_s: of each stage of a weight transfer, beyond what the bytes take; a server that takes
             longer is lost, and the others get the weights.
         rendezvous: where GPUs meet to send weights.
+        weight_transfer: how weights go to the servers; auto: as they were started for.
     """
 
     takes_grammars = True
@@ -64,11 +76,12 @@ class ServerEngine:
         patience_s: float = 120.0,
         weight_sync_timeout_s: float = 10.0,
         rendezvous: Rendezvous = ANYWHERE,
+        weight_transfer: TransferBackend = "auto",
     ) -> None:
         self._model = unwrap_model(model)
         self._urls, self._capacity_each, self._update = tuple(urls), capacity, update
         self._start_s, self._patience_s, self._sync_s = start_s, patience_s, weight_sync_timeout_s
-        self._rendezvous = rendezvous
+        self._rendezvous, self._transfer = rendezvous, weight_transfer
         self.on_message: Callable[[str], None] = _ignore
         self.capacity = capacity * len(self._urls)
         self.max_context = max_context or 1 << 30
@@ -79,18 +92,24 @@ class ServerEngine:
         self._weights = lora_sender.select_weights(model)
         self._update_lock = anyio.Lock()
         self._reconnected = anyio.Event()
+        self._fleet: FleetWeights | None = None  # sends to all servers at once
+        self._one_by_one = False
         self._closed = False
         self._watch_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        cut = torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1  # it is on the host until then
-        backend = "nccl" if self._model.device.type == "cuda" or cut else weight_sender.MEMORY
-        self._weights.device = torch.device("cuda" if backend == "nccl" else "cpu")
-        self._keeps_weights = backend == weight_sender.MEMORY  # a copy, for a server that comes back within a step
+        nbytes = self._weights.count_bytes()
         try:
-            deadline = SyncDeadline(self._sync_s, self._weights.count_bytes(), backend)
-            self.replicas = [self._make_replica(url, backend, deadline) for url in self._urls]
-            await asyncio.gather(*(self._connect_starting(r) for r in self.replicas))
+            deadline = SyncDeadline(self._sync_s, nbytes, MEMORY)
+            self.replicas = [self._make_replica(url, MEMORY, deadline) for url in self._urls]
+            await asyncio.gather(*(self._await_answer(r) for r in self.replicas))
+            backend = await self._choose_backend()
+            deadline = SyncDeadline(self._sync_s, nbytes, backend)
+            for replica in self.replicas:
+                replica.use_backend(backend, deadline)
+            if backend in GROUPS and not isinstance(self._weights, lora_sender.AdapterWeights):
+                self._fleet = FleetWeights(self._weights, backend, deadline, self._rendezvous)
+            await self._connect_all()
             self.max_context = min(self.max_context, *(r.max_context for r in self.replicas))
             ids = draw_probe_prompt(self._vocabulary, self.max_context)
             for replica in self.replicas:
@@ -130,7 +149,13 @@ class ServerEngine:
         async with self._update_lock:
             self._weights.replace(policy)
             self.version = version
-            await asyncio.gather(*(self._update_replica(r) for r in self.replicas))
+            if self._fleet is not None:
+                await self._update_fleet(self._fleet)
+            elif self._one_by_one:  # all processes of the learner send to each
+                for replica in self.replicas:
+                    await self._update_replica(replica)
+            else:
+                await asyncio.gather(*(self._update_replica(r) for r in self.replicas))
         if not self._up:
             await self._wait_for_replica()
 
@@ -146,6 +171,8 @@ class ServerEngine:
             await asyncio.wait({self._watch_task})
         for replica in self.replicas:
             replica.mark_lost("is no longer used: the engine is closed")
+        if self._fleet is not None:
+            await self._fleet.close()
         await asyncio.gather(*(replica.close() for replica in self.replicas))
         self._weights.close()
 
@@ -198,12 +225,58 @@ class ServerEngine:
             raise UserError(f"engine server: no server is left, for {self._patience_s:g} s: {states}. {START_HINT}")
         return self._up
 
-    async def _connect_starting(self, replica: Replica) -> None:
-        """Connect to a server that may still be starting."""
+    async def _await_answer(self, replica: Replica) -> None:
+        """Wait for a server that may still be starting."""
         with anyio.move_on_after(self._start_s):
             while not await replica.is_alive():  # noqa: ASYNC110  a server has no event to wait for
                 await anyio.sleep(0.5)
-        await replica.connect(self.version, self._update)
+
+    async def _choose_backend(self) -> str:
+        """Choose how weights go to the servers, as they were started for.
+
+        Raises:
+            UserError: they were started for several ways, or for another one than the setting's.
+            ServerLost: one does not answer.
+        """
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        cut = torch.cuda.is_available() and world_size > 1  # the model is on the host until then
+        has_gpu = self._model.device.type == "cuda" or cut
+        if problem := find_setting_problem(self._transfer, has_gpu=has_gpu, world_size=world_size):
+            raise UserError(f"engine.weight_transfer {self._transfer}: {problem}")
+        offered = await asyncio.gather(*(r.find_backend() for r in self.replicas))
+        chosen = {
+            choose_backend(self._transfer, r.url, o, has_gpu=has_gpu): r.url
+            for r, o in zip(self.replicas, offered, strict=True)
+        }
+        if len(chosen) > 1:
+            starts = ", ".join(f"{url} for {backend}" for backend, url in chosen.items())
+            raise UserError(f"all servers are given weights in one way; these were started for several: {starts}")
+        (backend,) = chosen
+        self._weights.device = torch.device("cuda" if backend in BETWEEN_GPUS else "cpu")
+        self._keeps_weights = backend == MEMORY  # a copy, for a server that comes back within a step
+        self._one_by_one = backend == M2N
+        if backend == M2N and (problem := find_m2n_problem(self._weights.model, world_size)):
+            raise UserError(f"weights by nccl_m2n: {problem}; start the servers with: agentrl serve --backend nccl")
+        return backend
+
+    async def _connect_all(self) -> None:
+        """Send all servers their first weights. Raises ServerLost, UserError."""
+        if self._fleet is None:
+            await asyncio.gather(*(r.connect(self.version, self._update) for r in self.replicas))
+            return
+        await self._update_fleet(self._fleet)
+        for replica in self.replicas:
+            if not replica.up:
+                raise ServerLost(f"{replica.url} {replica.status}")
+
+    async def _update_fleet(self, fleet: FleetWeights) -> None:
+        """Send the weights to all servers that answer; those that were lost take part again."""
+        down = [r for r in self.replicas if not r.up and self._watch_task is not None]
+        members = [r for r in self.replicas if r.up or r.answers]
+        await fleet.update(members, self.version, self._update)
+        for replica in down:
+            if replica.up:
+                self._welcome(replica)
 
     async def _update_replica(self, replica: Replica) -> None:
         with suppress(ServerLost):  # it is down now, and is sent them when it is back
@@ -214,6 +287,9 @@ class ServerEngine:
 
     async def _reconnect(self, replica: Replica) -> None:
         await replica.connect(self.version, self._update)
+        self._welcome(replica)
+
+    def _welcome(self, replica: Replica) -> None:
         self.on_message(f"{replica.url} is back, with the weights of version {self.version}")
         self._reconnected.set()
         self._reconnected = anyio.Event()

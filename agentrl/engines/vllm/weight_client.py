@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from agentrl.engines.vllm.weight_sender import MEMORY
+from agentrl.engines.vllm.transfer_backend import MEMORY
 
 INIT_S = 60.0  # more, to connect: NCCL looks at every device first
 SLOWEST = {MEMORY: 50e6}  # bytes a second that a transfer carries at least: on the CPU a server computes meanwhile
@@ -54,11 +54,12 @@ class HttpTransferClient:
     Args:
         options: of the HTTP client.
         deadline: of every call.
+        slack_s: beyond it, for one that is let go of where another server's call is late.
     """
 
-    def __init__(self, options: dict[str, Any], deadline: SyncDeadline) -> None:
-        self._http = httpx2.Client(**options, timeout=deadline.stage_s)
-        self._deadline = deadline
+    def __init__(self, options: dict[str, Any], deadline: SyncDeadline, slack_s: float = 0.0) -> None:
+        self._http = httpx2.Client(**options, timeout=deadline.stage_s + slack_s)
+        self._deadline, self._slack_s = deadline, slack_s
         self.failure = Future[str]()  # how a call has failed
 
     def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
@@ -66,7 +67,7 @@ class HttpTransferClient:
         response = self._post(
             "/init_weight_transfer_engine",
             {"init_info": init_info},
-            timeout=self._deadline.connect_s,
+            timeout=self._deadline.connect_s + self._slack_s,
             may_refuse=asks,
         )
         response.raise_for_status()
@@ -93,7 +94,7 @@ class HttpTransferClient:
         self, path: str, body: dict[str, object], *, timeout: float | None = None, may_refuse: bool = False
     ) -> httpx2.Response:
         try:
-            response = self._http.post(path, json=body, timeout=timeout or self._deadline.stage_s)
+            response = self._http.post(path, json=body, timeout=timeout or self._deadline.stage_s + self._slack_s)
             return response if may_refuse else response.raise_for_status()
         except httpx2.TimeoutException:
             self._fail(self._deadline.describe_miss(path))

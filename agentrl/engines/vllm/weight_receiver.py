@@ -1,7 +1,7 @@
 """The worker's side, loaded into vLLM's worker processes: the backend ``memory``, adapters, a watch on the parent.
 
 vLLM is given ``worker_extension_cls="agentrl.engines.vllm.weight_receiver.WorkerExtension"``. Importing this module
-registers the backend.
+registers it, and the backends of `agentrl.engines.vllm.group_receiver`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from agentrl.engines.vllm.lora_sender import ADAPTER_NAME, ADAPTER_SLOT, UNREADABLE
 from agentrl.engines.vllm.parent_watch import end_with_parent
-from agentrl.engines.vllm.weight_sender import MEMORY
+from agentrl.engines.vllm.transfer_backend import GLOO, MEMORY, RECEIVERS
 
 
 @dataclass
@@ -69,12 +69,12 @@ class _MemoryReceiver(WeightTransferEngine[_InitInfo, _UpdateInfo]):  # type: ig
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
-        _pack_tied_head(self.model)
+        pack_tied_head(self.model)
 
     def shutdown(self) -> None: ...
 
 
-def _pack_tied_head(model: nn.Module) -> None:
+def pack_tied_head(model: nn.Module) -> None:
     """Pack a tied output head again: on the CPU it holds a packed copy of its weights, which is not updated."""
     head = getattr(model, "lm_head", None)
     config = getattr(model, "config", None)
@@ -88,6 +88,11 @@ class WorkerExtension:
     def get_max_adapter_rank(self) -> str:
         """Return the largest rank of an adapter here; 0 if vLLM was started without adapters."""
         return str(lora.max_lora_rank if (lora := self.vllm_config.lora_config) else 0)  # type: ignore[attr-defined]
+
+    def get_transfer_backend(self) -> str:
+        """Return how weights come here."""
+        backend = str(self.vllm_config.weight_transfer_config.backend)  # type: ignore[attr-defined]
+        return next((name for name, receiver in RECEIVERS.items() if receiver == backend), backend)
 
     def finish_interrupted_update(self) -> str:
         """Finish an update that a trainer has begun and left, if there is one: vLLM takes no other before."""
@@ -123,4 +128,6 @@ def _read_tensors(fields: dict[str, str]) -> bytes | None:
 
 
 WeightTransferEngineFactory.register_engine(MEMORY, _MemoryReceiver)
+for name, receiver in (("nccl", "NcclReceiver"), ("nccl_m2n", "M2NReceiver"), (GLOO, "GlooReceiver")):
+    WeightTransferEngineFactory.register_engine(RECEIVERS[name], "agentrl.engines.vllm.group_receiver", receiver)
 end_with_parent()

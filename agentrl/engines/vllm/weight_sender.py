@@ -18,12 +18,13 @@ import secrets
 import threading
 from collections.abc import Generator, Iterator
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from agentrl.engines.vllm.transfer_backend import IPC, MEMORY
 from agentrl.errors import UserError
 from agentrl.models.checkpoint_layers import Layer, Read, iterate_layers
 from agentrl.models.lora import dequantize, describe_dequantized
@@ -32,8 +33,6 @@ from agentrl.models.memory_file import MemoryFile, open_memory_file, write_layer
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
-
-MEMORY = "memory"
 
 
 class TransferClient(Protocol):
@@ -78,6 +77,7 @@ class Lender(Protocol):
     def describe_layers(self) -> Iterator[Layer]: ...
     def gather_layers(self) -> Generator[Layer]: ...
     def write_files(self) -> list[MemoryFile]: ...
+    def run_errand(self, errand: Any) -> list[str]: ...
 
 
 class PolicyWeights:
@@ -192,10 +192,8 @@ class _MemorySender:
         return False
 
 
-def connect_weight_sender(
-    backend: str, client: TransferClient, weights: PolicyWeights, **rendezvous: object
-) -> WeightSender:
-    """Connect the trainer's end of a backend. ``rendezvous`` is what vLLM's own backend of that name needs.
+def connect_weight_sender(backend: str, client: TransferClient, weights: PolicyWeights) -> WeightSender:
+    """Connect the trainer's end of a backend to one vLLM: ``memory``, or ``ipc``.
 
     Raises:
         UserError: the backend needs vLLM here too, and it is not installed.
@@ -205,11 +203,11 @@ def connect_weight_sender(
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
     except ImportError as error:
         raise UserError(f"weight transfer by {backend!r} needs vLLM beside the trainer: {error}") from None
-    infos = {"ipc": IPCTrainerInitInfo, "nccl": NCCLTrainerInitInfo}
+    if backend != IPC:
+        raise ValueError(f"{backend!r} is no backend of one vLLM alone")
     sender: WeightSender = WeightTransferTrainerFactory.trainer_init(
-        infos[backend](rank=0, **rendezvous), client=client, source=weights
+        IPCTrainerInitInfo(rank=0), client=client, source=weights
     )
     return sender
