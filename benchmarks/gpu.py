@@ -9,7 +9,8 @@ the others; what failed stands below the table, with its last words.
   learner     --model's own update: tokens/s, TFLOP/s, share of the measured peak, memory beside agentrl plan's
   engine      tokens/s of the engine that --engine auto takes, logprobs beside a forward pass
   sleep       learner and vLLM on one GPU: what sleeping gives back, how long waking takes, logprobs after it
-  weights     new weights by each backend (in process, memory, nccl): seconds, and are the logprobs the new ones?
+  weights     new weights by each backend (in process, memory, nccl to one and to two servers by one broadcast, nccl_m2n
+              from two learner processes): seconds, are the logprobs the new ones? And with one of two servers killed?
   processes   two steps by one learner process and by several (torchrun): the same losses?
   trl         steps of --model beside TRL's (benchmarks/trl_real_model.py)
 
@@ -317,24 +318,69 @@ def weights(args: argparse.Namespace) -> Lines:
     if not launch.is_installed():
         return [*lines, ("servers: memory, nccl", "left out: vLLM is not installed", "")]
     from agentrl.engines.vllm.server_pool import ServerEngine
+    from agentrl.engines.vllm.transfer_backend import has_m2n
 
-    for backend in ["memory", *(["nccl"] if torch.cuda.device_count() > 1 else [])]:
+    def one(backend: str) -> Lines:
+        with serve(args, backend) as (url, _), deadline_of(300) as within:
+            return within(through(ServerEngine([url], model, max_context=1024), model, f"a server, {backend}"))  # type: ignore[no-any-return]
+
+    def two() -> Lines:
+        servers = serve(args, "nccl", 1), serve(args, "nccl", 2)
+        with servers[0] as (first, _), servers[1] as (second, process), deadline_of(300) as within:
+            return within(through_two(ServerEngine([first, second], model, max_context=1024), process))  # type: ignore[no-any-return]
+
+    async def through_two(made: Any, process: subprocess.Popen[str]) -> Lines:
+        async with made:
+            took, right = await follow(made, model)
+            process.kill()
+            without, still = await follow(made, model)
+            down = [replica.status for replica in made.replicas if not replica.up]
+        return [
+            ("two servers, nccl, one broadcast", f"{took:.3f} s", verdict(right=right)),
+            ("one of them killed", f"{without:.3f} s: {'; '.join(down):.80}", verdict(right=still and len(down) == 1)),
+        ]
+
+    count = torch.cuda.device_count()
+    tried: dict[str, tuple[bool, Callable[[], Lines]]] = {
+        "a server, memory": (True, partial(one, "memory")),
+        "a server, nccl": (count > 1, partial(one, "nccl")),
+        "two servers, nccl": (count > 2, two),
+        "a server, nccl_m2n": (count > 2 and has_m2n(), partial(send_shards, args)),
+    }
+    for name, (possible, measured) in tried.items():
         try:
-            with serve(args, backend) as url, deadline_of(300) as within:
-                lines += within(through(ServerEngine([url], model, max_context=1024), model, f"a server, {backend}"))
+            lines += measured() if possible else [(name, "left out: more GPUs are needed, or nccl.m2n", "")]
         except Exception as error:  # the next backend may do
-            lines.append(
-                (f"a server, {backend}", str(error).splitlines()[0][:100] if str(error) else repr(error), "wrong")
-            )
+            lines.append((name, str(error).splitlines()[0][:100] if str(error) else repr(error), "wrong"))
     return lines
 
 
+def send_shards(args: argparse.Namespace) -> Lines:
+    """Let two learner processes on GPUs train two steps, and send each its shards to a server on a third."""
+    with tempfile.TemporaryDirectory() as folder, serve(args, "nccl_m2n", 2) as (url, _):
+        words = ["train", "--env", "math-tools", "--model", args.model, "--dtype", "bfloat16", "--steps", "2"]
+        words += ["--engine", "server", "--engine.urls", url, "--engine.weight_transfer", "nccl_m2n"]
+        words += ["--run.dir", f"{folder}/run", "--rollout.tasks_per_step", "4", "--eval.final_tasks", "2"]
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "agentrl"]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}
+        begun = perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", *torchrun, *words], capture_output=True, text=True, timeout=500, env=environment
+        )
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip() or "no word").splitlines()[-1])
+        rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    off = [row[key] for row in rows if (key := "sampling/sampling_logp_difference/mean") in row]
+    right = bool(off) and max(off) < 0.1
+    return [("two learner processes, nccl_m2n, two steps", f"{perf_counter() - begun:.0f} s", verdict(right=right))]
+
+
 @contextmanager
-def serve(args: argparse.Namespace, backend: str) -> Iterator[str]:
-    """Start a server of vLLM, on the second GPU where there is one; give its address."""
+def serve(args: argparse.Namespace, backend: str, gpu: int = 1) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Start a server of vLLM, on the second GPU or another where there is one; give its address and its process."""
     environment = dict(os.environ)
-    if torch.cuda.device_count() > 1:
-        environment["CUDA_VISIBLE_DEVICES"] = "1"
+    if torch.cuda.device_count() > gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     dtype = "bfloat16" if args.device == "cuda" else "float32"
     words = ["serve", "--model", args.model, "--dtype", dtype, "--backend", backend, "--max_model_len", "1024"]
     process = subprocess.Popen(
@@ -345,7 +391,7 @@ def serve(args: argparse.Namespace, backend: str) -> Iterator[str]:
         url = next((word for line in process.stdout for word in line.split() if word.startswith("http")), None)
         if url is None:
             raise RuntimeError(f"agentrl serve ended with {process.wait()}")
-        yield url.rstrip(".,")
+        yield url.rstrip(".,"), process
     finally:
         process.terminate()
         process.wait(30)
