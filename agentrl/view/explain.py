@@ -229,7 +229,9 @@ def _explain_author(part: Row, threads: Sequence[Thread]) -> str:
     if not thread.trained:
         return "a side call's: its prompt, and what the model answered"
     own = thread.role is ThreadRole.SUB_AGENT
-    return "its thread begins with it: " + ("the words that open it" if own else "the history, which is trained elsewhere")
+    return "its thread begins with it: " + (
+        "the words that open it" if own else "the history, which is trained elsewhere"
+    )
 
 
 def _explain_demonstrated(store: Store, row: Row, segment: Row, part: Row, at: int) -> list[str]:
