@@ -178,8 +178,10 @@ async def conversation(engine: TransformersEngine, model: Any, number: int, para
     return off
 
 
-async def disturbed(calls: Sequence[Callable[[], Awaitable[Any]]], act: Callable[[], Awaitable[Any]]) -> list[Any]:
-    """What the calls give where ``act`` is done in the midst of them: by the time they take without it, just before."""
+async def disturbed(
+    calls: Sequence[Callable[[], Awaitable[Any]]], act: Callable[[], Awaitable[Any]], part: float = 0.1
+) -> list[Any]:
+    """What the calls give where ``act`` begins in the midst of them: after a part of the time they take without it."""
     seconds = inf
     for _ in range(2):  # the first time takes longer
         began = perf_counter()
@@ -187,7 +189,18 @@ async def disturbed(calls: Sequence[Callable[[], Awaitable[Any]]], act: Callable
         seconds = min(seconds, perf_counter() - began)
 
     async def acted() -> None:
-        await anyio.sleep(0.1 * seconds)  # an update takes its time as well
+        await anyio.sleep(part * seconds)
         await act()
 
     return (await together(*calls, acted))[:-1]
+
+
+async def updated_amid(engine: Any, calls: Sequence[Callable[[], Awaitable[Any]]], old: Any, new: Any) -> list[Any]:
+    """What the calls give where an update from ``old`` to ``new`` meets all of them, which a busy machine may miss."""
+    found: list[Any] = []
+    for part in (0.1, 0.3, 0.5, 0.2, 0.05, 0.7):
+        await engine.update_weights(old, 0)
+        found = await disturbed(calls, lambda: engine.update_weights(new, 1), part)
+        if all(set(done.versions) == {0, 1} for done in found):
+            break
+    return found

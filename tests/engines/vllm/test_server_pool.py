@@ -32,7 +32,7 @@ from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.types import SamplingParams
 from tests.engines.vllm.test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
 from tests.helpers.processes import heed_interrupts
-from tests.helpers.tiny import disturbed, error, greedy, reference, together
+from tests.helpers.tiny import disturbed, error, greedy, reference, together, updated_amid
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
 SERVING = ServerSettings(locate_model("nano"), max_context=512, capacity=16)
@@ -129,7 +129,7 @@ async def test_requests_that_run_go_on_with_the_new_weights(fleet: ServerEngine)
     calls = [
         lambda s=s: fleet.generate(context, SamplingParams(max_tokens=400, seed=s), session=str(s)) for s in range(4)
     ]
-    for done in await disturbed(calls, lambda: fleet.update_weights(new, 1)):
+    for done in await updated_amid(fleet, calls, old, new):
         assert set(done.versions) == {0, 1}
         first, reported = done.versions.index(1), torch.tensor(done.logprobs)
         assert (reference(old, context, done, params)[:first] - reported[:first]).abs().max() < 1e-4

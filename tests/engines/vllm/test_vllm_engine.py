@@ -27,7 +27,7 @@ from agentrl.models import policy
 from agentrl.renderer.stop_strings import StopStrings
 from agentrl.types import SamplingParams
 from tests.helpers.processes import heed_interrupts
-from tests.helpers.tiny import disturbed, error, greedy, reference, together
+from tests.helpers.tiny import disturbed, error, greedy, reference, together, updated_amid
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
 
@@ -194,7 +194,7 @@ async def test_requests_that_run_go_on_with_the_new_weights(fresh: VLLMEngine) -
     calls = [
         lambda s=s: fresh.generate(context, SamplingParams(max_tokens=400, seed=s), session=str(s)) for s in range(4)
     ]
-    for done in await disturbed(calls, lambda: fresh.update_weights(new, 1)):
+    for done in await updated_amid(fresh, calls, old, new):
         assert list(done.versions) == sorted(done.versions)
         assert set(done.versions) == {0, 1}
         first = done.versions.index(1)

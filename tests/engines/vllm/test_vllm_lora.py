@@ -24,7 +24,7 @@ from agentrl.models.source import locate_model
 from agentrl.settings.learner import LoraConfig
 from agentrl.types import SamplingParams
 from tests.engines.vllm.test_vllm_engine import PROMPTS, generated, nano
-from tests.helpers.tiny import disturbed, error, greedy, reference, together
+from tests.helpers.tiny import error, greedy, reference, together, updated_amid
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
 SERVING = ServerSettings(locate_model("nano"), max_context=512, capacity=16, lora_rank=6)
@@ -96,7 +96,7 @@ async def test_requests_that_run_go_on_with_the_new_adapter(engine: Any) -> None
     calls = [
         lambda s=s: engine.generate([5, 6, 7], SamplingParams(max_tokens=400, seed=s), session=str(s)) for s in range(4)
     ]
-    for done in await disturbed(calls, lambda: engine.update_weights(new, 1)):
+    for done in await updated_amid(engine, calls, adapted(), new):
         assert set(done.versions) == {0, 1}
         first, reported = done.versions.index(1), torch.tensor(done.logprobs)
         assert (reference(nano(), [5, 6, 7], done, ROWS)[:first] - reported[:first]).abs().max() < 1e-4
