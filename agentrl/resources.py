@@ -22,6 +22,10 @@ from agentrl.models import lora, policy
 from agentrl.models.call_formats import build_call_format
 from agentrl.models.lm_head import cast_head_to_fp32, unwrap_model
 from agentrl.models.policy import Policy
+from agentrl.players.controller import Controller
+from agentrl.players.leased_rollout import LeasedRollout
+from agentrl.players.open_players import build_recipe, open_players
+from agentrl.players.recipe import Recipe
 from agentrl.renderer.chat_template import list_templates, set_defaults
 from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.renderer.template import TemplateRenderer
@@ -51,10 +55,14 @@ class TrainingResources:
     engine: OpenEngine
     grammar: OutputGrammar | None = None  # of every turn
     gateway: Gateway | None = None  # where an agent plays
+    controller: Controller | None = None  # of players, where they roll out
 
     def rollout(self, split: str, spec: EnvSpec | None = None) -> Rollout:
         """Build a rollout over the tasks of a split, of the run's environment or of another one."""
-        rollout = Rollout.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
+        kind = Rollout if self.controller is None else LeasedRollout
+        rollout = kind.from_config(self.config.rollout, spec or self.spec, self.engine, self.renderer, split)
+        if isinstance(rollout, LeasedRollout):
+            rollout.controller, rollout.context = self.controller, self.config.rollout.context
         rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
         if self.gateway is not None and (self.gateway.agent is not None or rollout.spec.brings_agent):
             rollout.begin = self.gateway.begin
@@ -119,10 +127,39 @@ async def open_resources(
         if any(map(is_spawn, spec.tool_list())):
             _check_spawn(config)
         with collect_garbage_seldom():
-            async with _open_gateway(config, spec) as gateway:
+            async with _open_gateway(config, spec) as gateway, _open_players(sampler, gateway) as controller:
                 yield TrainingResources(
-                    config, spec, sampler.policy, sampler.renderer, engine, sampler.grammar, gateway
+                    config, spec, sampler.policy, sampler.renderer, engine, sampler.grammar, gateway, controller
                 )
+
+
+@asynccontextmanager
+async def _open_players(sampler: Sampler, gateway: Gateway | None) -> AsyncIterator[Controller | None]:
+    """Open the controller of players; None where episodes are rolled out in this process."""
+    if not sampler.config.players.are_used:
+        yield None
+        return
+    if gateway is not None:
+        raise ConfigError(
+            "players do not go together with an environment that brings an agent: it plays through an endpoint of the "
+            "run's own; leave --players out"
+        )
+    async with open_players(sampler.config, _build_recipe(sampler), sampler.engine) as controller:
+        yield controller
+
+
+def _build_recipe(sampler: Sampler) -> Recipe:
+    """Build what players are told of a sampler."""
+    own = sampler.policy
+    return build_recipe(
+        sampler.config,
+        sampler.engine,
+        sampler.renderer,
+        sampler.grammar,
+        tokenizer=own.tokenizer,
+        template=policy.find_template(own.tokenizer, sampler.config.chat_template),
+        end_tokens=own.end_tokens,
+    )
 
 
 def _check_spawn(config: TrainConfig) -> None:

@@ -226,6 +226,7 @@ CANNOT = {  # what is in a command: why it is not run here
     r"(--model|check model) (?!nano|runs/|NAME)[\w-]+/[\w.-]+": "needs a model of the hub",
     r"--endpoint ": "needs a server of chat completions; tests/engines/test_openai_endpoint.py has one",
     r"--engine (vllm|server|launched)|^agentrl serve ": "needs vLLM: make vllm",
+    r"^agentrl player |--players.host": "plays for a run; tests/players has them",
     r"^agentrl serve-policy ": "serves until it is ended; tests/cli/test_serve_policy.py does so",
     r"^agentrl serve-tools ": "serves until it is ended; tests/cli/test_serve_tools.py does so",
     r"^agentrl view ": "serves until it is ended; tests/view/test_server.py does so",
@@ -362,7 +363,7 @@ RULES: dict[str, Callable[[Sequence[str]], None]] = {
     "torchrun": _torchrun,
     "source": _exact(".venv/bin/activate"),
     "kill": _exact("-USR1 PID"),
-    "export": _exact("E2B_API_KEY=...", "VLLM_API_KEY=..."),
+    "export": _exact("E2B_API_KEY=...", "VLLM_API_KEY=...", "AGENTRL_PLAYER_KEY=..."),
 }
 
 

@@ -23,6 +23,7 @@ VERBS = {  # each one's module is named as the verb, and has its `Command` as CO
     "compare": "compare evaluations task by task, with paired intervals",
     "plan": "plan a training on GPUs: memory, time, how to divide them",
     "serve": "start a vLLM server for --engine server",
+    "player": "roll out groups for a run, on any machine",
     "serve-policy": "serve a policy to any client, every conversation recorded",
     "serve-tools": "serve tools to any MCP client",
     "rescore": "score a run's stored episodes again, offline",

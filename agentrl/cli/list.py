@@ -31,7 +31,7 @@ _PLURALS: Mapping[str, RegistryKind] = {
     **{"envs": "env", "tools": "tool", "rewards": "reward", "models": "model", "callbacks": "callback"},
     **{"losses": "loss", "advantages": "advantage", "importance_sampling": "importance_sampling"},
     **{"optimizers": "optimizer", "samplers": "sampler", "engines": "engine", "call_formats": "call_format"},
-    **{"metrics": "metric", "panels": "panel", "launchers": "launcher"},
+    **{"metrics": "metric", "panels": "panel", "launchers": "launcher", "player_launchers": "player_launcher"},
 }
 
 

@@ -18,9 +18,13 @@ KEY_ENV = "VLLM_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-def create_server_key(port: int) -> str:
-    """Return the key for a server on a port of this machine: that of the environment, or a new one in its file."""
-    if key := os.environ.get(KEY_ENV):
+def create_server_key(port: int, variable: str = KEY_ENV) -> str:
+    """Return the key for a server on a port of this machine: that of the environment, or a new one in its file.
+
+    Args:
+        variable: the environment variable that may have it.
+    """
+    if key := os.environ.get(variable):
         return key
     key, path = secrets.token_urlsafe(32), find_key_file(port)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,12 +41,12 @@ def remove_server_key(port: int, key: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def find_server_key(url: str) -> str | None:
+def find_server_key(url: str, variable: str = KEY_ENV) -> str | None:
     """Return the key of a server on this machine: that of the environment, or of this user's server at that port."""
     parts = urlsplit(url)
     if parts.hostname not in LOCAL:
         return None
-    return os.environ.get(KEY_ENV) or _read(find_key_file(parts.port or 80))
+    return os.environ.get(variable) or _read(find_key_file(parts.port or 80))
 
 
 def find_key_file(port: int) -> Path:

@@ -29,7 +29,7 @@ AT_ENDPOINT = (  # settings that an evaluation uses where a server renders and s
 )
 ACTING = (
     *AT_ENDPOINT,
-    *("dtype", "load", "chat_template", "call_format", "deterministic", "lora.quantize"),
+    *("players", "dtype", "load", "chat_template", "call_format", "deterministic", "lora.quantize"),
     *(f"rollout.{name}" for name in TOKENS),
     *(
         "agent",

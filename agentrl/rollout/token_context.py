@@ -64,6 +64,10 @@ class TokenContext(Sequence[int]):
         """Return a context of the same tokens, which goes on by itself."""
         return self.take(self._length)
 
+    def extends(self, other: TokenContext) -> bool:
+        """Return True if it grew out of the other, so that it begins with all of the other's tokens."""
+        return self._tokens is other._tokens and self._length >= other._length
+
     @property
     def bounds(self) -> tuple[int, int]:
         """Return the lowest and the highest token id; (0, -1) of none."""

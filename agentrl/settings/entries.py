@@ -12,6 +12,7 @@ this declaration, and torch is not needed to read it.
     sampler              (count, seed) -> a TaskSampler
     engine               (policy, config) -> an OpenEngine
     context              (prompt, summary) -> the messages that the next context begins with
+    player_launcher      (plan) -> an async context manager, within which the plan's players run
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class _Declare:
 advantage, importance_sampling = _Declare("advantage"), _Declare("importance_sampling")
 optimizer, sampler = _Declare("optimizer"), _Declare("sampler")
 engine, call_format = _Declare("engine"), _Declare("call_format")
-context = _Declare("context")
+context, player_launcher = _Declare("context"), _Declare("player_launcher")
 
 
 def as_entry(kind: str, thing: object) -> Entry:

@@ -25,6 +25,7 @@ from agentrl.settings.section import Section
 from agentrl.settings.signature import build_arguments_model, is_plain, list_problems
 from agentrl.settings.values import find_import_name
 
+_SHORT = {"env": "name", "engine": "name", "players": "count"}  # tables that a single value stands for
 Layer = tuple[str, Mapping[str, Any]]  # where the settings come from, for error messages; and the settings
 
 
@@ -135,7 +136,7 @@ def read_overrides(arguments: Sequence[str]) -> Layer:
     """Read ``--learner.lr 2e-6 --env=math-tools`` as a layer. Raises ConfigError for words of another form."""
     settings: dict[str, Any] = {}
     for path, text in split_options(arguments):
-        set_option(settings, f"{path}.name" if path in ("env", "engine") else path, text, "command line")
+        set_option(settings, f"{path}.{_SHORT[path]}" if path in _SHORT else path, text, "command line")
     return "command line", settings
 
 
@@ -190,8 +191,9 @@ def dump_toml(config: TrainConfig) -> str:
 
 
 def _with_names(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Expand ``env = "shop"`` and ``engine = "transformers"`` to tables with a name."""
-    short = {k: {"name": layer[k]} for k in ("env", "engine") if isinstance(layer.get(k), str)}
+    """Expand ``env = "shop"``, ``engine = "transformers"`` and ``players = 2`` to tables."""
+    kinds = {k: int if k == "players" else str for k in _SHORT}
+    short = {k: {own: layer[k]} for k, own in _SHORT.items() if type(layer.get(k)) is kinds[k]}
     return {**layer, **short}
 
 

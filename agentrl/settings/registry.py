@@ -19,7 +19,15 @@ from agentrl.errors import ContractError, UserError, describe_raised, suggest
 from agentrl.settings.entries import Entry, as_entry
 
 EntryKind = Literal[
-    "loss", "advantage", "importance_sampling", "optimizer", "sampler", "engine", "call_format", "context"
+    "loss",
+    "advantage",
+    "importance_sampling",
+    "optimizer",
+    "sampler",
+    "engine",
+    "call_format",
+    "context",
+    "player_launcher",
 ]
 _PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher", "gpu"]
 RegistryKind = _PlainKind | EntryKind
@@ -34,6 +42,7 @@ _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; th
     "engine": ("agentrl.engines.factories",),
     "call_format": ("agentrl.models.call_formats",),
     "context": ("agentrl.rollout.folding",),
+    "player_launcher": ("agentrl.players.launchers",),
 }
 
 

@@ -11,6 +11,7 @@ from agentrl.settings.catalogue import check_entries, shared
 from agentrl.settings.evaluation import EvalConfig
 from agentrl.settings.learner import LearnerConfig, LoraConfig
 from agentrl.settings.load import DType, LoadConfig
+from agentrl.settings.players import PlayersConfig
 from agentrl.settings.section import Section
 from agentrl.settings.sft import SftConfig
 from agentrl.settings.signature import is_plain
@@ -295,6 +296,7 @@ class TrainConfig(Section):
     )
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
+    players: PlayersConfig = PlayersConfig()
     learner: LearnerConfig = LearnerConfig()
     sft: SftConfig = SftConfig()
     lora: LoraConfig = LoraConfig()
@@ -376,6 +378,16 @@ class TrainConfig(Section):
             raise ValueError("agent and rollout.branches do not go together: another's program cannot be cloned")
         if self.sft.data:
             raise ValueError("agent is of rollouts, and sft.data of demonstrations: two runs, one after the other")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _leased(self) -> TrainConfig:
+        if self.players.are_used and self.agent is not None:
+            raise ValueError(
+                "players and agent do not go together: an agent plays through an endpoint of the run's own"
+            )
+        if self.players.are_used and self.sft.data:
+            raise ValueError("players are of rollouts, and sft.data of demonstrations: leave one of them out")
         return self
 
     @pydantic.model_validator(mode="after")

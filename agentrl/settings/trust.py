@@ -36,6 +36,7 @@ _KINDS: Mapping[str, RegistryKind] = {  # settings that name a thing which is re
     "learner.optimizer": "optimizer",
     "rollout.sampler": "sampler",
     "rollout.context": "context",
+    "players.launcher": "player_launcher",
     "call_format": "call_format",
     "run.callbacks": "callback",
     "run.metrics": "metric",
@@ -44,7 +45,7 @@ _KINDS: Mapping[str, RegistryKind] = {  # settings that name a thing which is re
 _LOADING = ("gym", "openenv")  # environments that import, or connect to, what they are given
 _LOCAL_ENGINES = ("auto", "transformers", "vllm")
 _ALWAYS = (  # name code, or a place to write to
-    *("rollout.curriculum", "run.trackers", "run.fallback_dir", "engine.urls"),
+    *("rollout.curriculum", "run.trackers", "run.fallback_dir", "engine.urls", "players.host"),
     *("load.trust_remote_code", "load.attn_implementation"),  # the latter may name kernels on the hub
 )
 _IMPORT = re.compile(r"\.py:|(?:^|,)\s*[^\s:,]+:[^\s:,]+\s*(?:$|,)")  # file.py:name, module:name

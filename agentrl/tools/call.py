@@ -7,8 +7,8 @@ breaker is open, then call. ``Tool._run_with_timeout`` holds the deadline of one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import anyio
@@ -80,9 +80,21 @@ async def _call_guarded(tool: Tool, checked: dict[str, Any]) -> str:
 _limiters = anyio.lowlevel.RunVar[dict[str, anyio.CapacityLimiter]]("agentrl_tool_limits")
 
 
-def _limiter(tool: Tool) -> anyio.CapacityLimiter | None:
+# Of a process that has a part of a run's episodes: makes the wait for one of the calls that all of them may make.
+MakeLimit = Callable[[str, int], AbstractAsyncContextManager[object]]
+_shared_limit = anyio.lowlevel.RunVar[MakeLimit | None]("agentrl_shared_tool_limit")
+
+
+def share_limits(make: MakeLimit) -> None:
+    """Let each call of a tool with ``max_concurrency`` wait within ``make(name, limit)``, in this event loop."""
+    _shared_limit.set(make)
+
+
+def _limiter(tool: Tool) -> AbstractAsyncContextManager[object] | None:
     if tool.max_concurrency is None:
         return None
+    if (make := _shared_limit.get(None)) is not None:
+        return make(tool.name, tool.max_concurrency)
     try:
         limiters = _limiters.get()
     except LookupError:

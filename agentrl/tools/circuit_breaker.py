@@ -5,7 +5,7 @@ closed --- ``max_failures`` failures in a row ---> open --- ``cooldown_s`` later
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ class CircuitBreaker:
     max_failures: int
     cooldown_s: float
     failures: int = 0
+    on_change: Callable[[CircuitBreaker], None] = lambda breaker: None  # called as it opens, and as it closes
     _open_until: float = 0.0
     _probing: bool = False
 
@@ -44,16 +45,27 @@ class CircuitBreaker:
         try:
             yield
         except (ToolError, UserError):
-            self.failures = 0
+            self._close()
             raise
         except Exception:
-            self.failures += 1
-            self._open_until = anyio.current_time() + self.cooldown_s
+            self.count_failures(self.failures + 1)
+            if self.failures >= self.max_failures:
+                self.on_change(self)
             raise
         else:
-            self.failures = 0
+            self._close()
         finally:
             self._probing = False
+
+    def count_failures(self, failures: int) -> None:
+        """Take so many failures in a row, the last one now; 0 closes it."""
+        self.failures = failures
+        self._open_until = anyio.current_time() + self.cooldown_s
+
+    def _close(self) -> None:
+        was_open, self.failures = self.failures >= self.max_failures, 0
+        if was_open:
+            self.on_change(self)
 
 
 # One run is one event loop: a tool's breaker is shared by all environments of the run.
@@ -66,4 +78,17 @@ def get_circuit_breaker(tool: str, max_failures: int, cooldown_s: float) -> Circ
         breakers = _breakers.get()
     except LookupError:
         _breakers.set(breakers := {})
-    return breakers.setdefault(tool, CircuitBreaker(tool, max_failures, cooldown_s))
+    if tool not in breakers:
+        breakers[tool] = CircuitBreaker(tool, max_failures, cooldown_s)
+        if (listener := _listener.get(None)) is not None:
+            breakers[tool].on_change = listener
+    return breakers[tool]
+
+
+# Of a process that has a part of a run's episodes: what tells the others that a breaker opened or closed.
+_listener = anyio.lowlevel.RunVar[Callable[[CircuitBreaker], None] | None]("agentrl_breaker_listener")
+
+
+def share_breakers(listener: Callable[[CircuitBreaker], None]) -> None:
+    """Call ``listener`` from here on, in this event loop, whenever a breaker opens or closes."""
+    _listener.set(listener)

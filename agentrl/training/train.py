@@ -206,6 +206,9 @@ async def _train(
             recorder.say(f"the {kind.replace('_', ' ')} is not as it was when the run began: its code was changed")
         if isinstance(resources.engine, MessageSender):
             resources.engine.on_message = recorder.say
+        if resources.controller is not None:
+            resources.controller.on_message = recorder.say
+            recorder.say(f"players join at {resources.controller.url}: agentrl player {resources.controller.url}")
         stack.enter_context(watch_event_loop(recorder.say))
         await stack.enter_async_context(watch_stalls(training, config.rollout.stall_timeout_s, recorder.say))
         await stack.enter_async_context(report_waits(training, callback))

@@ -1,0 +1,71 @@
+"""Sampling parameters and completions as they cross between a player and the run's engine, tokens as arrays."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentrl.renderer.stop_strings import StopStrings
+from agentrl.types import Completion, KeptTokens, SamplingParams
+
+_NUMBERS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
+
+
+def describe_params(params: SamplingParams) -> dict[str, Any]:
+    """Describe the sampling of a turn as JSON can hold it."""
+    described: dict[str, Any] = {name: getattr(params, name) for name in _NUMBERS}
+    described["stop_token_ids"] = params.stop_token_ids
+    if params.stop is not None:
+        described["stop"] = params.stop.strings
+    if params.grammar is not None:
+        described["grammar"] = True
+    return described
+
+
+def build_params(
+    described: Mapping[str, Any], decode: Callable[[Sequence[int]], str], grammar: Any = None
+) -> SamplingParams:
+    """Build the sampling that `describe_params` described; the grammar is the run's."""
+    stop, numbers = described.get("stop"), {name: described[name] for name in _NUMBERS}
+    return SamplingParams(
+        **numbers,
+        stop_token_ids=tuple(described["stop_token_ids"]),
+        stop=StopStrings(tuple(stop), decode) if stop else None,
+        grammar=grammar if described.get("grammar") else None,
+    )
+
+
+def pack_completion(completion: Completion) -> tuple[dict[str, Any], list[bytes]]:
+    """Pack a completion: fields of a frame's header, and the parts of its body. Nothing is rounded."""
+    single = array("f", completion.logprobs)
+    narrow = tuple(single) == completion.logprobs
+    versions = set(completion.versions)
+    fields: dict[str, Any] = {"stop": completion.stop_reason, "n": len(completion.token_ids), "narrow": narrow}
+    body: list[array[Any]] = [array("i", completion.token_ids), single if narrow else array("d", completion.logprobs)]
+    if len(versions) == 1:
+        fields["version"] = completion.versions[0]
+    else:
+        body.append(array("i", completion.versions))
+    if completion.kept is not None:
+        parts = completion.kept.words, completion.kept.ends, completion.kept.numbers
+        fields["kept"] = [len(part) for part in parts]
+        body += parts
+    return fields, [part.tobytes() for part in body]
+
+
+def unpack_completion(fields: Mapping[str, Any], body: bytes) -> Completion:
+    """Read what `pack_completion` wrote."""
+    at, count = 0, fields["n"]
+
+    def take(kind: str, number: int) -> array[Any]:
+        nonlocal at
+        values = array(kind)
+        values.frombytes(body[at : at + number * values.itemsize])
+        at += number * values.itemsize
+        return values
+
+    token_ids, logprobs = tuple(take("i", count)), tuple(take("f" if fields["narrow"] else "d", count))
+    versions = (fields["version"],) * count if "version" in fields else tuple(take("i", count))
+    kept = KeptTokens(*(take("i", n) for n in fields["kept"])) if "kept" in fields else None
+    return Completion(token_ids, logprobs, versions, fields["stop"], kept)

@@ -1,0 +1,74 @@
+"""A rollout whose groups are rolled out by players: a sibling of `Rollout` that leases what that one plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anyio import to_thread
+
+from agentrl.players.controller import Controller
+from agentrl.players.group_bytes import unpack_group
+from agentrl.players.terms import describe_terms, pack_plain
+from agentrl.rollout.rollout import EpisodeCallback, Rollout
+from agentrl.runtime.stalls import Wait
+from agentrl.types import Group
+
+
+@dataclass
+class LeasedRollout(Rollout):
+    """Rolls out groups by players; tasks, seeds and what is counted are those of a rollout in this process.
+
+    Args:
+        context: the name of what folds contexts.
+    """
+
+    controller: Controller | None = None
+    context: str = "whole"
+    _number: int | None = None  # of its terms
+    _described: object = None  # the terms that the number is of
+
+    async def group(
+        self,
+        task: int,
+        size: int,
+        *,
+        seed: int = 0,
+        first: int = 0,
+        options: Mapping[str, Any] | None = None,
+        on_episode: EpisodeCallback | None = None,
+    ) -> Group:
+        """Lease a group to a player, and return it; `on_episode` hears of its episodes as it arrives."""
+        assert self.controller is not None
+        fields = {"task": task, "size": size, "seed": seed, "first": first}
+        if options:
+            fields["options"] = pack_plain(options, "the options of a reset")  # type: ignore[assignment]
+        header, body = await self.controller.roll_out(self._find_terms(), size + self.oversample, fields)
+        group = await to_thread.run_sync(unpack_group, header, body)
+        if on_episode is not None:
+            for trajectory in group:
+                on_episode(trajectory)
+        return group
+
+    def _find_terms(self) -> int:
+        """Return the number of these terms: a rollout that was copied and changed has others."""
+        assert self.controller is not None
+        described = describe_terms(self, self.context)
+        if self._number is None or described != self._described:
+            self._described = described
+            self._number = self.controller.add_terms(described, self)
+        return self._number
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Count what a player tells of these episodes."""
+        self.turns += fields.get("turns", 0)
+        self.tokens += fields.get("tokens", 0)
+        self.cancelled += fields.get("cancelled", 0)
+        for tools in fields.get("offered", ()):
+            self.offered_tools.add(tools)
+        self.renderer.injection_attempts.update(fields.get("attempts", {}))
+
+    def waits(self) -> list[Wait]:
+        """List what its episodes wait for, and at which player."""
+        return [] if self._number is None or self.controller is None else self.controller.list_waits(self._number)

@@ -1,0 +1,340 @@
+"""A player: it joins a controller, rolls out the groups that it is leased, and sends them back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import agentrl
+from agentrl.errors import UserError
+from agentrl.players.connection import ConnectionEnded, FrameStream, PlayerFrame, connect
+from agentrl.players.controller import WIRE
+from agentrl.players.group_bytes import pack_group
+from agentrl.players.player_engine import build_engine
+from agentrl.players.recipe import build_renderer
+from agentrl.players.shared_tools import set_breaker, share_tools
+from agentrl.players.terms import build_rollout, open_spec, unpack_plain
+from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
+from agentrl.rollout.concurrency import ConcurrencyLimiter
+from agentrl.rollout.rollout import Rollout, check_deadlines
+
+BEAT_S, RETRY_S = 0.25, 1.0
+_MOST_WAITS = 2_000  # that a beat tells
+
+
+@dataclass
+class GivenLimit(ConcurrencyLimiter):
+    """Slots for as many episodes as the controller gives; it counts the turns' seconds, which that one follows."""
+
+    given: int = 1
+    turns: int = 0
+    engine_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def limit(self) -> int:
+        return self.given
+
+    def record_turn(self, engine_s: float, other_s: float) -> None:
+        self.turns, self.engine_s, self.other_s = self.turns + 1, self.engine_s + engine_s, self.other_s + other_s
+
+    def set_limit(self, given: int) -> None:
+        """Give slots for so many episodes."""
+        self.given = given
+        self._wake_waiting()
+
+    def take(self) -> dict[str, Any]:
+        """Return what was counted since the last time."""
+        told = {"turns": self.turns, "engine_s": self.engine_s, "other_s": self.other_s}
+        self.turns, self.engine_s, self.other_s = 0, 0.0, 0.0
+        return told
+
+
+@dataclass(eq=False)
+class _Played:
+    """The rollout of some terms, or why it could not be made; and how far its counters were told."""
+
+    rollout: Rollout | None
+    problem: UserError | None = None
+    turns: int = 0
+    tokens: int = 0
+    cancelled: int = 0
+
+    def take(self) -> dict[str, Any]:
+        """Return what was counted since the last time; nothing where that is nothing."""
+        rollout = self.rollout
+        if rollout is None:
+            return {}
+        told: dict[str, Any] = {
+            "turns": rollout.turns - self.turns,
+            "tokens": rollout.tokens - self.tokens,
+            "cancelled": rollout.cancelled - self.cancelled,
+        }
+        self.turns, self.tokens, self.cancelled = rollout.turns, rollout.tokens, rollout.cancelled
+        if rollout.offered_tools.changed:
+            told["offered"], rollout.offered_tools.changed = rollout.offered_tools.lists, False
+        return {name: value for name, value in told.items() if value}
+
+
+@dataclass
+class Player:
+    """A player that has joined; `run` returns when the run is over, or the connection."""
+
+    connection: FrameStream
+    welcome: PlayerFrame
+    say: Callable[[str], None]
+    ended: str = ""  # why the controller ended it
+    groups: int = 0  # that it has sent back
+    _played: dict[int, _Played] = field(default_factory=dict)  # by the number of the terms
+    _leases: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)  # episodes that ended, by lease
+    _asked: dict[int, asyncio.Future[PlayerFrame]] = field(default_factory=dict)
+    _specs: dict[str, Any] = field(default_factory=dict)
+    _attempts: Counter[str] = field(default_factory=Counter)
+    _numbers: Any = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        fields = self.welcome.fields
+        self.slots = GivenLimit(1)
+        self.renderer, self.grammar = build_renderer(fields["renderer"], self.welcome.body)
+        self.engine = build_engine(fields["engine"], self.connection, self._ask)
+        self._work: asyncio.Queue[PlayerFrame | None] = asyncio.Queue()
+        self._patience_s = max(60.0, 2 * float(fields["timeout_s"]))
+
+    async def run(self) -> None:
+        """Roll out what is leased, until the run is over, or this process is told to end.
+
+        Raises:
+            ConnectionEnded: the controller is gone.
+        """
+        share_tools(self.connection, self._ask)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
+                loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
+        async with AsyncExitStack() as held, self.engine:
+            receiving, beating = asyncio.create_task(self._receive()), asyncio.create_task(self._beat())
+            try:
+                while (frame := await self._work.get()) is not None:
+                    if frame.kind == "terms":
+                        await self._open_terms(held, frame.fields["number"], frame.fields["terms"])
+                    else:
+                        self._start(frame.fields)
+            finally:
+                beating.cancel()
+                await _end_tasks([*self._leases.values(), beating])
+                if self.ended:
+                    receiving.cancel()
+                await asyncio.wait({receiving})
+            if not receiving.cancelled():
+                receiving.result()
+
+    def leave(self, why: str) -> None:
+        """Hand all leases back, and end."""
+        self.ended = self.ended or f"was ended by {why}"
+        self.connection.send("leaving", why=self.ended)
+        self._work.put_nowait(None)
+
+    # -- what the controller says ------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        """Take in frames: leases go in line, answers to whoever waits for them."""
+        try:
+            while not self.ended:
+                frame = await asyncio.wait_for(self.connection.receive(), self._patience_s)
+                self._handle(frame)
+        except (ConnectionEnded, TimeoutError) as error:
+            lost = error if isinstance(error, ConnectionEnded) else ConnectionEnded("gives no sign of life")
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(lost)
+            if not self.ended:
+                raise lost from None
+        finally:
+            self._work.put_nowait(None)
+
+    def _handle(self, frame: PlayerFrame) -> None:
+        fields = frame.fields
+        if frame.kind in ("completion", "granted"):
+            asked = self._asked.pop(fields["id"], None)
+            if asked is not None and not asked.done():
+                asked.set_result(frame)
+            elif frame.kind == "granted":  # to a call that was cancelled meanwhile
+                self.connection.send("release", tool=fields["tool"])
+        elif frame.kind in ("lease", "terms"):
+            self._work.put_nowait(frame)
+        elif frame.kind == "share":
+            self.slots.set_limit(int(fields["episodes"]))
+        elif frame.kind == "cancel":
+            if (task := self._leases.get(fields["lease"])) is not None:
+                task.cancel()
+        elif frame.kind == "state":
+            set_trainer_state(TrainerState(**fields["state"]))
+        elif frame.kind == "breaker":
+            set_breaker(fields)
+        elif frame.kind == "end":
+            self.ended = str(fields["why"])
+
+    async def _ask(self, question: str, body: Sequence[bytes] = (), **fields: Any) -> PlayerFrame:
+        """Send a question, and return the frame that answers it."""
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.connection.send(question, body, id=number, **fields)
+        try:
+            frame: PlayerFrame = await answer
+            return frame
+        finally:
+            self._asked.pop(number, None)
+
+    # -- what is played ----------------------------------------------------------------------------------------------
+
+    async def _open_terms(self, held: AsyncExitStack, number: int, terms: Mapping[str, Any]) -> None:
+        """Make the rollout of some terms; the environment is opened once."""
+        try:
+            key = json.dumps(terms["env"], sort_keys=True)
+            if key not in self._specs:
+                self._specs[key] = await held.enter_async_context(open_spec(terms["env"]))
+            rollout = build_rollout(terms, self._specs[key], self.engine, self.renderer, self.grammar)
+            check_deadlines(rollout.spec, rollout.limits.turn_timeout_s)
+        except UserError as error:
+            self._played[number] = _Played(None, error)
+            return
+        rollout.concurrency = self.slots
+        self._played[number] = _Played(rollout)
+
+    def _start(self, fields: Mapping[str, Any]) -> None:
+        number = fields["lease"]
+        task = self._leases[number] = asyncio.create_task(self._play(number, self._played[fields["terms"]], fields))
+        task.add_done_callback(lambda _: self._leases.pop(number, None))
+
+    async def _play(self, number: int, played: _Played, fields: Mapping[str, Any]) -> None:
+        """Roll out a group and send it back; or what ended it, where that is to end the run."""
+        self._counts[number] = 0
+        try:
+            if played.rollout is None:
+                raise played.problem or UserError("the environment cannot be opened")
+            group = await played.rollout.group(
+                fields["task"],
+                fields["size"],
+                seed=fields["seed"],
+                first=fields["first"],
+                options=unpack_plain(fields["options"]) if "options" in fields else None,
+                on_episode=lambda _: self._count(number),
+            )
+            header, body = pack_group(group)
+            self.connection.send("group", body, lease=number, **header, **self._take_news())
+            self.groups += 1
+            await self.connection.drain()
+        except ConnectionEnded:
+            pass  # another player is leased the group
+        except UserError as error:
+            self.connection.send("failed", lease=number, error=type(error).__name__, text=str(error))
+        except Exception:
+            self.connection.send("failed", lease=number, error="", text=traceback.format_exc(limit=-8))
+        finally:
+            del self._counts[number]
+
+    def _count(self, lease: int) -> None:
+        self._counts[lease] += 1
+
+    # -- what is told ------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Tell that this player is alive, what has happened, and what its episodes wait for."""
+        while True:
+            waits = [
+                [number, wait.what, wait.seconds, wait.limit]
+                for number, played in self._played.items()
+                for wait in (played.rollout.waits() if played.rollout is not None else ())
+            ]
+            self.connection.send("beat", waits=_shorten(waits), **self._take_news())
+            await asyncio.sleep(BEAT_S)
+
+    def _take_news(self) -> dict[str, Any]:
+        """Return what has happened since it was last told."""
+        news = self.slots.take()
+        rollouts = [[number, told] for number, played in self._played.items() if (told := played.take())]
+        attempts = Counter(self.renderer.injection_attempts)
+        if (new := attempts - self._attempts) and rollouts:
+            rollouts[0][1]["attempts"] = dict(new)  # type: ignore[index]
+            self._attempts = attempts
+        return {**news, "rollouts": rollouts, "ended": [list(item) for item in self._counts.items() if item[1]]}
+
+
+def _shorten(waits: list[list[Any]]) -> list[list[Any]]:
+    """Return the longest waits alone, where there are very many."""
+    return sorted(waits, key=lambda wait: -wait[2])[:_MOST_WAITS]
+
+
+async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> Player:
+    """Join a controller, which may have to be waited for: a player may start before the run.
+
+    Raises:
+        UserError: nobody answers for so long, or the controller refuses this player.
+    """
+    clock = asyncio.get_running_loop().time
+    begun, told = clock(), False
+    while True:
+        try:
+            connection = await connect(url, key)
+            connection.send(
+                "hello", name=name, wire=WIRE, agentrl=agentrl.__version__, python=list(sys.version_info[:2])
+            )
+            welcome = await asyncio.wait_for(connection.receive(), 60.0)
+        except (OSError, ConnectionEnded, TimeoutError) as error:
+            if clock() - begun >= wait_s:
+                raise UserError(
+                    f"no run answers at {url} for {wait_s:g} s ({error}): start it with --rollout.players_port, or "
+                    "give another --wait_s"
+                ) from None
+            if not told:
+                say(f"nobody answers at {url} yet; trying for {wait_s:g} s")
+                told = True
+            await asyncio.sleep(min(RETRY_S, wait_s))
+            continue
+        if welcome.kind == "welcome":
+            return Player(connection, welcome, say)
+        await connection.close()
+        raise UserError(f"{url} refuses this player: {welcome.fields.get('why', welcome.kind)}")
+
+
+async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> int:
+    """Join a run and play until it is over, again where the connection is lost; return how many groups were played."""
+    groups = 0
+    while True:
+        player = await join(url, key, name, wait_s, say)
+        say(f"player {player.welcome.fields['name']} has joined {url}")
+        try:
+            await player.run()
+            say(f"{player.ended}; {groups + player.groups} groups were played")
+            return groups + player.groups
+        except ConnectionEnded as error:
+            say(f"{url} {error}")
+            groups += player.groups
+            if not wait_s:
+                return groups
+        finally:
+            await player.connection.close()
+
+
+def choose_name() -> str:
+    """Return a player's name: the machine's, and the process's number."""
+    return f"{socket.gethostname()}-{os.getpid()}"

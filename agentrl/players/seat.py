@@ -1,0 +1,69 @@
+"""A player as the controller has it: its connection, what it was told, and what it last said of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.players.connection import FrameStream
+from agentrl.players.engine_door import EngineDoor
+from agentrl.runtime.stalls import Wait
+
+
+@dataclass(eq=False)
+class Seat:
+    """A player that has joined.
+
+    Args:
+        number: of the run's players, in the order in which they joined.
+        name: that sentences call it by.
+        door: to the run's engine; None where it samples elsewhere.
+    """
+
+    number: int
+    name: str
+    connection: FrameStream
+    door: EngineDoor | None
+    heard: float  # when it was last heard of
+    quiet: float = 0.0  # seconds since, as far as this process was there to hear it
+    share: int = 0  # episodes that it may have in play
+    terms: set[int] = field(default_factory=set)  # that it has been told
+    state: object = None  # of the training, that it was last told
+    waits: Sequence[tuple[int, str, float, float | None]] = ()  # terms, what for, seconds, limit
+    turns: int = 0
+    groups: int = 0  # that it has answered
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # turns that it has asked for
+
+    def hear(self, now: float, fields: Mapping[str, Any]) -> None:
+        """Take in what its last beat says of it."""
+        self.waits = [tuple(wait) for wait in fields.get("waits", self.waits)]
+        self.turns += fields.get("turns", 0)
+
+    def list_waits(self, now: float, terms: int) -> list[Wait]:
+        """List what its episodes wait for, with its name."""
+        silence = now - self.heard
+        if silence > 3.0:
+            held = sum(wait[0] == terms for wait in self.waits) or 1
+            return [Wait(f"player {self.name}, which gives no sign of life", silence)] * held
+        return [
+            Wait(f"{what} at player {self.name}", seconds + silence, limit)
+            for number, what, seconds, limit in self.waits
+            if number == terms
+        ]
+
+    async def close(self, why: str, *, at_once: bool = False) -> None:
+        """Tell it that it is over, and close the connection."""
+        tasks = self.tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self.door is not None:
+            self.door.close()
+        if at_once:
+            self.connection.abort()
+            return
+        self.connection.send("end", why=why)
+        await self.connection.close()

@@ -1,0 +1,245 @@
+"""Players and their controller, with a scripted engine: the same groups as in one process, whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import agentrl
+from agentrl import ContractError, Env, EnvSpec
+from agentrl.environments.task_sampler import TaskSampler
+from agentrl.errors import ConfigError, UserError
+from agentrl.players.connection import ConnectionEnded, ConnectionRefused, FrameStream, connect
+from agentrl.players.controller import WIRE
+from agentrl.players.group_bytes import pack_group
+from agentrl.players.leased_rollout import LeasedRollout
+from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.scheduler import BatchPlan, open_scheduler
+from agentrl.runtime.stalls import describe_waits
+from agentrl.testing import ByteRenderer, ScriptedEngine
+from agentrl.types import Completion, Group, SamplingParams
+from tests.helpers.players import KEY, Count, Table, open_table, roll_out_here, without_times
+from tests.rollout.test_scheduler import learned
+
+pytestmark = pytest.mark.anyio
+TASKS = list(range(12))
+
+
+class HandMade:
+    """A player by hand: it says what a test wants it to."""
+
+    def __init__(self, connection: FrameStream) -> None:
+        self.connection = connection
+        self.leases: list[dict[str, Any]] = []
+
+    @classmethod
+    async def join(cls, table: Table, **hello: Any) -> HandMade:
+        connection = await connect(table.controller.url, KEY)
+        table.connections.append(connection)
+        own = {"wire": WIRE, "agentrl": agentrl.__version__, "python": list(sys.version_info[:2])}
+        connection.send("hello", **{"name": "by hand", **own, **hello})
+        return cls(connection)
+
+    async def take_lease(self) -> dict[str, Any]:
+        while (frame := await self.connection.receive()).kind != "lease":
+            pass
+        self.leases.append(frame.fields)
+        return frame.fields
+
+
+async def test_two_players_roll_out_the_same_bits_as_one_process() -> None:
+    async with open_table(2) as table:
+        rollout = table.rollout()
+        episodes: list[Any] = []
+        groups = await rollout.batch(TASKS, 4, seed=3, on_episode=episodes.append)
+    assert without_times(groups) == without_times(await roll_out_here(TASKS, 4, seed=3))
+    assert len(episodes) == 48
+    assert rollout.turns == table.controller.turns == 96
+    assert rollout.tokens == sum(t.own_tokens for g in groups for t in g)
+    assert not table.engine.turns.keys() - set(table.engine.ended), "a session was left open"
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_a_scheduler_does_not_know_who_plays(staleness: int) -> None:
+    batches = {}
+    for where in ("here", "players"):
+        async with open_table(2) as table:
+            rollout: Any = table.rollout()
+            if where == "here":
+                rollout = Rollout(rollout.spec, ScriptedEngine(table.engine.script), ByteRenderer())
+            plan = BatchPlan(3, 2, max_staleness=staleness)
+            async with open_scheduler(rollout, TaskSampler(50, seed=1), plan, seed=5) as scheduler:
+                batches[where] = await learned(scheduler, rollout.engine, 4)
+    for here, there in zip(batches["here"], batches["players"], strict=True):
+        if staleness == 0:
+            assert without_times(here.groups) == without_times(there.groups)
+        assert max(there.staleness) <= staleness
+
+
+async def test_a_player_that_is_gone_loses_its_groups_to_another_with_the_same_seeds() -> None:
+    async with open_table() as table:
+        rollout = table.rollout()
+        playing = asyncio.create_task(rollout.batch(TASKS, 2, seed=3))
+        lost = await HandMade.join(table)
+        lease = await lost.take_lease()
+        lost.connection.abort()
+        table.join("the other")
+        groups = await playing
+    assert without_times(groups) == without_times(await roll_out_here(TASKS, 2, seed=3))
+    assert lease["task"] in TASKS
+    assert any("player by hand closed the connection, its" in text for text in table.said)
+
+
+async def test_a_silent_player_is_lost_and_what_it_answers_later_is_dropped() -> None:
+    async with open_table(timeout_s=2.0) as table:
+        rollout = table.rollout()
+        playing = asyncio.create_task(rollout.group(5, 2, seed=3))
+        silent = await HandMade.join(table)
+        lease = await silent.take_lease()
+        await table.wait_for(lambda: any("silent for 2 s" in text for text in table.said))
+        table.controller.timeout_s = 3600.0
+        table.join("the other")
+        group = await playing
+        header, body = pack_group(Group(5, ()))
+        silent.connection.send("group", body, lease=lease["lease"], **header)
+    assert without_times([group]) == without_times(await roll_out_here([5], 2, seed=3))
+
+
+async def test_the_second_of_two_answers_is_dropped() -> None:
+    async with open_table() as table:
+        playing = asyncio.create_task(table.rollout().group(5, 2, seed=3))
+        twice = await HandMade.join(table)
+        lease = (await twice.take_lease())["lease"]
+        (own,) = await roll_out_here([5], 2, seed=3)
+        header, body = pack_group(own)
+        for _ in range(3):
+            twice.connection.send("group", body, lease=lease, **header)
+        twice.connection.send("group", body, lease=4711, **header)
+        assert without_times([await playing]) == without_times([own])
+        await table.wait_for(lambda: table.controller.book.dropped == 3)
+        assert not table.controller.book.leases
+
+
+async def test_a_wrong_key_is_refused_in_a_sentence() -> None:
+    async with open_table() as table:
+        with pytest.raises(ConnectionRefused, match="wants another key"):
+            await connect(table.controller.url, "another")
+        reader, writer = await asyncio.open_connection(*table.controller.url[7:].split(":"))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 404")
+        writer.close()
+        await writer.wait_closed()
+        assert not table.controller.seats
+
+
+async def test_what_is_no_http_ends_nothing() -> None:
+    async with open_table(1) as table:
+        _, writer = await asyncio.open_connection(*table.controller.url[7:].split(":"))
+        writer.write(b"\x16\x03\x01 no http at all\r\n\r\n")
+        broken = await HandMade.join(table, name="broken")
+        broken.connection.send("lease")  # nothing that a player says
+        await table.wait_for(lambda: any("player broken sent what it should not" in text for text in table.said))
+        assert len(await table.rollout().batch([1, 2], 2)) == 2
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_player_of_another_version_is_told_what_differs() -> None:
+    async with open_table() as table:
+        other = await HandMade.join(table, agentrl="0.0.9")
+        frame = await other.connection.receive()
+        assert frame.kind == "refused"
+        assert frame.fields["why"].startswith("agentrl is 0.0.9 there and ")
+        with pytest.raises(ConnectionEnded):
+            await other.connection.receive()
+
+
+async def test_a_broken_contract_ends_the_run_with_its_sentence() -> None:
+    async with open_table(2) as table:
+        with pytest.raises(ContractError, match="task 5 is broken"):
+            await table.rollout(breaks=5).batch(TASKS, 2)
+        rollout = table.rollout()
+        rollout.spec.source = "tests.helpers.players:Missing"
+        with pytest.raises(UserError, match="has no 'Missing'"):
+            await rollout.group(1, 2)
+
+
+async def test_a_failure_of_the_engine_ends_the_run() -> None:
+    class Broken(ScriptedEngine):
+        async def generate(self, token_ids: Any, params: SamplingParams, *, session: str) -> Completion:
+            raise FloatingPointError("the policy's logits are not finite")
+
+    async with open_table() as table:
+        table.controller.engine = Broken(["x"])
+        table.join("one")
+        with pytest.raises(FloatingPointError, match="not finite"):
+            await table.rollout().group(1, 2)
+
+
+async def test_a_class_or_a_setting_of_this_process_is_refused_with_the_way_out() -> None:
+    class Local(Env):
+        pass
+
+    async with open_table() as table:
+        rollout = LeasedRollout(EnvSpec(Local), table.engine, ByteRenderer())
+        rollout.controller = table.controller
+        with pytest.raises(ConfigError, match=r"a class of this process.*file\.py:Class or module:Class"):
+            await rollout.group(1, 2)
+        rollout.spec = EnvSpec(Count, seconds=0.0)  # a module's class goes by its name
+        rollout.spec.settings = {"seconds": lambda: 0.0}
+        with pytest.raises(ConfigError, match=r"a setting is a builtins\.function, which cannot be sent to a player"):
+            await rollout.group(1, 2)
+
+
+async def test_a_group_that_nobody_wants_any_more_is_cancelled_at_its_player() -> None:
+    async with open_table(1) as table:
+        playing = asyncio.create_task(table.rollout(seconds=3600.0).group(1, 2))
+        await table.wait_for(lambda: table.controller.turns or table.controller.list_waits(0))
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert not table.controller.book.leases
+        assert len((await table.rollout().group(2, 2, seed=1)).scored) == 2  # its slots are free again
+
+
+async def test_waits_name_the_player_and_what_its_episodes_wait_for() -> None:
+    async with open_table(timeout_s=3600.0) as table:
+        rollout = table.rollout(seconds=3600.0)
+        playing = asyncio.create_task(rollout.group(1, 3))
+        await table.wait_for(rollout.waits)
+        assert "on a player, and none has joined: agentrl player http://127.0.0.1:" in describe_waits(rollout.waits())
+        table.join("rack-3")
+        await table.wait_for(lambda: "Count.step at player rack-3" in describe_waits(rollout.waits()))
+        assert len(rollout.waits()) == 3
+        playing.cancel()
+
+
+async def test_copies_of_a_rollout_are_terms_of_their_own() -> None:
+    async with open_table(1) as table:
+        rollout = table.rollout()
+        greedy = replace(rollout, sampling=rollout.sampling.greedy(), split="test")
+        first, second = await rollout.group(1, 2), await greedy.group(1, 2)
+    assert [t.temperature for t in first] == [1.0, 1.0]
+    assert [t.temperature for t in second] == [0.0, 0.0]
+
+
+async def test_episodes_in_play_follow_the_engine_over_all_players() -> None:
+    async with open_table(2, capacity=4) as table:
+        await table.wait_for(lambda: len(table.controller.seats) == 2)
+        table.engine.latency_s = 0.01
+        await table.rollout().batch(TASKS * 2, 2, seed=3)
+        limit = table.controller.concurrency.limit
+        assert all(seat.share <= limit for seat in table.controller.seats.values())
+        assert sum(seat.share for seat in table.controller.seats.values()) <= limit + 2
+        assert all(seat.groups for seat in table.controller.seats.values())
+
+
+async def test_options_and_messages_reach_the_environment_and_come_back() -> None:
+    async with open_table(1) as table:
+        group = await table.rollout().group(1, 2, options={"level": 3})
+    assert group.trajectories[0].info["options"]["level"] == 3
+    assert group.trajectories[0].info["seen"] == (1, {"x"})

@@ -1,0 +1,107 @@
+"""A group on the wire: what comes out is what went in, and what is broken is refused."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.players.engine_frames import pack_completion, unpack_completion
+from agentrl.players.group_bytes import pack_group, unpack_group
+from agentrl.types import (
+    CallRecord,
+    Completion,
+    Fault,
+    Group,
+    KeptTokens,
+    Segment,
+    Stop,
+    Thread,
+    ThreadRole,
+    Trajectory,
+)
+
+KEPT = KeptTokens(array("i", [1, 2, 3]), array("i", [2, 3]), array("i", [0, 1, 0]))
+
+
+def make_trajectory(**values: Any) -> Trajectory:
+    segments = (
+        Segment("prompt", (1, 2, 3)),
+        Segment("model", (4, 5, 6), (-0.5, -1.25, -0.1), (3, 3, 4), KEPT),
+        Segment("env", (7,)),
+        Segment("model", (8,), (-0.25,), (4,)),
+        Segment("model", (9, 9)),
+    )
+    messages = ({"role": "user", "content": "half a \ud83d pair, and €"},)
+    return Trajectory(7, segments, messages, Stop.MAX_TURNS, **values)  # type: ignore[arg-type]
+
+
+def cross(group: Group) -> Group:
+    header, body = pack_group(group)
+    return unpack_group(json.loads(json.dumps(header)), b"".join(body))
+
+
+def test_a_group_crosses_as_it_is() -> None:
+    full = make_trajectory(
+        rewards={"a": 0.1, "b": None},
+        weights={"a": 2.0},
+        step_rewards=(0.1, 1 / 3),
+        timings={"total": 0.25},
+        calls=(CallRecord(0, "search", "ok", 0.5, (1, 2)), CallRecord(1, "x", "parse", 0.0)),
+        fault=Fault("tool_timeout", "it was slow", None),
+        info={"seen": (1, {2, 3}), 4: b"bytes", "long": 1 << 80},
+        metrics={"m": float("inf")},
+        temperature=0.7,
+        shared_turns=1,
+        threads=(Thread(ThreadRole.FORK, 0, 1, (0, 2), 1, ({"role": "user", "content": "x"},)),),
+    )
+    group = Group(7, (full, make_trajectory()))
+    again = cross(group)
+    assert again == group
+    assert again.trajectories[0].calls[0].span == (1, 2)
+
+
+def test_logprobs_are_never_rounded_and_nan_stays() -> None:
+    segment = Segment("model", (1, 2), (-0.1, -0.30000000000000004), (0, 0))
+    group = Group(1, (Trajectory(1, (segment,), (), Stop.TERMINATED),))
+    assert cross(group) == group
+    odd = Segment("model", (1,), (float("nan"),), (0,))
+    crossed = cross(Group(1, (Trajectory(1, (odd,), (), Stop.TERMINATED),)))
+    assert str(crossed.trajectories[0].segments[0].logprobs) == "(nan,)"
+
+
+def test_info_that_is_no_plain_data_crosses_as_a_run_folder_keeps_it() -> None:
+    group = Group(1, (make_trajectory(info={"thing": object(), "answer": "42"}),))
+    assert cross(group).trajectories[0].info == {"thing": "<object>", "answer": "42"}
+
+
+@given(st.data())
+def test_bytes_that_are_no_group_are_refused_by_a_value_error(data: st.DataObject) -> None:
+    header, parts = pack_group(Group(7, (make_trajectory(info={"a": 1}), make_trajectory())))
+    body = bytearray(b"".join(parts))
+    if data.draw(st.booleans()):
+        body = body[: data.draw(st.integers(0, len(body)))]
+    else:
+        body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    with suppress(ValueError):  # one that reads as another group is not seen: who has the key is trusted with that
+        unpack_group(header, bytes(body))
+
+
+def test_a_header_of_another_number_of_members_is_refused() -> None:
+    header, parts = pack_group(Group(7, (make_trajectory(), make_trajectory())))
+    header["members"].pop()
+    with pytest.raises(ValueError, match="zip"):
+        unpack_group(header, b"".join(parts))
+
+
+@pytest.mark.parametrize("kept", [None, KEPT])
+def test_a_completion_crosses_as_it_is(kept: KeptTokens | None) -> None:
+    for versions in ((2, 2, 2), (2, 2, 3)):
+        completion = Completion((5, 6, 7), (-0.1, -0.5, -1.0), versions, "length", kept)
+        fields, body = pack_completion(completion)
+        assert unpack_completion(json.loads(json.dumps(fields)), b"".join(body)) == completion

@@ -1,0 +1,117 @@
+"""Players as processes: killed, stopped, told to end, early and late; a run with players, killed and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.players.launchers import KEY_ENV
+from tests.helpers.players import KEY, open_table, roll_out_here, start_player, without_times
+
+pytestmark = pytest.mark.anyio
+TASKS = list(range(40))
+
+
+def find_free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def test_players_are_killed_stopped_and_told_to_end_and_nothing_is_lost() -> None:
+    port = find_free_port()
+    early = start_player(f"http://127.0.0.1:{port}", "--name", "early")  # before there is a run
+    async with open_table(port=port, timeout_s=3600.0) as table:
+        table.processes.append(early)
+        others = {name: table.start(name) for name in ("killed", "stopped", "ended")}
+        controller = table.controller
+        await table.wait_for(lambda: len(controller.seats) == 4)
+        seats = {seat.name: seat for seat in controller.seats.values()}
+        rollout = table.rollout(seconds=0.05)
+        playing = asyncio.create_task(rollout.batch(TASKS, 2, seed=3))
+        await table.wait_for(lambda: all(controller.book.count_episodes(s.number) for s in seats.values()))
+        others["killed"].send_signal(signal.SIGKILL)
+        others["ended"].send_signal(signal.SIGTERM)
+        others["stopped"].send_signal(signal.SIGSTOP)
+        await table.wait_for(lambda: len(controller.seats) == 2)
+        seats["stopped"].quiet = 7200.0  # as if it had been silent for so long
+        await table.wait_for(lambda: len(controller.seats) == 1)
+        late = table.start("late")
+        groups = await playing
+        others["stopped"].send_signal(signal.SIGCONT)  # it finds itself lost, and joins again
+        await table.wait_for(lambda: "stopped" in {seat.name for seat in controller.seats.values()})
+        assert await asyncio.to_thread(others["ended"].wait) == 0
+    assert without_times(groups) == without_times(await roll_out_here(TASKS, 2, seed=3))
+    assert [p.returncode for p in (early, late)] in ([0, 0], [-9, -9], [0, -9], [-9, 0])
+    assert not any("Traceback" in text for text in table.said)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "sentence"),
+    [
+        (["http://127.0.0.1:9", "--wait_s", "0"], KEY, "no run answers at http://127.0.0.1:9 for 0 s"),
+        (["http://127.0.0.1:9"], "", f"put the run's into the environment variable {KEY_ENV}"),
+        (["ftp://127.0.0.1:9"], KEY, "a player is given the controller's address, such as http://HOST:PORT"),
+    ],
+)
+def test_a_player_that_cannot_join_says_why(words: list[str], key: str, sentence: str) -> None:
+    player = start_player(*words, key=key)
+    _, said = player.communicate(timeout=120)
+    assert player.returncode == 2
+    assert sentence in said.decode()
+
+
+async def test_a_wrong_key_ends_a_player_with_the_way_out() -> None:
+    async with open_table() as table:
+        player = start_player(table.controller.url, key="another")
+        _, said = await asyncio.to_thread(player.communicate)
+    assert player.returncode == 2
+    assert "wants another key: put the run's into $AGENTRL_PLAYER_KEY" in said.decode()
+
+
+def train(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
+    own = ["--deterministic", "true", "--rollout.tasks_per_step", "4", "--rollout.group_size", "4"]
+    few = ["--eval.final_tasks", "4", "--steps", "3", "--run.save_every", "1", "--run.dir", str(folder)]
+    command = [sys.executable, "-m", "agentrl", "train", "--env", "math-tools", *own, *few, *words]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_a_run_with_players_has_the_bits_of_one_without_also_killed_and_resumed(tmp_path: Path) -> None:
+    alone, played, killed = (tmp_path / name for name in ("alone", "played", "killed"))
+    for folder, words in ((alone, []), (played, ["--players", "2"])):
+        run = train(folder, *words)
+        said, _ = run.communicate(timeout=900)
+        assert run.returncode == 0, said
+    run = train(killed, "--players", "2")
+    while not (killed / "checkpoints" / "step-000001").exists() and run.poll() is None:
+        pass
+    run.kill()
+    run.communicate()
+    again = subprocess.run(
+        [sys.executable, "-m", "agentrl", "train", "--resume", str(killed)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert digest(alone) == digest(played) == digest(killed)
+    rows = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (alone, played)]
+    for one, other in zip(*rows, strict=True):
+        odd = {name for name in one if one[name] != other.get(name)}
+        assert all(any(word in name for word in ("time", "clock/", "wait/", "second", "_s")) for name in odd), odd
