@@ -31,6 +31,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "histories": ["-m", "pytest", "-n", "2", "-q", "-s", "tests/gateway/test_histories.py"],
     "agents": ["-m", "pytest", "-q", "-m", "slow", "tests/agents/test_field.py"],  # `make long` makes their venv
     "killed-agents": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/gateway/test_killed_agents.py"],
+    "players": ["benchmarks/players.py", "storm"],
     "row-exchange": ["benchmarks/row_exchange.py"],
     "versions-low": QUICK,
     "versions-high": QUICK,

@@ -332,8 +332,8 @@ class Controller:
 
     async def close(self) -> None:
         """Tell all players that the run is over."""
-        for seat in list(self.seats.values()):
-            del self.seats[seat.number]
+        while self.seats:
+            _, seat = self.seats.popitem()
             await seat.close("the run is over")
         for task in list(self._connections):
             task.cancel()
