@@ -105,7 +105,7 @@ def make_rollout(controller: Controller, **env: Any) -> LeasedRollout:
 
 
 async def wait_for(controller: Controller, count: int) -> None:
-    while len(controller.seats) < count:
+    while len(controller.seats) < count:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -144,7 +144,8 @@ async def measure_speed(groups: int = 250, size: int = 8, turns: int = 5, rounds
                 end(started)
     best = {players: max(found) for players, found in rates.items()}
     print(
-        f"in one process {best[0]:,.0f} turns/s, 1 player {best[1]:,.0f}, 2 players {best[2]:,.0f}: {best[2] / best[1]:.2f} of one"
+        f"in one process {best[0]:,.0f} turns/s, 1 player {best[1]:,.0f}, 2 players {best[2]:,.0f}: "
+        f"{best[2] / best[1]:.2f} of one"
     )
     print(f"turns a CPU-second of a player: {max(each[1]):,.0f} of one alone, {max(each[2]):,.0f} of two")
 
@@ -201,7 +202,7 @@ async def measure_controller(groups: int = 2_000, tokens: int = 16_384, size: in
         answering = asyncio.create_task(answer())
         fields, before = {"task": 1, "size": size, "seed": 1, "first": 0}, resident_mib()
         begun, memory = time.thread_time(), []
-        for part in range(10):
+        for _part in range(10):
             for _ in range(groups // 10):
                 await controller.roll_out(number, size, fields)
             memory.append(resident_mib())
@@ -209,8 +210,8 @@ async def measure_controller(groups: int = 2_000, tokens: int = 16_384, size: in
         await answering
         stream.abort()
     print(
-        f"{cpu / groups * 1000:.3f} ms of CPU a group of {tokens:,} tokens ({len(packed) / 1024:.0f} KiB), both ends of "
-        f"the wire in it; memory {before:.0f} MiB before, then {memory[0]:.0f} to {memory[-1]:.0f} MiB"
+        f"{cpu / groups * 1000:.3f} ms of CPU a group of {tokens:,} tokens ({len(packed) / 1024:.0f} KiB), both ends "
+        f"of the wire in it; memory {before:.0f} MiB before, then {memory[0]:.0f} to {memory[-1]:.0f} MiB"
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from typing import Any
 
 from agentrl.errors import UserError
-from agentrl.rollout.token_context import find_bounds
+from agentrl.rollout.token_context import find_bounds, write_json
 from agentrl.types import Completion, SamplingParams
 
 MIN_TEMPERATURE = 0.01  # vLLM takes lower temperatures, but for 0, as this one
@@ -55,6 +57,28 @@ def build_text_params(params: SamplingParams) -> dict[str, object]:
     if params.stop is None:
         return {"detokenize": False, **grammar}
     return {"stop": list(params.stop.strings), "skip_special_tokens": False, **grammar}
+
+
+def write_request(token_ids: Sequence[int], params: SamplingParams, adapter: str = "") -> bytes:
+    """Write the body of a request to a server's ``/inference/v1/generate``, as JSON."""
+    body: dict[str, object] = {"sampling_params": {**build_sampling_params(params), **build_text_params(params)}}
+    if adapter:
+        body["model"] = adapter
+    return b'{"token_ids":%b,%b' % (write_json(token_ids), json.dumps(body).encode()[1:])
+
+
+def read_answer(answer: Any, params: SamplingParams) -> tuple[Completion, int] | None:
+    """Read a server's answer: the turn, and how many tokens of its prompt were in the cache.
+
+    None where the server was started anew meanwhile, and has its first weights again.
+    """
+    choice = answer["choices"][0]
+    spans = [(s["version"], s["start"], s["end"]) for s in choice["weight_versions"] or ()]
+    if any(not version.isdecimal() for version, _, _ in spans):
+        return None
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    completion = build_completion(choice["token_ids"], logprobs, spans, params)
+    return completion, int((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
 
 def build_completion(

@@ -15,18 +15,18 @@ import httpx2
 from agentrl.engines.server_keys import ServerAuth
 from agentrl.engines.vllm import lora_sender, m2n_sender, requests, weight_sender
 from agentrl.engines.vllm.drain import Drain
+from agentrl.engines.vllm.keyed_http import GENERATE, KeyedHttp
+from agentrl.engines.vllm.lean_http import HttpLost
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.transfer_backend import M2N, MEMORY
 from agentrl.engines.vllm.weight_client import HttpTransferClient, SyncDeadline
 from agentrl.errors import UserError
-from agentrl.rollout.token_context import write_json
 from agentrl.runtime.threads import DeadlineExceeded, run_in_thread, with_deadline
 from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
 
 T = TypeVar("T")
 PING_S = 20.0
-JSON = {"Content-Type": "application/json"}
 SHUTDOWN_S = 6.0  # for a sender to let go; vLLM's own gives NCCL 5 s
 
 
@@ -72,7 +72,7 @@ class Replica:
         }
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=capacity)
         self._http = httpx2.AsyncClient(**self._options, timeout=httpx2.Timeout(PING_S, read=None), limits=unlimited)
-        self._generate_url = self._http.build_request("POST", "/inference/v1/generate").url  # parsed once
+        self._turns = KeyedHttp(self.url, GENERATE)
         self._lost = asyncio.get_running_loop().create_future()
         self._client: HttpTransferClient | None = None
         self._sender: weight_sender.WeightSender | None = None
@@ -83,21 +83,22 @@ class Replica:
         Raises:
             ServerLost: the server is gone or hangs.
         """
-        body: dict[str, object] = {
-            "sampling_params": {**requests.build_sampling_params(params), **requests.build_text_params(params)},
-        }
-        if self._rank:
-            body["model"] = lora_sender.ADAPTER_NAME
-        content = b'{"token_ids":%b,%b' % (write_json(token_ids), json.dumps(body).encode()[1:])
+        content = requests.write_request(token_ids, params, lora_sender.ADAPTER_NAME if self._rank else "")
         async with self._drain.request(), self._slots:
-            response = await self._while_up(self._http.post(self._generate_url, content=content, headers=JSON))
-            choice = response["choices"][0]
-            spans = [(s["version"], s["start"], s["end"]) for s in choice["weight_versions"] or ()]
-            if any(not version.isdecimal() for version, _, _ in spans):
+            answer = requests.read_answer(await self._while_up(self._post(content)), params)
+            if answer is None:
                 raise self.mark_lost("was restarted, and has its first weights again")
-            logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-            completion = requests.build_completion(choice["token_ids"], logprobs, spans, params)
-            return completion, int((response["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+            return answer
+
+    async def _post(self, content: bytes) -> Any:
+        """Ask for a turn; return the answer. Raises ServerLost, UserError."""
+        try:
+            status, body = await self._turns.post(content)
+        except HttpLost as error:
+            raise self.mark_lost(f"does not answer ({error})") from None
+        if status != 200:
+            self._check_status(status, GENERATE, body.decode(errors="replace"))
+        return json.loads(body)
 
     async def is_alive(self, timeout_s: float | None = None) -> bool:
         """Return True if the engine behind the server, not only the server, gives a sign of life."""
@@ -256,6 +257,7 @@ class Replica:
     async def close(self) -> None:
         await self._disconnect()
         await self._http.aclose()
+        await self._turns.close()
 
     async def _disconnect(self) -> None:
         sender, client, self._sender, self._client = self._sender, self._client, None, None
@@ -270,9 +272,9 @@ class Replica:
         call = self._http.request(method, path, timeout=self._deadline.stage_s, **options)
         return await self._read_response(call, self._deadline.describe_miss(path))
 
-    async def _while_up(self, call: Awaitable[httpx2.Response]) -> Any:
+    async def _while_up(self, call: Awaitable[Any]) -> Any:
         """Await a response, or raise ServerLost as soon as any call finds the server down."""
-        task = asyncio.ensure_future(self._read_response(call))
+        task = asyncio.ensure_future(call)
         task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
         try:
             await asyncio.wait({task, self._lost}, return_when="FIRST_COMPLETED")
@@ -290,15 +292,17 @@ class Replica:
             raise self.mark_lost(too_late or f"does not answer ({type(error).__name__})") from None
         except httpx2.HTTPError as error:
             raise self.mark_lost(f"does not answer ({type(error).__name__})") from None
-        if response.status_code in (400, 404, 422):
-            raise UserError(f"{self.url} refuses {response.request.url.path}: {response.text:.300}; {START_HINT}")
-        if response.status_code in (401, 403):
-            raise UserError(f"{self.url} refuses the key: {response.text.strip():.300}")
-        if response.status_code != 200:
-            raise self.mark_lost(
-                f"answered {response.status_code} to {response.request.url.path}: {response.text:.200}"
-            )
+        self._check_status(response.status_code, response.request.url.path, response.text)
         return response.json() if "json" in response.headers.get("content-type", "") else response.text
+
+    def _check_status(self, status: int, path: str, text: str) -> None:
+        """Raise what an answer of that status means, unless it is fine."""
+        if status in (400, 404, 422):
+            raise UserError(f"{self.url} refuses {path}: {text:.300}; {START_HINT}")
+        if status in (401, 403):
+            raise UserError(f"{self.url} refuses the key: {text.strip():.300}")
+        if status != 200:
+            raise self.mark_lost(f"answered {status} to {path}: {text:.200}")
 
     async def _in_thread(self, function: Callable[[], T], seconds: float) -> T:
         """Call the sender in a thread. One that hangs is left behind: nothing else waits for it.
