@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentrl.engines.server_keys import LOCAL, create_server_key, remove_server_key
 from agentrl.errors import ConfigError, author_errors
@@ -16,7 +17,7 @@ from agentrl.players.launchers import KEY_ENV, PlayerPlan
 from agentrl.players.recipe import Recipe, describe_tokenizer
 from agentrl.renderer import Renderer
 from agentrl.renderer.structured_outputs import OutputGrammar
-from agentrl.rollout.engine_protocol import OpenEngine
+from agentrl.rollout.engine_protocol import OpenEngine, TurnServing
 from agentrl.settings.registry import load_entry
 from agentrl.settings.schema import TrainConfig
 
@@ -43,13 +44,25 @@ def build_recipe(
         "history": config.history,
         "structured_outputs": dict(config.rollout.structured_outputs),
     }
-    fields = {"renderer": described, "engine": describe_engine(engine)}
+    fields = {
+        "renderer": described,
+        "engine": describe_engine(engine, elsewhere=config.players.host not in (None, *LOCAL)),
+    }
     return Recipe(fields, renderer, contents, grammar)
 
 
-def describe_engine(engine: OpenEngine) -> dict[str, Any]:
-    """Describe how players reach an engine: through the controller."""
-    return {"kind": "forwarded", "capacity": engine.capacity, "max_context": engine.max_context}
+def describe_engine(engine: OpenEngine, *, elsewhere: bool = False) -> dict[str, Any]:
+    """Describe how players reach an engine: servers by their addresses, any other one through the controller.
+
+    Args:
+        elsewhere: whether players may be on other machines, for which an address on loopback is none.
+    """
+    size = {"capacity": engine.capacity, "max_context": engine.max_context}
+    servers = engine.describe_servers() if isinstance(engine, TurnServing) else None
+    local = servers is not None and any(urlsplit(url).hostname in LOCAL for url in servers["urls"])
+    if servers is not None and not (elsewhere and local):
+        return {"kind": "servers", **servers, **size}
+    return {"kind": "forwarded", **size}
 
 
 @asynccontextmanager

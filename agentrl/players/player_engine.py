@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from agentrl.engines.vllm.turn_servers import TurnServers
 from agentrl.errors import UserError
 from agentrl.players.connection import FrameStream
 from agentrl.players.engine_door import ForwardedEngine
@@ -32,4 +33,6 @@ def build_engine(described: Mapping[str, Any], connection: FrameStream, ask: Any
     if kind == "import":
         engine: PlayerEngine = import_object("engine", described["import"])(**described["arguments"])
         return engine
+    if kind == "servers":
+        return TurnServers(described)
     raise UserError(f"the run's engine is of the kind {kind!r}, which this player does not know")

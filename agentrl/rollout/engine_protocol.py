@@ -92,6 +92,15 @@ class ShardReader(Protocol):
     def read_shards(self, lender: Any) -> None: ...
 
 
+@runtime_checkable
+class TurnServing(Protocol):
+    """An engine that is servers, which sample turns for whoever knows their addresses and keys."""
+
+    def describe_servers(self) -> dict[str, Any] | None:
+        """Return their addresses and keys as plain data, and what a request needs to know; None: ask the engine."""
+        ...
+
+
 class OpenEngine(Engine, Protocol):
     """An engine as a run holds it open: entering it starts it, leaving it leaves nothing behind."""
 

@@ -11,13 +11,14 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import torch
 
 from agentrl.engines.vllm import lora_sender, requests, weight_sender
 from agentrl.engines.vllm.fleet_weights import FleetWeights
+from agentrl.engines.vllm.keyed_http import find_key
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
 from agentrl.engines.vllm.m2n_sender import find_m2n_problem
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
@@ -35,6 +36,7 @@ from agentrl.engines.vllm.weight_client import SyncDeadline
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
 from agentrl.rollout.engine_protocol import Meter
+from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
@@ -158,6 +160,17 @@ class ServerEngine:
                 await asyncio.gather(*(self._update_replica(r) for r in self.replicas))
         if not self._up:
             await self._wait_for_replica()
+
+    def describe_servers(self) -> dict[str, Any] | None:
+        """Return what whoever asks the servers for turns by itself has to know; None where an update awaits all."""
+        if self._update == "drain":
+            return None
+        return {
+            "urls": [Secret(r.url).reveal() for r in self.replicas],
+            "keys": [find_key(r.url) for r in self.replicas],
+            "vocabulary": self._vocabulary,
+            "adapter": lora_sender.ADAPTER_NAME if lora_sender.find_adapter_rank(self._weights.model) else "",
+        }
 
     def read_shards(self, lender: weight_sender.Lender) -> None:
         """Take the weights from a policy that is in shards from now on."""

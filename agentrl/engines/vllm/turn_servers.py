@@ -1,0 +1,115 @@
+"""Any number of vLLM servers as a player samples from them: turns alone. Weights are the run's to send. No torch here.
+
+The turns of an episode go to one server, whose cache has the turns before; a new episode goes to the server with the
+fewest. One that does not answer is left alone for a while, and its turns are sampled by another: a turn is a function
+of its tokens and its seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from agentrl.engines.vllm import requests
+from agentrl.engines.vllm.keyed_http import GENERATE, KeyedHttp
+from agentrl.engines.vllm.lean_http import HttpLost
+from agentrl.errors import UserError
+from agentrl.rollout.engine_protocol import Meter
+from agentrl.types import Completion, SamplingParams
+
+AVOIDED_S, PATIENCE_S = 2.0, 120.0  # a server that did not answer is avoided; a turn that none takes ends the run
+
+
+class _Server:
+    """A server, the episodes that are with it, and until when it is avoided."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url, self.http = url, KeyedHttp(url, GENERATE, key)
+        self.sessions: set[str] = set()
+        self.avoided_until = 0.0
+
+
+class TurnServers:
+    """An engine that samples turns with vLLM servers.
+
+    Args:
+        described: ``urls``, ``keys``, ``capacity`` of all, ``max_context``, ``vocabulary``, and ``adapter``, the name
+            of what is trained beside the model.
+    """
+
+    takes_grammars = True
+
+    def __init__(self, described: Mapping[str, Any]) -> None:
+        self.capacity, self.max_context = int(described["capacity"]), int(described["max_context"])
+        self.meter, self.version = Meter(), 0
+        self._vocabulary, self._adapter = int(described["vocabulary"]), str(described["adapter"])
+        self._servers = [_Server(url, key) for url, key in zip(described["urls"], described["keys"], strict=True)]
+        self._clock = asyncio.get_running_loop().time
+
+    async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
+        """Sample a turn.
+
+        Raises:
+            UserError: the tokens do not fit, a server refuses them, or none has answered for ``PATIENCE_S``.
+        """
+        requests.check_request(token_ids, params, self._vocabulary, self.max_context)
+        content = requests.write_request(token_ids, params, self._adapter)
+        begun = self._clock()
+        while True:
+            server = self._choose(session)
+            try:
+                completion, reused = await self._ask(server, content, params)
+            except HttpLost as error:
+                server.sessions.discard(session)
+                server.avoided_until = self._clock() + AVOIDED_S
+                if self._clock() - begun > PATIENCE_S:
+                    lost = f"{server.url} {error}"
+                    raise UserError(f"no server has sampled a turn for {PATIENCE_S:g} s: {lost}") from None
+                if all(s.avoided_until > self._clock() for s in self._servers):
+                    await asyncio.sleep(AVOIDED_S / 4)
+                continue
+            self.meter.sampled += len(completion.token_ids)
+            self.meter.reused += reused
+            self.meter.prefilled += len(token_ids) - reused
+            return completion
+
+    async def _ask(self, server: _Server, content: bytes, params: SamplingParams) -> tuple[Completion, int]:
+        status, body = await server.http.post(content)
+        text = body.decode(errors="replace")
+        if status in (400, 404, 422):
+            raise UserError(f"{server.url} refuses {GENERATE}: {text:.300}")
+        if status in (401, 403):
+            raise UserError(f"{server.url} refuses the key that the run gave: {text.strip():.300}")
+        if status != 200:
+            raise HttpLost(f"answered {status}: {text:.200}")
+        answer = requests.read_answer(json.loads(body), params)
+        if answer is None:
+            raise HttpLost("was started anew, and has its first weights")
+        return answer
+
+    def _choose(self, session: str) -> _Server:
+        """Choose the server that has the session, or else the one with the fewest that is not avoided."""
+        now = self._clock()
+        up = [s for s in self._servers if s.avoided_until <= now] or self._servers
+        server = next((s for s in up if session in s.sessions), None) or min(up, key=lambda s: len(s.sessions))
+        server.sessions.add(session)
+        return server
+
+    def end_session(self, session: str) -> None:
+        for server in self._servers:
+            server.sessions.discard(session)
+
+    async def update_weights(self, policy: Any, version: int) -> None:
+        """Leave it to the run, which sends them to the servers."""
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.http.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
