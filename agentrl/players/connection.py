@@ -53,6 +53,8 @@ class FrameStream:
     def send(self, kind: str, body: Iterable[bytes] = (), **fields: Any) -> None:
         """Put a frame into the buffer; nothing happens where the other side is gone."""
         header, parts = json.dumps({"t": kind, **fields}).encode(), tuple(body)
+        if self._writer.is_closing():
+            return
         with suppress(OSError, RuntimeError):
             self._writer.writelines((_HEAD.pack(len(header), sum(map(len, parts))), header, *parts))
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agentrl.errors import UserError
+from agentrl.players.ray_tasks import run_on_ray
 from agentrl.settings.entries import player_launcher
 
 KEY_ENV = "AGENTRL_PLAYER_KEY"
@@ -57,6 +58,12 @@ async def _run_locally(plan: PlayerPlan) -> AsyncIterator[None]:
 def subprocess(plan: PlayerPlan) -> object:
     """Start players as processes of this machine; one that dies is started again."""
     return _run_locally(plan)
+
+
+@player_launcher(explain="tasks of an existing Ray cluster, placed by their resources")
+def ray(plan: PlayerPlan) -> object:
+    """Start players as tasks of an existing Ray cluster, which places them and starts lost ones again."""
+    return run_on_ray(plan)
 
 
 async def _keep_running(plan: PlayerPlan, number: int) -> None:

@@ -1,0 +1,97 @@
+"""Players as tasks of an existing Ray cluster, which places them by their resources and starts lost ones again.
+
+A task runs `agentrl player` and waits for it: what is said between player and controller is the same as anywhere. Ray
+is an extra, loaded where it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from agentrl.errors import UserError
+from agentrl.settings.registry import check_package
+
+if TYPE_CHECKING:
+    from agentrl.players.launchers import PlayerPlan
+
+CPUS_ENV = "AGENTRL_PLAYER_CPUS"  # that a player takes of a node; 1 by default
+LOOK_S = 1.0
+
+
+def run_player(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a player until it ends; return why it cannot play, if so. Raises RuntimeError: it died."""
+    done = subprocess.run(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, check=False)
+    said = (done.stderr.strip().splitlines() or [""])[-1]
+    if done.returncode == 2:
+        return said.removeprefix("agentrl: ")
+    if done.returncode:
+        raise RuntimeError(f"a player ended with status {done.returncode}: {said}")
+    return ""
+
+
+@asynccontextmanager
+async def run_on_ray(plan: PlayerPlan) -> AsyncIterator[None]:
+    """Run players as tasks of the cluster at ``$RAY_ADDRESS``, or of the one that this machine is a node of.
+
+    Raises:
+        UserError: Ray is not installed, or there is no cluster.
+    """
+    check_package("players.launcher ray", "ray", "ray")
+    ray, refs = await anyio.to_thread.run_sync(partial(_start, plan))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch, ray, refs, plan)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
+            for ref in refs:
+                with suppress(Exception):  # of a cluster that is gone
+                    ray.cancel(ref, force=True)
+
+
+def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"players.launcher ray: there is no Ray cluster here ({error!s:.200}): begin one with ray start "
+                "--head, or put its address into $RAY_ADDRESS"
+            ) from None
+    cpus = float(os.environ.get(CPUS_ENV, "1"))
+    options: dict[str, Any] = {"num_cpus": cpus, "max_retries": -1, "retry_exceptions": True}
+    remote = ray.remote(run_player).options(**options, scheduling_strategy="SPREAD")
+    command = [_find_reachable(word, ray) for word in plan.command]
+    return ray, [remote.remote(command, dict(plan.environment)) for _ in range(plan.count)]
+
+
+def _find_reachable(word: str, ray: Any) -> str:
+    """Return an address that other nodes reach, where the run listens at all of its machine's."""
+    parts = urlsplit(word)
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return word
+    return f"{parts.scheme}://{ray.util.get_node_ip_address()}:{parts.port}"
+
+
+async def _watch(ray: Any, refs: Sequence[Any], plan: PlayerPlan) -> None:
+    """End the run where a player cannot play."""
+    left = list(refs)
+    while left:
+        done, left = await anyio.to_thread.run_sync(partial(ray.wait, left, timeout=LOOK_S), abandon_on_cancel=True)
+        for ref in done:
+            try:
+                problem = await anyio.to_thread.run_sync(partial(ray.get, ref))
+            except Exception as error:  # Ray's own, of many kinds
+                problem = f"Ray gave it up ({type(error).__name__}: {error!s:.200})"
+            if problem:
+                plan.fail(UserError(f"a player on Ray cannot start: {problem}"))
