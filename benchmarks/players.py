@@ -28,10 +28,9 @@ from typing import Any
 import anyio
 
 from agentrl import Env, EnvSpec, Reply, Step, Trajectory
-from agentrl.players.connection import open_listener
+from agentrl.players.connection import KEY_ENV, open_listener
 from agentrl.players.controller import Controller, open_controller
 from agentrl.players.group_bytes import pack_group
-from agentrl.players.launchers import KEY_ENV
 from agentrl.players.leased_rollout import LeasedRollout
 from agentrl.players.recipe import Recipe
 from agentrl.rollout.rollout import Rollout

@@ -33,7 +33,7 @@ class _PlayerOptions(Section):
 
 
 def _run(arguments: Arguments[_PlayerOptions]) -> int:
-    from agentrl.players.launchers import KEY_ENV
+    from agentrl.players.connection import KEY_ENV
     from agentrl.players.player import choose_name, play
 
     (url,) = arguments.names

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from agentrl.errors import UserError
 
+KEY_ENV = "AGENTRL_PLAYER_KEY"  # the variable with the key that a player shows
 UPGRADE, PATH = "agentrl-player", "/player"
 MOST_HEADER, MOST_BODY = 64 << 20, 2 << 30  # bytes of a frame
 _HEAD, _LONGEST_HEAD, _OPENING_S = struct.Struct("<II"), 16 << 10, 20.0

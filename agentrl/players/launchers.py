@@ -14,10 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agentrl.errors import UserError
-from agentrl.players.ray_tasks import run_on_ray
 from agentrl.settings.entries import player_launcher
 
-KEY_ENV = "AGENTRL_PLAYER_KEY"
 QUICK_S, MOST_QUICK, END_S = 10.0, 3, 5.0
 _TAIL = 2_000  # bytes of what a player wrote last
 
@@ -63,6 +61,8 @@ def subprocess(plan: PlayerPlan) -> object:
 @player_launcher(explain="tasks of an existing Ray cluster, placed by their resources")
 def ray(plan: PlayerPlan) -> object:
     """Start players as tasks of an existing Ray cluster, which places them and starts lost ones again."""
+    from agentrl.players.ray_tasks import run_on_ray  # of which nothing else here has need
+
     return run_on_ray(plan)
 
 

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from agentrl.engines.server_keys import LOCAL, create_server_key, remove_server_key
 from agentrl.errors import ConfigError, author_errors
-from agentrl.players.connection import open_listener
+from agentrl.players.connection import KEY_ENV, open_listener
 from agentrl.players.controller import Controller, open_controller
-from agentrl.players.launchers import KEY_ENV, PlayerPlan
+from agentrl.players.launchers import PlayerPlan
 from agentrl.players.recipe import Recipe, describe_tokenizer
 from agentrl.renderer import Renderer
 from agentrl.renderer.structured_outputs import OutputGrammar

@@ -1,14 +1,14 @@
 """Players as tasks of an existing Ray cluster, which places them by their resources and starts lost ones again.
 
-A task runs `agentrl player` and waits for it: what is said between player and controller is the same as anywhere. Ray
-is an extra, loaded where it is asked for.
+A task is a player, which joins by the address of the run: what is said between the two is the same as anywhere. Ray is
+an extra, loaded where it is asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import anyio
 
 from agentrl.errors import UserError
+from agentrl.players.connection import KEY_ENV
+from agentrl.players.player import choose_name, play
 from agentrl.settings.registry import check_package
 
 if TYPE_CHECKING:
@@ -26,14 +28,13 @@ CPUS_ENV = "AGENTRL_PLAYER_CPUS"  # that a player takes of a node; 1 by default
 LOOK_S = 1.0
 
 
-def run_player(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Run a player until it ends; return why it cannot play, if so. Raises RuntimeError: it died."""
-    done = subprocess.run(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, check=False)
-    said = (done.stderr.strip().splitlines() or [""])[-1]
-    if done.returncode == 2:
-        return said.removeprefix("agentrl: ")
-    if done.returncode:
-        raise RuntimeError(f"a player ended with status {done.returncode}: {said}")
+def run_player(url: str, key: str, wait_s: float = 60.0) -> str:
+    """Play for a run until it is over; return why that cannot be, if so. It ends with its process, so with its node."""
+    said: list[str] = []
+    try:
+        asyncio.run(play(url, key, choose_name(), wait_s, said.append))
+    except UserError as error:
+        return str(error)
     return ""
 
 
@@ -71,15 +72,15 @@ def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
     cpus = float(os.environ.get(CPUS_ENV, "1"))
     options: dict[str, Any] = {"num_cpus": cpus, "max_retries": -1, "retry_exceptions": True}
     remote = ray.remote(run_player).options(**options, scheduling_strategy="SPREAD")
-    command = [_find_reachable(word, ray) for word in plan.command]
-    return ray, [remote.remote(command, dict(plan.environment)) for _ in range(plan.count)]
+    url, key = _find_reachable(plan.url, ray), plan.environment[KEY_ENV]
+    return ray, [remote.remote(url, key) for _ in range(plan.count)]
 
 
-def _find_reachable(word: str, ray: Any) -> str:
+def _find_reachable(url: str, ray: Any) -> str:
     """Return an address that other nodes reach, where the run listens at all of its machine's."""
-    parts = urlsplit(word)
+    parts = urlsplit(url)
     if parts.hostname not in ("0.0.0.0", "::"):
-        return word
+        return url
     return f"{parts.scheme}://{ray.util.get_node_ip_address()}:{parts.port}"
 
 

@@ -17,9 +17,8 @@ import anyio
 
 from agentrl import Env, EnvSpec, Step, Trajectory
 from agentrl.errors import ContractError
-from agentrl.players.connection import FrameStream, open_listener
+from agentrl.players.connection import KEY_ENV, FrameStream, open_listener
 from agentrl.players.controller import Controller, open_controller
-from agentrl.players.launchers import KEY_ENV
 from agentrl.players.leased_rollout import LeasedRollout
 from agentrl.players.player import play
 from agentrl.players.recipe import Recipe

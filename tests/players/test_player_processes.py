@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.players.launchers import KEY_ENV
+from agentrl.players.connection import KEY_ENV
 from tests.helpers.players import KEY, open_table, roll_out_here, start_player, without_times
 
 pytestmark = pytest.mark.anyio

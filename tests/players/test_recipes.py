@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agentrl.cli import player
-from agentrl.players.launchers import KEY_ENV
+from agentrl.players.connection import KEY_ENV
 from agentrl.settings.loader import build_config, read_overrides
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
