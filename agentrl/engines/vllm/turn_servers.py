@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from agentrl.engines.server_keys import REFUSALS
 from agentrl.engines.vllm import requests
 from agentrl.engines.vllm.keyed_http import GENERATE, KeyedHttp
 from agentrl.engines.vllm.lean_http import HttpLost
@@ -22,7 +23,7 @@ from agentrl.types import Completion, SamplingParams
 AVOIDED_S, PATIENCE_S = 2.0, 120.0  # a server that did not answer is avoided; a turn that none takes ends the run
 
 
-class _Server:
+class _TurnServer:
     """A server, the episodes that are with it, and until when it is avoided."""
 
     def __init__(self, url: str, key: str) -> None:
@@ -45,7 +46,7 @@ class TurnServers:
         self.capacity, self.max_context = int(described["capacity"]), int(described["max_context"])
         self.meter, self.version = Meter(), 0
         self._vocabulary, self._adapter = int(described["vocabulary"]), str(described["adapter"])
-        self._servers = [_Server(url, key) for url, key in zip(described["urls"], described["keys"], strict=True)]
+        self._servers = [_TurnServer(url, key) for url, key in zip(described["urls"], described["keys"], strict=True)]
         self._clock = asyncio.get_running_loop().time
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
@@ -75,21 +76,21 @@ class TurnServers:
             self.meter.prefilled += len(token_ids) - reused
             return completion
 
-    async def _ask(self, server: _Server, content: bytes, params: SamplingParams) -> tuple[Completion, int]:
+    async def _ask(self, server: _TurnServer, content: bytes, params: SamplingParams) -> tuple[Completion, int]:
         status, body = await server.http.post(content)
         text = body.decode(errors="replace")
         if status in (400, 404, 422):
             raise UserError(f"{server.url} refuses {GENERATE}: {text:.300}")
-        if status in (401, 403):
-            raise UserError(f"{server.url} refuses the key that the run gave: {text.strip():.300}")
+        if status in REFUSALS:  # it was started anew, perhaps, and the run has its new key before long
+            raise HttpLost(f"refuses the key: {text.strip():.300}")
         if status != 200:
             raise HttpLost(f"answered {status}: {text:.200}")
-        answer = requests.read_answer(json.loads(body), params)
+        answer = requests.read_turn(json.loads(body), params)
         if answer is None:
             raise HttpLost("was started anew, and has its first weights")
         return answer
 
-    def _choose(self, session: str) -> _Server:
+    def _choose(self, session: str) -> _TurnServer:
         """Choose the server that has the session, or else the one with the fewest that is not avoided."""
         now = self._clock()
         up = [s for s in self._servers if s.avoided_until <= now] or self._servers

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.vllm import turn_servers
 from agentrl.engines.vllm.lean_http import HttpLost, LeanHttp
 from agentrl.engines.vllm.turn_servers import TurnServers
 from agentrl.errors import UserError
@@ -137,9 +138,10 @@ async def test_sessions_stay_with_their_server_and_are_divided() -> None:
     assert [s.asked for s in servers] == [6, 6]
 
 
-async def test_a_wrong_key_and_a_refused_request_are_the_users() -> None:
+async def test_a_wrong_key_and_a_refused_request_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_servers, "PATIENCE_S", -1.0)
     async with open_servers(FakeServer(key="another")) as engine:
-        with pytest.raises(UserError, match="refuses the key that the run gave"):
+        with pytest.raises(UserError, match="no server has sampled a turn for -1 s: .* refuses the key"):
             await engine.generate([1], PARAMS, session="a")
     async with open_servers(FakeServer(status=400)) as engine:
         with pytest.raises(UserError, match="refuses /inference/v1/generate"):
