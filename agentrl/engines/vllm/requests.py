@@ -67,7 +67,7 @@ def write_request(token_ids: Sequence[int], params: SamplingParams, adapter: str
     return b'{"token_ids":%b,%b' % (write_json(token_ids), json.dumps(body).encode()[1:])
 
 
-def read_turn(answer: Any, params: SamplingParams) -> tuple[Completion, int] | None:
+def parse_answer(answer: Any, params: SamplingParams) -> tuple[Completion, int] | None:
     """Read a server's answer: the turn, and how many tokens of its prompt were in the cache.
 
     None where the server was started anew meanwhile, and has its first weights again.

@@ -85,7 +85,7 @@ class Replica:
         """
         content = requests.write_request(token_ids, params, lora_sender.ADAPTER_NAME if self._rank else "")
         async with self._drain.request(), self._slots:
-            answer = requests.read_turn(await self._while_up(self._post(content)), params)
+            answer = requests.parse_answer(await self._while_up(self._post(content)), params)
             if answer is None:
                 raise self.mark_lost("was restarted, and has its first weights again")
             return answer

@@ -85,7 +85,7 @@ class TurnServers:
             raise HttpLost(f"refuses the key: {text.strip():.300}")
         if status != 200:
             raise HttpLost(f"answered {status}: {text:.200}")
-        answer = requests.read_turn(json.loads(body), params)
+        answer = requests.parse_answer(json.loads(body), params)
         if answer is None:
             raise HttpLost("was started anew, and has its first weights")
         return answer

@@ -141,7 +141,7 @@ async def test_sessions_stay_with_their_server_and_are_divided() -> None:
 async def test_a_wrong_key_and_a_refused_request_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_servers, "PATIENCE_S", -1.0)
     async with open_servers(FakeServer(key="another")) as engine:
-        with pytest.raises(UserError, match="no server has sampled a turn for -1 s: .* refuses the key"):
+        with pytest.raises(UserError, match=r"no server has sampled a turn for -1 s: .* refuses the key"):
             await engine.generate([1], PARAMS, session="a")
     async with open_servers(FakeServer(status=400)) as engine:
         with pytest.raises(UserError, match="refuses /inference/v1/generate"):
