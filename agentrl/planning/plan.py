@@ -14,6 +14,7 @@ from agentrl.learner.learner import LossSettings
 from agentrl.models import lora
 from agentrl.planning.gpus import Cluster, Gpu
 from agentrl.planning.memory import APART, GIB, GRADIENT, MASTER, LearnerMemory, Training, count_alone, count_sharded
+from agentrl.planning.player_load import describe_player_load, measure_player_load
 from agentrl.planning.sampling import VLLM_SHARE, Sampling, plan_sampling
 from agentrl.planning.shapes import Shape, build_meta_model, find_config, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing
@@ -323,6 +324,10 @@ def describe_plan(plan: TrainingPlan) -> str:
     else:
         lines.append("it does not fit: " + _say_lack(plan))
         lines += [f"it would with {way}" for way in plan.ways] or ["no setting was found that makes it fit"]
+    if plan.config.players.are_used and d.generate_s > 0:
+        rollout = plan.config.rollout
+        load = measure_player_load(plan.work, rollout.group_size, rollout.max_turns, d.generate_s)
+        lines.append(describe_player_load(load, plan.config.players.count))
     if d.sampling and d.sampling.limited:
         lines.append(f"vLLM has room for more rows than engine.max_num_seqs {plan.config.engine.max_num_seqs}")
     says = plan.speed.measured or (
