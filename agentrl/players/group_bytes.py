@@ -105,6 +105,22 @@ def _pack_info(info: Mapping[str, Any]) -> str:
         return worker_wire.pack_value(jsonable_info(info)).decode("utf-8", "surrogatepass")
 
 
+def unpack_outcome(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a trajectory that the header has."""
+    fault = outcome["fault"]
+    return {
+        "task": outcome["task"],
+        "stop": Stop(outcome["stop"]),
+        "rewards": outcome["rewards"],
+        "weights": outcome["weights"],
+        "step_rewards": tuple(outcome["step_rewards"]),
+        "metrics": outcome["metrics"],
+        "fault": Fault(*fault) if fault else None,
+        "temperature": outcome["temperature"],
+        "shared_turns": outcome["shared_turns"],
+    }
+
+
 class _Arrays:
     """The numbers of a group, which segments take one after the other."""
 
@@ -121,25 +137,16 @@ class _Arrays:
 
 
 def _unpack(outcome: Mapping[str, Any], detail: Mapping[str, Any], arrays: _Arrays) -> Trajectory:
-    fault = outcome["fault"]
     return Trajectory(
-        task=outcome["task"],
+        **unpack_outcome(outcome),
         segments=tuple(_unpack_segment(shape, arrays) for shape in detail["segments"]),
         messages=tuple(detail["messages"]),
-        stop=Stop(outcome["stop"]),
-        rewards=outcome["rewards"],
-        weights=outcome["weights"],
-        step_rewards=tuple(outcome["step_rewards"]),
         timings=detail["timings"],
         calls=tuple(
             CallRecord(turn, name, status, seconds, span and (span[0], span[1]))
             for turn, name, status, seconds, span in detail["calls"]
         ),
-        fault=Fault(*fault) if fault else None,
         info=worker_wire.unpack_value(detail["info"].encode("utf-8", "surrogatepass")),
-        metrics=outcome["metrics"],
-        temperature=outcome["temperature"],
-        shared_turns=outcome["shared_turns"],
         threads=tuple(
             Thread(ThreadRole(role), parent, after, tuple(turns), shared, tuple(messages))
             for role, parent, after, turns, shared, messages in detail["threads"]

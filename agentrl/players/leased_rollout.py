@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anyio import to_thread
-
+from agentrl.players.arrived import take_group
 from agentrl.players.controller import Controller
-from agentrl.players.group_bytes import unpack_group
 from agentrl.players.terms import describe_terms, pack_plain
 from agentrl.rollout.rollout import EpisodeCallback, Rollout
 from agentrl.runtime.stalls import Wait
@@ -27,7 +25,7 @@ class LeasedRollout(Rollout):
     controller: Controller | None = None
     context: str = "whole"
     _number: int | None = None  # of its terms
-    _described: object = None  # the terms that the number is of
+    _made_of: tuple[object, ...] = ()  # the parts that the terms of that number describe
 
     async def group(
         self,
@@ -45,7 +43,7 @@ class LeasedRollout(Rollout):
         if options:
             fields["options"] = pack_plain(options, "the options of a reset")  # type: ignore[assignment]
         header, body = await self.controller.roll_out(self._find_terms(), size + self.oversample, fields)
-        group = await to_thread.run_sync(unpack_group, header, body)
+        group = take_group(header, body)
         if on_episode is not None:
             for trajectory in group:
                 on_episode(trajectory)
@@ -54,10 +52,10 @@ class LeasedRollout(Rollout):
     def _find_terms(self) -> int:
         """Return the number of these terms: a rollout that was copied and changed has others."""
         assert self.controller is not None
-        described = describe_terms(self, self.context)
-        if self._number is None or described != self._described:
-            self._described = described
-            self._number = self.controller.add_terms(described, self)
+        parts = (self.spec, self.sampling, self.limits, self.split, self.options, self.oversample, self.branching)
+        if self._number is None or parts != self._made_of:
+            self._number = self.controller.add_terms(describe_terms(self, self.context), self)
+            self._made_of = parts
         return self._number
 
     def hear(self, fields: Mapping[str, Any]) -> None:

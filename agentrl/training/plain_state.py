@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -65,6 +65,8 @@ def decode(tree: Any, tensors: Mapping[str, Tensor | SavedTensor]) -> Any:
 def _encode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
     if depth < 0:
         raise TypeError(f"values nested more than {_DEPTH} deep")
+    if isinstance(value, Trajectory):
+        value = replace(value)  # one that a player sent is read whole then
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value

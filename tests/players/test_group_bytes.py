@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from array import array
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.players.arrived import take_group
 from agentrl.players.engine_frames import pack_completion, unpack_completion
 from agentrl.players.group_bytes import pack_group, unpack_group
+from agentrl.training.plain_state import decode, encode
 from agentrl.types import (
     CallRecord,
     Completion,
@@ -105,3 +108,25 @@ def test_a_completion_crosses_as_it_is(kept: KeptTokens | None) -> None:
         completion = Completion((5, 6, 7), (-0.1, -0.5, -1.0), versions, "length", kept)
         fields, body = pack_completion(completion)
         assert unpack_completion(json.loads(json.dumps(fields)), b"".join(body)) == completion
+
+
+def test_a_group_that_arrived_is_read_when_it_is_looked_into() -> None:
+    full = make_trajectory(rewards={"a": 0.5}, info={"x": 1}, fault=Fault("down", "it was", False))
+    group = Group(7, (full, make_trajectory(rewards={"a": 1.0})))
+    header, body = pack_group(group)
+    arrived = take_group(json.loads(json.dumps(header)), b"".join(body))
+    kinds = [type(t) for t in arrived]
+    assert kinds[0] is not Trajectory
+    assert [t.reward for t in arrived] == [None, 1.0]
+    assert [t.stop for t in arrived.scored] == [Stop.MAX_TURNS]
+    assert [type(t) for t in arrived] == kinds, "the header is enough to judge a group"
+    assert arrived.trajectories[1].info == {}
+    assert [type(t) for t in arrived] == [kinds[0], Trajectory]
+    assert group.trajectories[0] == arrived.trajectories[0]
+    assert arrived == group
+    again = take_group(header, b"".join(body))
+    assert replace(again.trajectories[0], timings={}) == full
+    tree, tensors = encode(take_group(header, b"".join(body)))
+    assert decode(tree, tensors) == group
+    with pytest.raises(ValueError, match="it is no group"):
+        take_group({"task": 1}, b"")
