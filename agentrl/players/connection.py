@@ -15,13 +15,15 @@ import secrets
 import socket
 import ssl
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from agentrl.errors import UserError
 
+Fields = dict[str, Any]  # of a header, as JSON has them
+Shown = Mapping[str, Any]  # the same, to be read alone
 KEY_ENV = "AGENTRL_PLAYER_KEY"  # the variable with the key that a player shows
 UPGRADE, PATH = "agentrl-player", "/player"
 MOST_HEADER, MOST_BODY = 64 << 20, 2 << 30  # bytes of a frame
@@ -41,7 +43,7 @@ class PlayerFrame(NamedTuple):
     """A message: its kind, what its header says, and its bytes."""
 
     kind: str
-    fields: dict[str, Any]
+    fields: Fields
     body: bytes
 
 

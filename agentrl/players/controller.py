@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import agentrl
 from agentrl.errors import ConfigError, ContractError, TemplateError, UserError
-from agentrl.players.connection import ConnectionEnded, FrameStream, PlayerFrame, accept, start_server
+from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, accept, start_server
 from agentrl.players.engine_door import EngineDoor
 from agentrl.players.leases import Lease, LeaseBook
 from agentrl.players.recipe import Recipe
-from agentrl.players.seat import Seat
+from agentrl.players.seat import PlayerSeat
 from agentrl.players.shared_tools import ToolLimits
 from agentrl.rewards.trainer_state import TrainerState, get_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
@@ -39,7 +39,7 @@ _ERRORS = {cls.__name__: cls for cls in (UserError, ConfigError, ContractError, 
 class Listener(Protocol):
     """A rollout that hears what players tell of its episodes."""
 
-    def hear(self, fields: Mapping[str, Any]) -> None: ...
+    def hear(self, fields: Shown) -> None: ...
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Terms:
     """The terms of leases, their number, and who hears of their episodes."""
 
     number: int
-    described: Mapping[str, Any]
+    described: Shown
     listener: Listener
 
 
@@ -71,14 +71,14 @@ class Controller:
     url: str = ""
     timeout_s: float = 30.0
     on_message: Callable[[str], None] = lambda text: None
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, PlayerSeat] = field(default_factory=dict)
     book: LeaseBook = field(default_factory=LeaseBook)
     limits: ToolLimits = field(default_factory=ToolLimits)
     turns: int = 0  # that have ended, of all players
     joined: int = 0  # players, over the whole run
     broken: BaseException | None = None  # what ends the run
     _terms: dict[int, Terms] = field(default_factory=dict)
-    _answers: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = field(default_factory=dict)
+    _answers: dict[int, asyncio.Future[tuple[Fields, bytes]]] = field(default_factory=dict)
     _numbers: Any = field(default_factory=count)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -88,13 +88,13 @@ class Controller:
 
     # -- what a rollout asks for -------------------------------------------------------------------------------------
 
-    def add_terms(self, described: Mapping[str, Any], listener: Listener) -> int:
+    def add_terms(self, described: Shown, listener: Listener) -> int:
         """Return the number of the terms of a rollout's leases."""
         terms = Terms(next(self._numbers), described, listener)
         self._terms[terms.number] = terms
         return terms.number
 
-    async def roll_out(self, terms: int, episodes: int, fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    async def roll_out(self, terms: int, episodes: int, fields: Shown) -> tuple[Fields, bytes]:
         """Lease a group to a player; return its answer, once: the header, and the bytes of `pack_group`.
 
         Raises:
@@ -177,7 +177,7 @@ class Controller:
         finally:
             await self._unseat(seat, why, at_once=at_once)
 
-    def _seat(self, hello: PlayerFrame, connection: FrameStream) -> Seat:
+    def _seat(self, hello: PlayerFrame, connection: FrameStream) -> PlayerSeat:
         number = self.joined = self.joined + 1
         taken = {seat.name for seat in self.seats.values()}
         name = str(hello.fields["name"])[:80]
@@ -185,13 +185,13 @@ class Controller:
         door = None
         if self.engine is not None:
             door = EngineDoor(self.engine, self.recipe.renderer, str(number), self.recipe.grammar)
-        seat = self.seats[number] = Seat(number, name, connection, door, self._clock())
+        seat = self.seats[number] = PlayerSeat(number, name, connection, door, self._clock())
         connection.send("welcome", self.recipe.body, name=name, timeout_s=self.timeout_s, **self.recipe.fields)
         self.on_message(f"player {name} has joined; there {_count(len(self.seats), 'player')}")
         self._share()
         return seat
 
-    async def _unseat(self, seat: Seat, why: str, *, at_once: bool = False) -> None:
+    async def _unseat(self, seat: PlayerSeat, why: str, *, at_once: bool = False) -> None:
         if self.seats.pop(seat.number, None) is None:
             return
         returned = self.book.give_back(seat.number)
@@ -201,7 +201,7 @@ class Controller:
         self._share()
         await seat.close(why, at_once=at_once)
 
-    def _handle(self, seat: Seat, frame: PlayerFrame) -> None:
+    def _handle(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
         """Act on a frame of a player."""
         fields = frame.fields
         if frame.kind == "generate":
@@ -227,7 +227,7 @@ class Controller:
         else:
             raise ValueError(f"a frame of kind {frame.kind!r:.40}")
 
-    def _answer(self, seat: Seat, fields: dict[str, Any], body: bytes) -> None:
+    def _answer(self, seat: PlayerSeat, fields: Fields, body: bytes) -> None:
         if self.book.answer(fields["lease"], seat.number):
             seat.groups += 1
             answer = self._answers[fields["lease"]]
@@ -235,7 +235,7 @@ class Controller:
                 answer.set_result((fields, body))
         self._deal()
 
-    def _hear_failure(self, seat: Seat, fields: Mapping[str, Any]) -> None:
+    def _hear_failure(self, seat: PlayerSeat, fields: Shown) -> None:
         """End the run by what ended a player's group, unless the lease is another player's by now."""
         if self.book.answer(fields["lease"], seat.number):
             kind, text = _ERRORS.get(fields["error"]), str(fields["text"])
@@ -244,7 +244,7 @@ class Controller:
             if not answer.done():
                 answer.set_exception(error)
 
-    def _hear(self, seat: Seat, fields: Mapping[str, Any]) -> None:
+    def _hear(self, seat: PlayerSeat, fields: Shown) -> None:
         """Take in what happened at a player since it last told."""
         seat.hear(self._clock(), fields)
         turns = fields.get("turns", 0)
@@ -260,12 +260,12 @@ class Controller:
             self.book.note_ended(number, seat.number, ended)
         self._deal()
 
-    def _generate(self, seat: Seat, frame: PlayerFrame) -> None:
+    def _generate(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
         task = asyncio.create_task(self._sample(seat, frame))
         seat.tasks.add(task)
         task.add_done_callback(seat.tasks.discard)
 
-    async def _sample(self, seat: Seat, frame: PlayerFrame) -> None:
+    async def _sample(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
         if seat.door is None:
             raise RuntimeError("a player asks for turns where it has an engine of its own")
         try:
@@ -302,7 +302,7 @@ class Controller:
             counts[number] += lease.episodes
             self._lend(lease, seat)
 
-    def _lend(self, lease: Lease, seat: Seat) -> None:
+    def _lend(self, lease: Lease, seat: PlayerSeat) -> None:
         self.book.lend(lease, seat.number)
         if lease.terms not in seat.terms:
             seat.terms.add(lease.terms)
@@ -368,7 +368,7 @@ def _find_difference(hello: PlayerFrame) -> str:
     return ""
 
 
-def _describe_state(state: TrainerState) -> dict[str, Any]:
+def _describe_state(state: TrainerState) -> Fields:
     return asdict(state)
 
 

@@ -7,10 +7,10 @@ connection alone. A request names how many tokens of the conversation so far sti
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
-from agentrl.players.connection import ConnectionEnded, FrameStream, PlayerFrame
+from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown
 from agentrl.players.engine_frames import build_params, describe_params, pack_completion, unpack_completion
 from agentrl.renderer import Renderer
 from agentrl.rollout.engine_protocol import Engine, Meter
@@ -30,7 +30,7 @@ class EngineDoor:
         self._engine, self._renderer, self._player, self._grammar = engine, renderer, player, grammar
         self._contexts: dict[str, TokenContext] = {}
 
-    async def generate(self, frame: PlayerFrame) -> tuple[dict[str, Any], list[bytes]]:
+    async def generate(self, frame: PlayerFrame) -> tuple[Fields, list[bytes]]:
         """Sample the turn that a frame asks for; return what `pack_completion` does."""
         session, stands = frame.fields["session"], frame.fields["stands"]
         new = array("i")
@@ -66,7 +66,7 @@ class ForwardedEngine:
         ask: sends a question and returns the frame that answers it.
     """
 
-    def __init__(self, connection: FrameStream, ask: Any, described: Mapping[str, Any]) -> None:
+    def __init__(self, connection: FrameStream, ask: Any, described: Shown) -> None:
         self._connection, self._ask = connection, ask
         self.capacity, self.max_context = int(described["capacity"]), int(described["max_context"])
         self.meter, self.version = Meter(), 0

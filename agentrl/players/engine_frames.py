@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentrl.players.connection import Fields, Shown
 from agentrl.renderer.stop_strings import StopStrings
 from agentrl.types import Completion, KeptTokens, SamplingParams
 
 _NUMBERS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
 
 
-def describe_params(params: SamplingParams) -> dict[str, Any]:
+def describe_params(params: SamplingParams) -> Fields:
     """Describe the sampling of a turn as JSON can hold it."""
-    described: dict[str, Any] = {name: getattr(params, name) for name in _NUMBERS}
+    described: Fields = {name: getattr(params, name) for name in _NUMBERS}
     described["stop_token_ids"] = params.stop_token_ids
     if params.stop is not None:
         described["stop"] = params.stop.strings
@@ -23,9 +24,7 @@ def describe_params(params: SamplingParams) -> dict[str, Any]:
     return described
 
 
-def build_params(
-    described: Mapping[str, Any], decode: Callable[[Sequence[int]], str], grammar: Any = None
-) -> SamplingParams:
+def build_params(described: Shown, decode: Callable[[Sequence[int]], str], grammar: Any = None) -> SamplingParams:
     """Build the sampling that `describe_params` described; the grammar is the run's."""
     stop, numbers = described.get("stop"), {name: described[name] for name in _NUMBERS}
     return SamplingParams(
@@ -36,12 +35,12 @@ def build_params(
     )
 
 
-def pack_completion(completion: Completion) -> tuple[dict[str, Any], list[bytes]]:
+def pack_completion(completion: Completion) -> tuple[Fields, list[bytes]]:
     """Pack a completion: fields of a frame's header, and the parts of its body. Nothing is rounded."""
     single = array("f", completion.logprobs)
     narrow = tuple(single) == completion.logprobs
     versions = set(completion.versions)
-    fields: dict[str, Any] = {"stop": completion.stop_reason, "n": len(completion.token_ids), "narrow": narrow}
+    fields: Fields = {"stop": completion.stop_reason, "n": len(completion.token_ids), "narrow": narrow}
     body: list[array[Any]] = [array("i", completion.token_ids), single if narrow else array("d", completion.logprobs)]
     if len(versions) == 1:
         fields["version"] = completion.versions[0]
@@ -54,7 +53,7 @@ def pack_completion(completion: Completion) -> tuple[dict[str, Any], list[bytes]
     return fields, [part.tobytes() for part in body]
 
 
-def unpack_completion(fields: Mapping[str, Any], body: bytes) -> Completion:
+def unpack_completion(fields: Shown, body: bytes) -> Completion:
     """Read what `pack_completion` wrote."""
     at, count = 0, fields["n"]
 

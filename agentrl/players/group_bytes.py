@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from agentrl.players.connection import Fields, Shown
 from agentrl.runs.episode_info import jsonable_info
 from agentrl.runtime import worker_wire
 from agentrl.types import CallRecord, Fault, Group, KeptTokens, Segment, Stop, Thread, ThreadRole, Trajectory
@@ -24,7 +25,7 @@ _LENGTHS = struct.Struct("<III")  # bytes of the JSON, numbers of int32, numbers
 _SETS = ("words", "ends", "numbers")
 
 
-def pack_group(group: Group) -> tuple[dict[str, Any], list[bytes]]:
+def pack_group(group: Group) -> tuple[Fields, list[bytes]]:
     """Pack a group: fields of a frame's header, and the parts of its body."""
     numbers, narrow, wide = array("i"), array("f"), array("d")
     members = [_pack_details(t, numbers, narrow, wide) for t in group]
@@ -34,7 +35,7 @@ def pack_group(group: Group) -> tuple[dict[str, Any], list[bytes]]:
     return header, [lengths, details, numbers.tobytes(), narrow.tobytes(), wide.tobytes()]
 
 
-def unpack_group(header: Mapping[str, Any], body: bytes) -> Group:
+def unpack_group(header: Shown, body: bytes) -> Group:
     """Read what `pack_group` wrote. Raises ValueError: it is nothing that it writes."""
     try:
         size, integers, floats = _LENGTHS.unpack_from(body)
@@ -51,7 +52,7 @@ def unpack_group(header: Mapping[str, Any], body: bytes) -> Group:
         raise ValueError(f"it is no group ({type(error).__name__}: {error})") from None
 
 
-def _pack_outcome(t: Trajectory) -> dict[str, Any]:
+def _pack_outcome(t: Trajectory) -> Fields:
     fault = t.fault and [t.fault.kind, t.fault.message, t.fault.provoked]
     return {
         "task": t.task,
@@ -66,7 +67,7 @@ def _pack_outcome(t: Trajectory) -> dict[str, Any]:
     }
 
 
-def _pack_details(t: Trajectory, numbers: array[int], narrow: array[float], wide: array[float]) -> dict[str, Any]:
+def _pack_details(t: Trajectory, numbers: array[int], narrow: array[float], wide: array[float]) -> Fields:
     return {
         "segments": [_pack_segment(s, numbers, narrow, wide) for s in t.segments],
         "messages": t.messages,
@@ -97,7 +98,7 @@ def _pack_segment(s: Segment, numbers: array[int], narrow: array[float], wide: a
     return shape
 
 
-def _pack_info(info: Mapping[str, Any]) -> str:
+def _pack_info(info: Shown) -> str:
     """Write ``Trajectory.info`` as it is where it is plain data, else as a run folder keeps it."""
     try:
         return worker_wire.pack_value(dict(info)).decode("utf-8", "surrogatepass")
@@ -105,7 +106,7 @@ def _pack_info(info: Mapping[str, Any]) -> str:
         return worker_wire.pack_value(jsonable_info(info)).decode("utf-8", "surrogatepass")
 
 
-def unpack_outcome(outcome: Mapping[str, Any]) -> dict[str, Any]:
+def unpack_outcome(outcome: Shown) -> Fields:
     """Return the fields of a trajectory that the header has."""
     fault = outcome["fault"]
     return {
@@ -136,7 +137,7 @@ class _Arrays:
         return self._arrays[kind][at : at + count]
 
 
-def _unpack(outcome: Mapping[str, Any], detail: Mapping[str, Any], arrays: _Arrays) -> Trajectory:
+def _unpack(outcome: Shown, detail: Shown, arrays: _Arrays) -> Trajectory:
     return Trajectory(
         **unpack_outcome(outcome),
         segments=tuple(_unpack_segment(shape, arrays) for shape in detail["segments"]),

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from agentrl.engines.server_keys import LOCAL, create_server_key, remove_server_key
 from agentrl.errors import ConfigError, author_errors
-from agentrl.players.connection import KEY_ENV, open_listener
+from agentrl.players.connection import KEY_ENV, Fields, open_listener
 from agentrl.players.controller import Controller, open_controller
 from agentrl.players.launchers import PlayerPlan
 from agentrl.players.recipe import Recipe, describe_tokenizer
@@ -51,7 +51,7 @@ def build_recipe(
     return Recipe(fields, renderer, contents, grammar)
 
 
-def describe_engine(engine: OpenEngine, *, elsewhere: bool = False) -> dict[str, Any]:
+def describe_engine(engine: OpenEngine, *, elsewhere: bool = False) -> Fields:
     """Describe how players reach an engine: servers by their addresses, any other one through the controller.
 
     Args:

@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,7 +18,7 @@ from typing import Any
 
 import agentrl
 from agentrl.errors import UserError
-from agentrl.players.connection import ConnectionEnded, FrameStream, PlayerFrame, connect
+from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, connect
 from agentrl.players.controller import WIRE
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.player_engine import build_engine
@@ -54,7 +54,7 @@ class GivenLimit(ConcurrencyLimiter):
         self.given = given
         self._wake_waiting()
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> Fields:
         """Return what was counted since the last time."""
         told = {"turns": self.turns, "engine_s": self.engine_s, "other_s": self.other_s}
         self.turns, self.engine_s, self.other_s = 0, 0.0, 0.0
@@ -71,12 +71,12 @@ class _Played:
     tokens: int = 0
     cancelled: int = 0
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> Fields:
         """Return what was counted since the last time; nothing where that is nothing."""
         rollout = self.rollout
         if rollout is None:
             return {}
-        told: dict[str, Any] = {
+        told: Fields = {
             "turns": rollout.turns - self.turns,
             "tokens": rollout.tokens - self.tokens,
             "cancelled": rollout.cancelled - self.cancelled,
@@ -100,7 +100,7 @@ class Player:
     _leases: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)  # episodes that ended, by lease
     _asked: dict[int, asyncio.Future[PlayerFrame]] = field(default_factory=dict)
-    _specs: dict[str, Any] = field(default_factory=dict)
+    _specs: Fields = field(default_factory=dict)
     _attempts: Counter[str] = field(default_factory=Counter)
     _numbers: Any = field(default_factory=count)
 
@@ -199,7 +199,7 @@ class Player:
 
     # -- what is played ----------------------------------------------------------------------------------------------
 
-    async def _open_terms(self, held: AsyncExitStack, number: int, terms: Mapping[str, Any]) -> None:
+    async def _open_terms(self, held: AsyncExitStack, number: int, terms: Shown) -> None:
         """Make the rollout of some terms; the environment is opened once."""
         try:
             key = json.dumps(terms["env"], sort_keys=True)
@@ -213,12 +213,12 @@ class Player:
         rollout.concurrency = self.slots
         self._played[number] = _Played(rollout)
 
-    def _start(self, fields: Mapping[str, Any]) -> None:
+    def _start(self, fields: Shown) -> None:
         number = fields["lease"]
         task = self._leases[number] = asyncio.create_task(self._play(number, self._played[fields["terms"]], fields))
         task.add_done_callback(lambda _: self._leases.pop(number, None))
 
-    async def _play(self, number: int, played: _Played, fields: Mapping[str, Any]) -> None:
+    async def _play(self, number: int, played: _Played, fields: Shown) -> None:
         """Roll out a group and send it back; or what ended it, where that is to end the run."""
         self._counts[number] = 0
         try:
@@ -261,7 +261,7 @@ class Player:
             self.connection.send("beat", waits=_shorten(waits), **self._take_news())
             await asyncio.sleep(BEAT_S)
 
-    def _take_news(self) -> dict[str, Any]:
+    def _take_news(self) -> Fields:
         """Return what has happened since it was last told."""
         news = self.slots.take()
         rollouts = [[number, told] for number, played in self._played.items() if (told := played.take())]

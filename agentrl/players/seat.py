@@ -13,7 +13,7 @@ from agentrl.runtime.stalls import Wait
 
 
 @dataclass(eq=False)
-class Seat:
+class PlayerSeat:
     """A player that has joined.
 
     Args:

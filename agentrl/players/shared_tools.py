@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
-from agentrl.players.connection import FrameStream, PlayerFrame
+from agentrl.players.connection import Fields, FrameStream, PlayerFrame
 from agentrl.tools.call import share_limits
 from agentrl.tools.circuit_breaker import CircuitBreaker, get_circuit_breaker, share_breakers
 
@@ -74,7 +73,7 @@ def share_tools(connection: FrameStream, ask: Callable[..., Awaitable[PlayerFram
     share_breakers(tell)
 
 
-def describe_breaker(breaker: CircuitBreaker) -> dict[str, Any]:
+def describe_breaker(breaker: CircuitBreaker) -> Fields:
     """Describe a breaker as JSON can hold it."""
     return {
         "tool": breaker.tool,
@@ -84,7 +83,7 @@ def describe_breaker(breaker: CircuitBreaker) -> dict[str, Any]:
     }
 
 
-def set_breaker(described: dict[str, Any]) -> None:
+def set_breaker(described: Fields) -> None:
     """Open or close a breaker as another player has."""
     breaker = get_circuit_breaker(described["tool"], described["max_failures"], described["cooldown_s"])
     breaker.count_failures(described["failures"])

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
+from agentrl.players.connection import Fields, Shown
 from agentrl.renderer import Renderer
 from agentrl.renderer.stop_strings import StopStrings
 from agentrl.rollout.engine_protocol import Engine
@@ -27,7 +28,7 @@ from agentrl.types import SamplingParams
 _NUMBERS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
 
 
-def describe_terms(rollout: Rollout, context: str) -> dict[str, Any]:
+def describe_terms(rollout: Rollout, context: str) -> Fields:
     """Describe a rollout as JSON can hold it.
 
     Args:
@@ -51,7 +52,7 @@ def describe_terms(rollout: Rollout, context: str) -> dict[str, Any]:
     }
 
 
-def describe_spec(spec: EnvSpec) -> dict[str, Any]:
+def describe_spec(spec: EnvSpec) -> Fields:
     """Describe an environment by names and settings. Raises ConfigError: it, or a tool, is an object of this one."""
     source, binding = spec.source, spec.tool_binding
     name = source if isinstance(source, str) else find_import_name(source)
@@ -75,7 +76,7 @@ def describe_spec(spec: EnvSpec) -> dict[str, Any]:
     }
 
 
-def pack_plain(values: Mapping[str, Any], what: str) -> str:
+def pack_plain(values: Shown, what: str) -> str:
     """Write plain data as text. Raises ConfigError: it holds an object of this process."""
     try:
         return worker_wire.pack_value({key: _as_plain(value) for key, value in values.items()}).decode()
@@ -85,9 +86,9 @@ def pack_plain(values: Mapping[str, Any], what: str) -> str:
         ) from None
 
 
-def unpack_plain(text: str) -> dict[str, Any]:
+def unpack_plain(text: str) -> Fields:
     """Read what `pack_plain` wrote."""
-    values: dict[str, Any] = worker_wire.unpack_value(text.encode())
+    values: Fields = worker_wire.unpack_value(text.encode())
     return values
 
 
@@ -102,7 +103,7 @@ def _as_plain(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def open_spec(described: Mapping[str, Any]) -> AsyncIterator[EnvSpec]:
+async def open_spec(described: Shown) -> AsyncIterator[EnvSpec]:
     """Import an environment, and hold open what its episodes share.
 
     Raises:
@@ -114,7 +115,7 @@ async def open_spec(described: Mapping[str, Any]) -> AsyncIterator[EnvSpec]:
         yield spec
 
 
-def build_rollout(terms: Mapping[str, Any], spec: EnvSpec, engine: Engine, renderer: Renderer, grammar: Any) -> Rollout:
+def build_rollout(terms: Shown, spec: EnvSpec, engine: Engine, renderer: Renderer, grammar: Any) -> Rollout:
     """Build the rollout that `describe_terms` described."""
     stop = None if terms["stop"] is None else StopStrings(tuple(terms["stop"]), renderer.decode)
     sampling = SamplingParams(**terms["sampling"], stop=stop, grammar=grammar if terms["grammar"] else None)
