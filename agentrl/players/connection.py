@@ -96,7 +96,7 @@ def open_listener(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # spelled out, or asyncio leaves Nagle's 40 ms on
     except OSError as error:
-        raise UserError(f"rollout.players_host: {host!r} is no address ({error.strerror})") from None
+        raise UserError(f"players.host: {host!r} is no address ({error.strerror})") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -104,7 +104,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(
-            f"cannot listen for players on {host}, port {port}: {error.strerror}; give another rollout.players_port"
+            f"cannot listen for players on {host}, port {port}: {error.strerror}; give another players.port"
         ) from None
     return listener
 

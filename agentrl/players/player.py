@@ -25,6 +25,7 @@ from agentrl.players.player_engine import build_engine
 from agentrl.players.recipe import build_renderer
 from agentrl.players.shared_tools import set_breaker, share_tools
 from agentrl.players.terms import build_rollout, open_spec, unpack_plain
+from agentrl.players.told_lanes import describe_stretch
 from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.rollout import Rollout, check_deadlines
@@ -84,6 +85,7 @@ class _Played:
         self.turns, self.tokens, self.cancelled = rollout.turns, rollout.tokens, rollout.cancelled
         if rollout.offered_tools.changed:
             told["offered"], rollout.offered_tools.changed = rollout.offered_tools.lists, False
+        told |= describe_stretch(rollout.lanes.cut(), rollout.lanes.clock())
         return {name: value for name, value in told.items() if value}
 
 
@@ -302,7 +304,7 @@ async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
         except (OSError, ConnectionEnded, TimeoutError) as error:
             if clock() - begun >= wait_s:
                 raise UserError(
-                    f"no run answers at {url} for {wait_s:g} s ({error}): start it with --rollout.players_port, or "
+                    f"no run answers at {url} for {wait_s:g} s ({error}): start it with --players.port, or "
                     "give another --wait_s"
                 ) from None
             if not told:

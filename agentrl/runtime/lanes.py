@@ -36,6 +36,19 @@ def merge_intervals(intervals: Sequence[Interval], most: int) -> list[Interval]:
     return [(intervals[a + 1][0], intervals[b][1]) for a, b in pairwise(edges)]
 
 
+def unite_intervals(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
+    """Return the union of intervals between two moments, sorted and apart."""
+    united: list[Interval] = []
+    for a, b in sorted((max(a, begin), min(b, end)) for a, b in intervals):
+        if b <= a:
+            continue
+        if united and a <= united[-1][1]:
+            united[-1] = united[-1][0], max(b, united[-1][1])
+        else:
+            united.append((a, b))
+    return united
+
+
 class _Lane:
     """One owner's intervals since the last cut, and who is inside now."""
 
@@ -86,6 +99,7 @@ class Lanes:
         self._idle = _Lane()
         self._idle.inside, self._idle.since = 1, self.begun
         self._tracks: deque[Track] = deque(maxlen=TRACKS)
+        self._elsewhere: dict[str, list[Interval]] = {}
 
     def begin(self, owner: str, now: float) -> None:
         """Enter a lane at the moment `now`."""
@@ -126,11 +140,24 @@ class Lanes:
         track.end = self.clock()
         self._tracks.append(track)
 
+    def include(self, stretch: Stretch) -> None:
+        """Add what another process recorded, in seconds of this clock. What came before the last cut is left out."""
+        for owner, intervals in stretch.intervals.items():
+            if owner != IDLE:
+                own = self._elsewhere.setdefault(owner, [])
+                own += intervals
+                if len(own) > 8 * KEPT:
+                    own[:] = merge_intervals(unite_intervals(own, self.begun, self.clock()), KEPT)
+        for track in stretch.tracks:
+            self._tracks.append(track)
+
     def cut(self) -> Stretch:
         """Return everything since the last cut. Intervals that are open go on in the next stretch."""
         now, begun = self.clock(), self.begun
         found = {owner: lane.cut(now) for owner, lane in self._lanes.items()}
         found[IDLE] = self._idle.cut(now)
+        if self._elsewhere:
+            found = self._unite(found, begun, now)
         self._lanes = {owner: lane for owner, lane in self._lanes.items() if lane.inside}
         tracks, self.begun = list(self._tracks), now
         self._tracks.clear()
@@ -138,6 +165,20 @@ class Lanes:
         return Stretch(
             begun, now, {o: s for o, (s, _) in named.items()}, {o: list(i) for o, (_, i) in named.items()}, tracks
         )
+
+    def _unite(
+        self, found: dict[str, tuple[float, list[Interval]]], begin: float, end: float
+    ) -> dict[str, tuple[float, list[Interval]]]:
+        """Return each lane with what other processes recorded, and as idle when nobody was busy anywhere."""
+        elsewhere, self._elsewhere = self._elsewhere, {}
+        for owner, intervals in elsewhere.items():
+            united = unite_intervals([*found.get(owner, (0.0, []))[1], *intervals], begin, end)
+            found[owner] = sum(b - a for a, b in united), merge_intervals(united, 2 * KEPT)
+        busy = unite_intervals([i for owner, (_, own) in found.items() if owner != IDLE for i in own], begin, end)
+        edges = [begin, *(moment for interval in busy for moment in interval), end]
+        idle = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+        found[IDLE] = sum(b - a for a, b in idle), merge_intervals(idle, 2 * KEPT)
+        return found
 
 
 # An episode's stages, and whose lane each is.

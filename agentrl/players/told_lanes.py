@@ -1,0 +1,44 @@
+"""The lanes of a player's episodes as they cross to the run: ages in seconds, as two machines share no clock."""
+
+from __future__ import annotations
+
+from agentrl.players.connection import Fields, Shown
+from agentrl.runtime.lanes import IDLE, Interval, Lanes, Stretch, Track, merge_intervals
+
+MOST = 256  # intervals of a lane that a frame tells
+DIGITS = 4
+
+
+def describe_stretch(stretch: Stretch, now: float) -> Fields:
+    """Describe a stretch of a player's lanes as a frame's fields; of its episodes the one that ended last is told.
+
+    A step waits for the last episode of a group: for the waited-for lane the others of the same stretch are not needed.
+    """
+    lanes = {
+        owner: [round(now - moment, DIGITS) for pair in merge_intervals(intervals, MOST) for moment in pair]
+        for owner, intervals in stretch.intervals.items()
+        if owner != IDLE and intervals
+    }
+    told: Fields = {"lanes": lanes} if lanes else {}
+    if stretch.tracks:
+        last = max(stretch.tracks, key=lambda track: track.end)
+        path = [[round(now - begin, DIGITS), owner] for begin, owner in last.path]
+        told["track"] = [round(now - last.end, DIGITS), path]
+    return told
+
+
+def read_stretch(fields: Shown, lanes: Lanes) -> Stretch:
+    """Read what `describe_stretch` wrote, in the seconds of the run's clock: as old as it says, told this moment."""
+    now = lanes.clock()
+    intervals: dict[str, list[Interval]] = {}
+    for owner, ages in fields.get("lanes", {}).items():
+        moments = [now - float(age) for age in ages]
+        intervals[str(owner)] = list(zip(moments[::2], moments[1::2], strict=True))
+    tracks = []
+    if "track" in fields:
+        end, path = fields["track"]
+        tracks.append(Track(lanes, [(now - float(age), str(owner)) for age, owner in path], now - float(end)))
+    begin = min((a for own in intervals.values() for a, _ in own), default=now)
+    return Stretch(
+        begin, now, {owner: sum(b - a for a, b in own) for owner, own in intervals.items()}, intervals, tracks
+    )
