@@ -6,6 +6,7 @@ vLLM's source is read and not run: of the version that is installed, and of whee
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 import agentrl
 from agentrl.engines.server_keys import KEY_ENV
 from agentrl.engines.vllm import launch, lora_sender, requests
+from agentrl.engines.vllm.keyed_http import GENERATE
 from agentrl.engines.vllm.lora_sender import RANKS
 from agentrl.engines.vllm.server_process import ENTRY, ServerSettings
 from agentrl.engines.vllm.tool_parsers import OWN
@@ -149,7 +151,9 @@ def test_engine_arguments_flags_and_sampling_parameters_are_there(
 def test_paths_of_the_server_take_what_is_sent(vllm: Sources) -> None:
     routes = dict(_routes(vllm))
     sent = {p: w for module in ("server_client", "weight_client") for p, w in _requests_of(OWN_TREES[module])}
-    assert {"/pause", "/update_weights", "/inference/v1/generate"} <= sent.keys()
+    assert {"/pause", "/update_weights"} <= sent.keys()
+    sent[GENERATE] = set(json.loads(requests.write_request([1], SamplingParams(), adapter="a")))
+    assert sent[GENERATE] == {"token_ids", "sampling_params", "model"}
     for path, words in sent.items():
         assert path in routes, f"the server has no {path}"
         module, handler = routes[path]
