@@ -169,9 +169,12 @@ def test_what_is_trained_was_sampled_once_where_it_stands(name: str) -> None:
     contexts = 0
     for seed in range(HISTORIES):
         hostile, engine = anyio.run(roll_out, name, seed, HOSTILE)
-        assert hostile.fault is None, hostile.fault
+        if hostile.fault is not None:  # all of its requests were cancelled
+            assert "before it made a request" in hostile.fault.message
+            assert not hostile.segments
+            continue
         check_tokens(hostile, engine)
         plain, _ = anyio.run(roll_out, name, seed, "ok")
         assert count_control(hostile, name) == count_control(plain, name)
         contexts += len(hostile.contexts)
-    assert contexts > 1.5 * HISTORIES
+    assert contexts > 1.5 * HISTORIES  # few are of agents that asked for nothing
