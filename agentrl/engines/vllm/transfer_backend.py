@@ -54,7 +54,7 @@ def find_setting_problem(setting: str, *, has_gpu: bool, world_size: int) -> str
     if setting == M2N and world_size == 1:
         return "it is for a learner in several processes (torchrun), each of which sends a part; set it to nccl"
     if setting == M2N and not has_m2n():
-        return "it needs NVIDIA's nccl.m2n (nccl-extensions) beside vLLM, which is not installed; set it to nccl"
+        return "it needs vLLM 0.32 and NVIDIA's nccl.m2n (nccl-extensions), which are not installed; set it to nccl"
     return ""
 
 
@@ -76,9 +76,9 @@ def plan_backend(setting: str, *, has_gpu: bool, world_size: int) -> str:
 
 
 def has_m2n() -> bool:
-    """Return True if vLLM has the backend ``nccl_m2n`` here, and NVIDIA's library that it needs."""
+    """Return True if vLLM has the backend ``nccl_m2n`` here as 0.32 has it, and NVIDIA's library that it needs."""
     try:
-        modules = ("vllm.distributed.weight_transfer.m2n_trainer", "nccl.m2n")
+        modules = ("vllm.distributed.weight_transfer.m2n_source", "nccl.m2n")  # the source of weights is of 0.32 alone
         return all(importlib.util.find_spec(module) is not None for module in modules)
     except ImportError:
         return False
