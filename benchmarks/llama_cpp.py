@@ -1,4 +1,4 @@
-"""How fast llama.cpp samples the same model: python benchmarks/llama_cpp.py FILE.gguf --rows 1 16 64
+"""Time llama.cpp on the same model: python benchmarks/llama_cpp.py FILE.gguf --rows 1 16 64
 
 In a venv that has llama-cpp-python (`pip install llama-cpp-python==0.3.36` builds it, for six minutes). One thread,
 prompts of 55 tokens, which are read one after the other, then 64 tokens a row, drawn at temperature 1 by its own

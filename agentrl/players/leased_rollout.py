@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.players.arrived import take_group
 from agentrl.players.controller import Controller
 from agentrl.players.terms import describe_terms, pack_plain
-from agentrl.players.told_lanes import read_stretch
+from agentrl.players.told_lanes import include_stretch
 from agentrl.rollout.rollout import EpisodeCallback, Rollout
 from agentrl.runtime.stalls import Wait
 from agentrl.types import Group
@@ -64,8 +64,7 @@ class LeasedRollout(Rollout):
         self.turns += fields.get("turns", 0)
         self.tokens += fields.get("tokens", 0)
         self.cancelled += fields.get("cancelled", 0)
-        if "lanes" in fields or "track" in fields:
-            self.lanes.include(read_stretch(fields, self.lanes))
+        include_stretch(fields, self.lanes)
         for tools in fields.get("offered", ()):
             self.offered_tools.add(tools)
         self.renderer.injection_attempts.update(fields.get("attempts", {}))

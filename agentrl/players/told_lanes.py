@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.players.connection import Fields, Shown
-from agentrl.runtime.lanes import IDLE, Interval, Lanes, Stretch, Track, merge_intervals
+from agentrl.runtime.lanes import IDLE, Lanes, Stretch, Track, merge_intervals
 
 MOST = 256  # intervals of a lane that a frame tells
 DIGITS = 4
@@ -27,18 +27,12 @@ def describe_stretch(stretch: Stretch, now: float) -> Fields:
     return told
 
 
-def read_stretch(fields: Shown, lanes: Lanes) -> Stretch:
-    """Read what `describe_stretch` wrote, in the seconds of the run's clock: as old as it says, told this moment."""
+def include_stretch(fields: Shown, lanes: Lanes) -> None:
+    """Add what `describe_stretch` wrote to the run's lanes, in seconds of their clock: as old as it says, told now."""
     now = lanes.clock()
-    intervals: dict[str, list[Interval]] = {}
     for owner, ages in fields.get("lanes", {}).items():
         moments = [now - float(age) for age in ages]
-        intervals[str(owner)] = list(zip(moments[::2], moments[1::2], strict=True))
-    tracks = []
+        lanes.include(str(owner), list(zip(moments[::2], moments[1::2], strict=True)))
     if "track" in fields:
         end, path = fields["track"]
-        tracks.append(Track(lanes, [(now - float(age), str(owner)) for age, owner in path], now - float(end)))
-    begin = min((a for own in intervals.values() for a, _ in own), default=now)
-    return Stretch(
-        begin, now, {owner: sum(b - a for a, b in own) for owner, own in intervals.items()}, intervals, tracks
-    )
+        lanes.include_track(Track(lanes, [(now - float(age), str(owner)) for age, owner in path], now - float(end)))

@@ -140,16 +140,16 @@ class Lanes:
         track.end = self.clock()
         self._tracks.append(track)
 
-    def include(self, stretch: Stretch) -> None:
+    def include(self, owner: str, intervals: Sequence[Interval]) -> None:
         """Add what another process recorded, in seconds of this clock. What came before the last cut is left out."""
-        for owner, intervals in stretch.intervals.items():
-            if owner != IDLE:
-                own = self._elsewhere.setdefault(owner, [])
-                own += intervals
-                if len(own) > 8 * KEPT:
-                    own[:] = merge_intervals(unite_intervals(own, self.begun, self.clock()), KEPT)
-        for track in stretch.tracks:
-            self._tracks.append(track)
+        own = self._elsewhere.setdefault(owner, [])
+        own += intervals
+        if len(own) > 8 * KEPT:
+            own[:] = merge_intervals(unite_intervals(own, self.begun, self.clock()), KEPT)
+
+    def include_track(self, track: Track) -> None:
+        """Keep the track of an episode that ended in another process until the next cut."""
+        self._tracks.append(track)
 
     def cut(self) -> Stretch:
         """Return everything since the last cut. Intervals that are open go on in the next stretch."""

@@ -181,7 +181,7 @@ async def conversation(engine: TransformersEngine, model: Any, number: int, para
 async def disturbed(
     calls: Sequence[Callable[[], Awaitable[Any]]], act: Callable[[], Awaitable[Any]], part: float = 0.1
 ) -> list[Any]:
-    """What the calls give where ``act`` begins in the midst of them: after a part of the time they take without it."""
+    """Return what the calls give where ``act`` begins amid them: after a part of the time they take without it."""
     seconds = inf
     for _ in range(2):  # the first time takes longer
         began = perf_counter()
@@ -196,7 +196,7 @@ async def disturbed(
 
 
 async def updated_amid(engine: Any, calls: Sequence[Callable[[], Awaitable[Any]]], old: Any, new: Any) -> list[Any]:
-    """What the calls give where an update from ``old`` to ``new`` meets all of them, which a busy machine may miss."""
+    """Return what the calls give where an update from ``old`` to ``new`` meets all, which a busy machine may miss."""
     found: list[Any] = []
     for part in (0.1, 0.3, 0.5, 0.2, 0.05, 0.7):
         await engine.update_weights(old, 0)

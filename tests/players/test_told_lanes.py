@@ -1,4 +1,4 @@
-"""What players' episodes were at, in the run's own seconds."""
+"""The lanes of players' episodes, in the run's own seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.players.told_lanes import describe_stretch, read_stretch
+from agentrl.players.told_lanes import describe_stretch, include_stretch
 from agentrl.runtime.lanes import IDLE, Lanes, Track, unite_intervals
 from tests.runtime.test_lanes import Clock
 
@@ -45,7 +45,7 @@ def test_lanes_of_several_players_are_united_with_the_runs_own() -> None:
         other.ended(track)
     go_on(1)
     for other in theirs:
-        lanes.include(read_stretch(describe_stretch(other.cut(), other.clock()), lanes))
+        include_stretch(describe_stretch(other.cut(), other.clock()), lanes)
     stretch = lanes.cut()
     assert stretch.seconds["generate"] == 3.0  # 0..2 and 3..4: a tool took its episode out of the lane
     assert stretch.seconds["tool/price"] == stretch.seconds["tools"] == 1.0

@@ -1,4 +1,4 @@
-"""How weights go to servers: by a setting, by what they were started for, and by what the learner has."""
+"""Choices of how weights go to servers: by a setting, by what they were started for, and by what the learner has."""
 
 from __future__ import annotations
 

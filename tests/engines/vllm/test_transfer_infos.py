@@ -1,5 +1,5 @@
 # ruff: noqa: E402  vLLM warns as it is imported
-"""What is told to vLLM's workers, read by vLLM's own dataclasses and engines: `make vllm`. Nothing here needs a GPU."""
+"""The words to vLLM's workers, read by vLLM's own dataclasses and engines: `make vllm`. Nothing here needs a GPU."""
 
 from __future__ import annotations
 
