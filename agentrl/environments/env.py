@@ -105,6 +105,23 @@ class Env(Generic[Shared]):
             "turns and is given the messages that answer it (docs/write-an-environment.md)"
         )
 
+    async def summarize(self, messages: list[Message]) -> str:
+        """Write the summary of an episode that the expert plays, where its context is folded (optional).
+
+        What the expert yields behind it can rest on the task and on this text alone. It is trained as its turns are:
+        ``agentrl sft --rollout.context fold`` learns from each context as the model is asked to write it.
+
+        Args:
+            messages: that answered the expert's last turn; ``yield`` in `expert` returns them too, afterwards.
+
+        Raises:
+            NoExpertError: it writes none.
+        """
+        raise NoExpertError(
+            f"{type(self).__name__} has no `summarize`, which writes the summaries of its expert where contexts are "
+            "folded (rollout.context): define it, or demonstrate whole contexts (docs/write-an-environment.md)"
+        )
+
     async def health_check(self) -> None:
         """Raise if the world that ``step`` and ``score`` depend on does not work now.
 

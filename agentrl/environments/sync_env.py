@@ -13,7 +13,7 @@ from agentrl.errors import ContractError
 from agentrl.runtime.threads import SerialThread
 
 E = TypeVar("E", bound=Env)
-_METHODS = ("reset", "step", "score", "score_group", "health_check", "close")
+_METHODS = ("reset", "step", "score", "score_group", "summarize", "health_check", "close")
 
 
 def thread_methods(env: E) -> E:

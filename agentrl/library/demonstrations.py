@@ -48,7 +48,8 @@ def _read_run(folder: Path, where: str | None, spec: EnvSpec) -> list[Demonstrat
     """Read the episodes of a run folder that a query matches, in their order; none that a fault ended."""
     episodes = Run(folder).episodes(_OPERATOR.sub(r"\1", where) if where else "")
     tools = _find_tools(folder, spec)
-    found = [Demonstration.of_trajectory(t, tools) for t in episodes if t.fault is None and t.turns]
+    whole = [t for t in episodes if t.fault is None and t.turns]
+    found = [one for t in whole for one in Demonstration.list_of_trajectory(t, tools)]
     if not found:
         which = f"no episode of {str(folder)!r} matches {where!r}" if where else f"{str(folder)!r} has no episode"
         raise UserError(f"{which} that a fault did not end: sft.where takes what the search of agentrl view takes")

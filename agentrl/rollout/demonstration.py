@@ -17,7 +17,7 @@ from agentrl.renderer.template import TemplateRenderer
 from agentrl.renderer.written_conversation import UnreadableTurn, WrittenConversation
 from agentrl.rollout.conversation_rows import read_messages, read_schemas
 from agentrl.rollout.expert import ExpertEpisode
-from agentrl.types import CallRecord, JsonSchema, Message, Segment, Stop, Trajectory
+from agentrl.types import CallRecord, JsonSchema, Message, Segment, Stop, ThreadRole, Trajectory
 
 NO_TASK = -1  # of a conversation that belongs to no task of the environment
 _WORTH = "demonstration"  # the reward of one that has none: it is 1
@@ -34,14 +34,16 @@ class Demonstration:
     reward: float | None = None  # their weighted sum
 
     @classmethod
-    def of_expert(cls, played: ExpertEpisode) -> Demonstration:
-        """Return the demonstration that an expert's episode is."""
-        return cls.of_trajectory(played.trajectory, played.tools)
+    def list_of_expert(cls, played: ExpertEpisode) -> list[Demonstration]:
+        """List the demonstrations that an expert's episode is."""
+        return cls.list_of_trajectory(played.trajectory, played.tools)
 
     @classmethod
-    def of_trajectory(cls, t: Trajectory, tools: Sequence[JsonSchema]) -> Demonstration:
-        """Return the demonstration that an episode is."""
-        return cls(t.messages, tuple(tools), t.task, dict(t.rewards), t.reward)
+    def list_of_trajectory(cls, t: Trajectory, tools: Sequence[JsonSchema]) -> list[Demonstration]:
+        """List the demonstrations that an episode is: its conversation, or each context of one that was folded."""
+        folded = len(t.threads) > 1 and all(thread.role is ThreadRole.COMPACTION for thread in t.threads[1:])
+        contexts = [thread.messages for thread in t.threads] if folded else [t.messages]
+        return [cls(messages, tuple(tools), t.task, dict(t.rewards), t.reward) for messages in contexts]
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Demonstration:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -40,7 +40,9 @@ from agentrl.types import (
     to_utf8_json,
 )
 
+T = TypeVar("T")
 CAPACITY = 32  # episodes at once; the tools have limits of their own
+CountTokens = Callable[[Sequence[Message], Sequence[JsonSchema]], int]
 _HOW = "it yields a text, a ToolCall, several of them, or a Reply"
 
 
@@ -59,6 +61,7 @@ async def play_expert(
     *,
     words: Mapping[str, Any] = {},
     split: str = "train",
+    measure: CountTokens | None = None,
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> list[ExpertEpisode]:
     """Play the expert of an open spec on tasks, many at once; return its episodes in the order of the tasks.
@@ -66,13 +69,14 @@ async def play_expert(
     Args:
         config: the limits of turns and seconds; tokens are not counted.
         words: for the model's chat template, kept with the conversation.
+        measure: counts the tokens that a context has for a model: contexts are then folded as ``config`` says.
         on_episode: called with each episode as it ends.
 
     Raises:
         NoExpertError: the environment has no expert, or none for one of the tasks.
         ContractError: the expert broke its contract.
     """
-    async with open_expert_rollout(spec, config, words=words, split=split) as rollout:
+    async with open_expert_rollout(spec, config, words=words, split=split, measure=measure) as rollout:
         groups = await rollout.batch(tasks, 1, on_episode=on_episode)
     played = [ExpertEpisode(t, _read_tools(t)) for group in groups for t in group]
     for one in played:
@@ -82,16 +86,24 @@ async def play_expert(
 
 @asynccontextmanager
 async def open_expert_rollout(
-    spec: EnvSpec, config: RolloutConfig, *, words: Mapping[str, Any] = {}, split: str = "train"
+    spec: EnvSpec,
+    config: RolloutConfig,
+    *,
+    words: Mapping[str, Any] = {},
+    split: str = "train",
+    measure: CountTokens | None = None,
 ) -> AsyncIterator[Rollout]:
-    """Open the rollout of an expert, whose turns may be as long as they are. Raises as `play_expert`."""
+    """Open the rollout of an expert, whose turns may be as long as they are. Arguments and errors: `play_expert`."""
     if not spec.has_expert:
         spec.sample().expert()  # says so
     plain = config.model_copy(update={"oversample": 0, "branches": 1, "stop": [], "max_episode_tokens": None})
-    plain = plain.model_copy(update={"context": "whole", "context_budget": None})  # an expert writes no summary
+    if measure is None:
+        plain = plain.model_copy(update={"context": "whole", "context_budget": None})
     async with open_task_group() as closing:
         engine = ExpertEngine(lambda close: closing.start_soon(close))
         engine.rollout = rollout = Rollout.from_config(plain, spec, engine, ChatRenderer(words), split)
+        if rollout.folding is not None:
+            rollout.folding = replace(rollout.folding, measure=measure)
         yield rollout
 
 
@@ -128,7 +140,10 @@ class ExpertEngine:
         if session not in self._experts:
             episode = next(e for e in self.rollout.running if e.session == session)
             self._experts[session] = _Expert(episode)
-        ids = encode_lines([await self._experts[session].take_turn()])
+        expert = self._experts[session]
+        folded = expert.episode.folded
+        asked = None if folded is None else folded.asked
+        ids = encode_lines([await (expert.take_turn() if asked is None else expert.summarize(asked))])
         return Completion(tuple(ids), (0.0,) * len(ids), (0,) * len(ids), "stop")
 
     def end_session(self, session: str) -> None:
@@ -160,19 +175,30 @@ class _Expert:
         """
         messages = self.episode.messages[self.seen :]
         self.seen = len(self.episode.messages) + 1
+        turn = await self._bounded(partial(self._advance, messages))
+        return _wire(self._read(turn), self.episode.turn)
+
+    async def summarize(self, messages: list[Message]) -> dict[str, Any]:
+        """Return the summary that the environment writes for its expert, as the API has it. Raises as `take_turn`."""
+        text: object = await self._bounded(partial(self.env.summarize, messages))
+        if not isinstance(text, str) or not text.strip():
+            what = self.what.replace(".expert of", ".summarize of")
+            raise ContractError(f"{what} returned {text!r:.80}; it returns the text of a summary")
+        return _wire(Reply(text), self.episode.turn)
+
+    async def _bounded(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Return what the environment's code returns in time. Raises as `take_turn`."""
         limit_s = self.episode.context.limits.turn_timeout_s
-        with anyio.move_on_after(limit_s) as scope:
+        with anyio.move_on_after(limit_s):
             try:
-                turn = await self._advance(messages)
+                return await act()
             except (UserError, InfraError):
                 raise
             except (StopAsyncIteration, _Ended):
                 raise ContractError(self._describe_end()) from None
             except (Exception, SystemExit) as error:
                 raise ContractError(f"{self.what} raised {describe_raised(error)}") from error
-        if scope.cancelled_caught:
-            raise ContractError(f"{self.what} took over {limit_s:g} s for a turn (rollout.turn_timeout_s)")
-        return _wire(self._read(turn), self.episode.turn)
+        raise ContractError(f"{self.what} took over {limit_s:g} s for a turn (rollout.turn_timeout_s)")
 
     async def _advance(self, messages: list[Message]) -> ExpertTurn:
         """Start the expert, or send it the messages that answered its last turn."""

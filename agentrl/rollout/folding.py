@@ -49,11 +49,13 @@ class Folding:
         begin: makes the messages that a context begins with, of the prompt's and the summary.
         budget: the tokens a context may have after the environment's answer, before it is folded.
         summary_tokens: the most tokens of a summary.
+        measure: counts the tokens of a context, of its messages and tools; by default it is the episode's own tokens.
     """
 
     begin: BeginContext
     budget: int
     summary_tokens: int = 256
+    measure: Callable[[Sequence[Message], Sequence[JsonSchema]], int] | None = None
 
 
 @dataclass
@@ -65,17 +67,19 @@ class FoldedContexts:
     shared: int = 0  # messages of the present context that are the prompt's too
     messages: list[Message] = field(default_factory=list)  # of the present context
     ended: list[tuple[int, int, list[Message]]] = field(default_factory=list)  # turns so far, shared, messages
+    asked: list[Message] | None = None  # while a summary is written: what the environment has answered before it
 
     def begin(self, episode: Episode) -> None:
         """Note the prompt. Raises ConfigError where the budget is too small for it, or too large for the engine."""
         self.prompt = list(episode.history)
         self.messages, self.shared = list(self.prompt), 0
         budget, most = self.folding.budget, episode.context.engine.max_context
-        if len(episode.token_ids) >= budget:
+        tokens = self._count_tokens(episode, self.messages, episode.tools)
+        if tokens >= budget:
             whose = describe_task(episode.task, episode.context.split)
             raise ConfigError(
-                f"rollout.context_budget {budget} is too small: the prompt of {whose} alone has "
-                f"{len(episode.token_ids)} tokens; raise it"
+                f"rollout.context_budget {budget} is too small: the prompt of {whose} alone has {tokens} tokens; "
+                "raise it"
             )
         if budget >= most:
             raise ConfigError(
@@ -91,13 +95,15 @@ class FoldedContexts:
         mark, said = episode.mark_context(), list(episode.messages)
         episode._observe(observation, tools)
         turn, new = episode.messages[len(said) - 1], as_messages(observation)
-        if len(episode.token_ids) <= self.folding.budget:
+        if self._count_tokens(episode, [*self.messages, turn, *new], tools) <= self.folding.budget:
             self.messages += [turn, *new]
             return True
         kept = list(episode.messages)
         episode.return_to(mark)
         episode._observe(_say_behind(new, REQUEST), tools)
+        self.asked = list(new)
         sampled = await episode._sample_turn(self.folding.summary_tokens, len(self.ended) + 1)
+        self.asked = None
         if sampled is None:
             episode.messages = kept
             return False
@@ -108,6 +114,10 @@ class FoldedContexts:
         self._begin_next(episode, reply.text.strip())
         episode.messages = kept
         return True
+
+    def _count_tokens(self, episode: Episode, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> int:
+        measure = self.folding.measure
+        return len(episode.token_ids) if measure is None else measure(messages, tools)
 
     def _begin_next(self, episode: Episode, summary: str) -> None:
         begun = self.folding.begin(self.prompt, summary)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from agentrl.environments.spec import EnvSpec
 from agentrl.environments.task_sampler import TaskSampler
 from agentrl.errors import ConfigError, UserError
+from agentrl.renderer.template import TemplateRenderer
 from agentrl.resources import TrainingResources
 from agentrl.rollout.demonstration import Demonstration
 from agentrl.rollout.expert import play_expert
@@ -24,7 +26,7 @@ from agentrl.rollout.scheduler import SchedulerState, StepBatch
 from agentrl.runs.atomic import replace_atomically
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.sft import BY_DEFAULT, EXPERT
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group, JsonSchema, Message, Trajectory
 
 FILE = "demonstrations.jsonl"
 
@@ -145,9 +147,15 @@ async def _play(resources: TrainingResources, on_episode: Callable[[Trajectory],
         order.next_tasks(config.sft.tasks or BY_DEFAULT),
         config.rollout,
         words=config.template_words,
+        measure=partial(_count_tokens, resources.renderer),
         on_episode=on_episode,
     )
-    return [Demonstration.of_expert(one) for one in played if one.trajectory.fault is None]
+    sound = [one for one in played if one.trajectory.fault is None]
+    return [demonstration for one in sound for demonstration in Demonstration.list_of_expert(one)]
+
+
+def _count_tokens(renderer: TemplateRenderer, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> int:
+    return len(renderer.render_ids(messages, tools=tools))
 
 
 def _find_least(resources: TrainingResources) -> float:

@@ -19,6 +19,7 @@ from agentrl_envs import dataset, search_qa_tasks
 from agentrl_envs.rewards import extract_boxed, is_same_answer
 
 OPENED = 0.15  # of the pages that its search has found, the expert opens all the same
+NOT_SHOWN = "A search does not show the page."
 ANSWERS = ("The answer is \\boxed{{{}}}.", "\\boxed{{{}}}")
 
 Questions = Mapping[str, Sequence[dataset.Row]]
@@ -30,6 +31,7 @@ class SearchQA(ToolEnv):
     Args:
         hops: how many pages an answer may be away: some of 1, 2 and 3.
         world: which made-up world; another number has other names and facts.
+        size: how many times 2,360 pages it has.
         k: how many results a search has.
         corpus: one's own, made by ``agentrl index``, instead of the world.
         questions: for it: JSON lines with ``question`` and ``answer``, a text or a list of texts that are right.
@@ -43,6 +45,7 @@ class SearchQA(ToolEnv):
         self,
         hops: Sequence[int] = search_qa_tasks.HOPS,
         world: int = 0,
+        size: int = 1,
         k: int = 3,
         corpus: str | Path | None = None,
         questions: str | Path | None = None,
@@ -51,8 +54,10 @@ class SearchQA(ToolEnv):
         super().__init__()
         if (corpus is None) != (questions is None) or (test_questions is not None and questions is None):
             raise ContractError("env 'search-qa': corpus and questions go together; test_questions may be added")
-        self.hops, self.world = tuple(hops), world
-        self.tools = (Search(corpus or search_qa_tasks.SearchWorld(world), k=k),)
+        if not 1 <= size <= search_qa_tasks.MAX_SIZE:
+            raise ContractError(f"env 'search-qa': size is 1 to {search_qa_tasks.MAX_SIZE}, not {size}")
+        self.hops, self.world, self.size = tuple(hops), world, size
+        self.tools = (Search(corpus or search_qa_tasks.SearchWorld(world, size), k=k),)
 
     @classmethod
     @asynccontextmanager
@@ -80,10 +85,10 @@ class SearchQA(ToolEnv):
             self.answers = [row["answer"]] if isinstance(row["answer"], str | int | float) else row["answer"]
             return self.ask(row["question"]), {"expected": " | ".join(map(str, self.answers))}
         try:
-            task = search_qa_tasks.draw(seed, split=split, hops=self.hops, world=self.world)
+            task = search_qa_tasks.draw(seed, split=split, hops=self.hops, world=self.world, size=self.size)
         except ValueError as error:
             raise ContractError(f"env 'search-qa': {error}") from None
-        self.task, self.answers = task, [task.answer]
+        self.task, self.answers, self.read = task, [task.answer], 0
         return self.ask(task.question), {"hops": len(task.path), "expected": task.answer}
 
     async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
@@ -93,16 +98,31 @@ class SearchQA(ToolEnv):
         """
         if self.shared:
             raise NoExpertError("the expert of env 'search-qa' knows its made-up worlds, and not env.corpus")
-        rng = random.Random(self.task.question)
-        for page in self.task.path:
+        rng, task = random.Random(self.task.question), self.task
+        while self.read < len(task.path):
+            page, read = task.path[self.read], self.read
             found = yield ToolCall.of("search", query=page)
-            if not any(page in m["content"] for m in found) or rng.random() < OPENED:
+            if not _shows(found, page) or (self.read == read and rng.random() < OPENED):
                 yield ToolCall.of("open_page", title_or_id=page)
-        yield rng.choice(ANSWERS).format(self.task.answer)
+            self.read = read + 1
+        yield rng.choice(ANSWERS).format(task.answer)
+
+    async def summarize(self, messages: list[Message]) -> str:
+        """Ask what is left to find once the page that was just read is known; or say the answer."""
+        task = self.task
+        if not _shows(messages, task.path[self.read]):
+            return f"{task.questions[self.read]} {NOT_SHOWN}"
+        self.read += 1
+        return task.questions[self.read] if self.read < len(task.path) else f"The answer is {task.answer}."
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer = extract_boxed(trajectory.answer)
         return {"correct": float(answer is not None and any(_same(answer, str(a)) for a in self.answers))}
+
+
+def _shows(messages: Sequence[Message], page: str) -> bool:
+    """Return True if a tool's messages hold the page, and not only mention it."""
+    return any(f"{page} {verb} " in message["content"] for message in messages for verb in ("is", "was"))
 
 
 def _same(answer: str, wanted: str) -> bool:

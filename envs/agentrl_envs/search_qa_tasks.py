@@ -19,7 +19,8 @@ from agentrl_envs.splits import Split
 SYSTEM_PROMPT = "Look it up step by step. Answer with \\boxed{}."
 HOPS = (1, 2, 3)
 
-# how many of each kind a half of the world has
+# how many of each kind a half of a world of size 1 has
+MAX_SIZE = 20  # of a world: there are names for no more
 SIZES = {"country": 60, "town": 200, "person": 400, "company": 200, "river": 120, "book": 200}
 
 # kind -> its facts: (name, kind of what it names; "" for a number)
@@ -75,9 +76,14 @@ class _Thing:
 
 @dataclass(frozen=True)
 class _SearchTask:
-    question: str
+    questions: tuple[str, ...]  # as they stand once so many pages of the path are read
     answer: str
     path: tuple[str, ...]  # the pages that lead to the answer, in order
+
+    @property
+    def question(self) -> str:
+        """Return the question as it is asked."""
+        return self.questions[0]
 
 
 @dataclass(frozen=True)
@@ -85,18 +91,21 @@ class SearchWorld:
     """The passages of a world, made anew whenever they are asked for."""
 
     seed: int = 0
+    size: int = 1
 
     def __iter__(self) -> Iterator[Passage]:
         """Yield the passages in an order that reveals no relations."""
-        pages = [thing.page for split in ("train", "test") for thing in _build_half(self.seed, split).values()]
+        pages = [
+            thing.page for split in ("train", "test") for thing in _build_half(self.seed, split, self.size).values()
+        ]
         random.Random(f"search-qa/{self.seed}/order").shuffle(pages)
         yield from pages
 
 
 @lru_cache(maxsize=8)
-def _build_half(seed: int, split: Split) -> dict[str, _Thing]:
+def _build_half(seed: int, split: Split, size: int = 1) -> dict[str, _Thing]:
     """Build the things of one half of a world, by name."""
-    names = _names(seed, split)
+    names = _names(seed, split, size)
     rng = random.Random(f"search-qa/{seed}/{split}")
     numbers = {"year": (1500, 2020), "length": (100, 3000)}
     found = {}
@@ -113,20 +122,20 @@ def _build_half(seed: int, split: Split) -> dict[str, _Thing]:
     return found
 
 
-def _names(seed: int, split: Split) -> dict[str, list[str]]:
+def _names(seed: int, split: Split, size: int) -> dict[str, list[str]]:
     """Draw the names of both halves together, each once, then divide them."""
     rng = random.Random(f"search-qa/{seed}/names")
-    count = 2 * sum(SIZES.values())
+    count = 2 * size * sum(SIZES.values())
     stems = rng.sample([a + b + c for a in _SYLLABLES for b in _SYLLABLES for c in _SYLLABLES], count)
     ours = iter(stems[: count // 2] if split == "train" else stems[count // 2 :])
-    return {kind: [(next(ours) + _ENDINGS[kind]).capitalize() for _ in range(n)] for kind, n in SIZES.items()}
+    return {kind: [(next(ours) + _ENDINGS[kind]).capitalize() for _ in range(size * n)] for kind, n in SIZES.items()}
 
 
-def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0) -> _SearchTask:
+def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0, size: int = 1) -> _SearchTask:
     """Draw task ``seed``. Raises ValueError for an unknown number of hops."""
     if not hops or any(n not in HOPS for n in hops):
         raise ValueError(f"hops are some of {', '.join(map(str, HOPS))}; not {list(hops)}")
-    things = _build_half(world, split)
+    things = _build_half(world, split, size)
     rng = random.Random(f"search-qa/{world}/{task_index(seed)}/{split}/{hops}")
     names = list(things)
     while True:
@@ -136,18 +145,27 @@ def draw(seed: int, *, split: Split, hops: Sequence[int] = HOPS, world: int = 0)
 
 def _walk(rng: random.Random, things: Mapping[str, _Thing], start: str, hops: int) -> _SearchTask | None:
     """Draw a question of so many facts, each about the thing that the last one named; None if it comes back."""
-    path, phrase = [start], start
+    path, facts = [start], list[str]()
     for hop in range(1, hops + 1):
         thing = things[path[-1]]
         fact = rng.choice([fact for fact, named in FACTS[thing.kind] if named or hop == hops])
         value = thing.facts[fact]
+        facts.append(fact)
         if hop == hops:
             told = " ".join(things[name].page.text for name in path[:-1])
             if value in path or value in told:
                 return None  # the answer stands on a page before the last
-            return _SearchTask(_ASK[thing.kind, fact][1].format(phrase), value, tuple(path))
+            questions = [_ask(things, path[at:], facts[at:]) for at in range(hops)]
+            return _SearchTask(tuple(questions), value, tuple(path))
         if value in path:
             return None
-        phrase = _ASK[thing.kind, fact][0].format(phrase)
         path.append(value)
     return None
+
+
+def _ask(things: Mapping[str, _Thing], path: Sequence[str], facts: Sequence[str]) -> str:
+    """Ask for the last fact of the last page, by way of the ones before it."""
+    phrase = path[0]
+    for name, fact in zip(path[:-1], facts[:-1], strict=True):
+        phrase = _ASK[things[name].kind, fact][0].format(phrase)
+    return _ASK[things[path[-1]].kind, facts[-1]][1].format(phrase)

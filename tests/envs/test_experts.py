@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from agentrl_envs import search_qa_tasks as tasks
 from agentrl_tools.bm25_index import build_corpus
 from agentrl_tools.passages import Passage
 
 from agentrl import ContractError, EnvSpec, Trajectory
 from agentrl.environments.task_sampler import task_integer
 from agentrl.errors import NoExpertError
+from agentrl.rollout.demonstration import Demonstration
 from agentrl.rollout.expert import play_expert
 from agentrl.settings.schema import RolloutConfig
+from agentrl.types import JsonSchema, Message
 
 
 def play(name: str, tasks: int, split: str = "train", **settings: Any) -> list[Trajectory]:
@@ -125,3 +130,30 @@ def test_prompts_says_what_the_row_completes() -> None:
     bare = [{"prompt": r["prompt"], "solution": r["solution"]} for r in rows]
     with pytest.raises(NoExpertError, match=r"where each row has a `completion`.*this row has None"):
         play("prompts", 2, data=bare)
+
+
+def test_a_folded_search_says_nothing_that_its_context_does_not_hold() -> None:
+    """Each name that the expert writes, in a call, a summary or an answer, stands before it in the same context."""
+
+    async def run() -> list[list[Demonstration]]:
+        config = RolloutConfig(context="fold", context_budget=60)
+        async with EnvSpec("search-qa").open() as spec:
+            played = await play_expert(spec, range(60), config, measure=count_words)
+        assert {p.trajectory.reward for p in played} == {1.0}
+        return [Demonstration.list_of_expert(p) for p in played]
+
+    def count_words(messages: Sequence[Message], tools: Sequence[JsonSchema]) -> int:
+        return sum(len(m["content"].split()) for m in messages)
+
+    folded = anyio.run(run)
+    assert max(map(len, folded)) > 2
+    for demonstrations in folded:
+        task = tasks.draw(demonstrations[0].task, split="train")
+        known = {*task.path, task.answer}
+        for one in demonstrations:
+            before = ""
+            for message in one.messages:
+                if message["role"] == "assistant":
+                    said = message["content"] + json.dumps(message.get("tool_calls", []))
+                    assert all(name in before for name in known if name in said)
+                before += message["content"]

@@ -94,6 +94,29 @@ def test_a_seed_is_a_question_and_the_halves_know_nothing_of_each_other() -> Non
     assert [*tasks.SearchWorld(4)] == [*tasks.SearchWorld(4)] != [*tasks.SearchWorld(5)]
 
 
+def test_a_larger_world_has_more_of_everything_and_halves_that_share_nothing() -> None:
+    train, test = tasks._build_half(0, "train", 3), tasks._build_half(0, "test", 3)
+    assert len(train) == len(test) == 3 * len(tasks._build_half(0, "train"))
+    assert not train.keys() & test.keys()
+    assert len([*tasks.SearchWorld(0, 3)]) == 6 * sum(tasks.SIZES.values())
+    assert tasks.draw(3, split="test", size=3).path[0] in test
+
+
+async def test_questions_of_a_larger_world_are_looked_up_in_it() -> None:
+    def look_up(session: str, turn: int) -> str:
+        task = tasks.draw(int(session.split("-")[0]), split="train", size=2)
+        return call("search", query=task.path[turn]) if turn < len(task.path) else f"\\boxed{{{task.answer}}}"
+
+    assert {t.reward for t in await play(look_up, size=2)} == {1.0}
+
+
+def test_what_is_left_to_ask_begins_at_the_page_that_comes_next() -> None:
+    for seed in range(200):
+        task = tasks.draw(seed, split="train")
+        for at, question in enumerate(task.questions):
+            assert [name in question for name in task.path] == [i == at for i in range(len(task.path))]
+
+
 def test_the_answer_stands_on_the_last_page_only() -> None:
     for seed in range(500):
         task = tasks.draw(seed, split="train")
@@ -159,3 +182,6 @@ async def test_wrong_settings_are_sentences(own: dict[str, Any]) -> None:
         await play(["x"], corpus=own["corpus"])
     with pytest.raises(ContractError, match=r"hops are some of 1, 2, 3; not \[4\]"):
         await play(["x"], hops=[4])
+    for size in (0, 21):
+        with pytest.raises(ContractError, match=f"size is 1 to 20, not {size}"):
+            await play(["x"], size=size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
@@ -10,9 +11,12 @@ import anyio
 import pytest
 
 from agentrl import ContractError, Env, EnvSpec, InfraError, Message, Reply, Step, ToolCall, ToolEnv, ToolError, tool
+from agentrl.errors import NoExpertError
+from agentrl.rollout.demonstration import Demonstration
 from agentrl.rollout.expert import ExpertEpisode, play_expert
+from agentrl.rollout.folding import REQUEST
 from agentrl.settings.schema import RolloutConfig
-from agentrl.types import ExpertTurn, Stop
+from agentrl.types import ExpertTurn, Stop, ThreadRole
 
 
 class Sums(ToolEnv):
@@ -193,3 +197,88 @@ def test_a_fault_of_the_world_is_no_mistake_of_the_expert() -> None:
     assert lost.reward is None
     assert lost.fault is not None
     assert lost.fault.kind == "no_database"
+
+
+class Summing(Sums):
+    """An expert that adds twice, and writes what it has so far where its context is folded."""
+
+    async def expert(self) -> AsyncGenerator[ExpertTurn, list[Message]]:
+        for _ in range(2):
+            self.heard = yield ToolCall.of("add", a=self.task, b=1)
+        yield str(self.task + 1)
+
+    async def summarize(self, messages: list[Message]) -> str:
+        return f"It is {messages[-1]['content']}."
+
+
+def play_folded(cls: type[Env]) -> list[ExpertEpisode]:
+    async def run() -> list[ExpertEpisode]:
+        config = RolloutConfig(context="fold", context_budget=2)
+        async with EnvSpec(cls).open() as spec:
+            return await play_expert(spec, [3], config, measure=lambda messages, tools: len(messages))
+
+    return anyio.run(run)
+
+
+def test_an_expert_writes_summaries_where_contexts_are_folded() -> None:
+    (played,) = play_folded(Summing)
+    episode = played.trajectory
+    assert (episode.reward, episode.turns, [t.role for t in episode.threads]) == (
+        1.0,
+        5,
+        [ThreadRole.MAIN, ThreadRole.COMPACTION, ThreadRole.COMPACTION],
+    )
+    contexts = [one.messages for one in Demonstration.list_of_expert(played)]
+    assert [c[-1]["content"] for c in contexts] == ["It is 4.", "It is 4.", "4"]
+    assert [len(c[-2].get("tool_calls", ())) for c in contexts] == [0, 0, 0]
+    assert all(c[-2]["content"].endswith(REQUEST) for c in contexts[:2])
+    assert all("It is 4." in c[0]["content"] for c in contexts[1:])
+    assert [m["role"] for m in episode.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+
+
+def test_contexts_stay_whole_where_nobody_counts_tokens() -> None:
+    async def run() -> list[ExpertEpisode]:
+        async with EnvSpec(Summing).open() as spec:
+            return await play_expert(spec, [3], RolloutConfig(context="fold", context_budget=2))
+
+    (played,) = anyio.run(run)
+    assert not played.trajectory.threads
+    assert len(Demonstration.list_of_expert(played)) == 1
+
+
+def test_a_plain_summary_of_a_sync_environment_runs_in_its_thread() -> None:
+    class Plain(Summing):
+        sync = True
+
+        def summarize(self, messages: list[Message]) -> str:  # type: ignore[override]
+            return f"{threading.current_thread() is threading.main_thread()}: {messages[-1]['content']}"
+
+    (played,) = play_folded(Plain)
+    assert played.trajectory.threads[0].messages[-1]["content"] == "False: 4"
+
+
+def test_an_expert_without_summaries_is_a_sentence() -> None:
+    class Silent(Summing):
+        summarize = Env.summarize
+
+    with pytest.raises(NoExpertError, match="Silent has no `summarize`"):
+        play_folded(Silent)
+
+
+@pytest.mark.parametrize("wrong", [None, "", " ", 7])
+def test_what_is_no_summary_is_named(wrong: Any) -> None:
+    class Wrong(Summing):
+        async def summarize(self, messages: list[Message]) -> Any:
+            return wrong
+
+    with pytest.raises(ContractError, match=r"Wrong\.summarize of .*task 3 returned .*; it returns the text"):
+        play_folded(Wrong)
+
+
+def test_a_summary_that_raises_is_named() -> None:
+    class Broken(Summing):
+        async def summarize(self, messages: list[Message]) -> str:
+            raise KeyError("page")
+
+    with pytest.raises(ContractError, match=r"Broken\.expert of .*task 3 raised KeyError: 'page'"):
+        play_folded(Broken)
