@@ -33,6 +33,7 @@ from agentrl.runtime.stalls import Wait
 
 WIRE = 1  # the version of what is said
 LOOK_S, HELLO_S = 1.0, 30.0
+SHARE_STEP = 1 / 16  # of its episodes in play, by which a player's part has to grow before it is told
 _ERRORS = {cls.__name__: cls for cls in (UserError, ConfigError, ContractError, TemplateError)}
 
 
@@ -250,8 +251,7 @@ class Controller:
         turns = fields.get("turns", 0)
         self.turns += turns
         if turns:
-            for _ in range(min(turns, 100)):
-                self.concurrency.record_turn(fields["engine_s"] / turns, fields["other_s"] / turns)
+            self.concurrency.record_turn(fields["engine_s"] / turns, fields["other_s"] / turns, turns)
             self._share()
         for number, told in fields.get("rollouts", ()):
             if number in self._terms:
@@ -282,11 +282,11 @@ class Controller:
     # -- who does what -----------------------------------------------------------------------------------------------
 
     def _share(self) -> None:
-        """Divide the episodes that may be in play among the players."""
+        """Divide the episodes that may be in play among the players; tell whose part shrinks, or grows by much."""
         if self.seats:
             share = ceil(min(self.concurrency.limit, 1 << 30) / len(self.seats))
             for seat in self.seats.values():
-                if seat.share != share:
+                if not seat.share <= share <= seat.share * (1 + SHARE_STEP):
                     seat.share = share
                     seat.connection.send("share", episodes=share)
         self._deal()

@@ -47,8 +47,9 @@ class GivenLimit(ConcurrencyLimiter):
     def limit(self) -> int:
         return self.given
 
-    def record_turn(self, engine_s: float, other_s: float) -> None:
-        self.turns, self.engine_s, self.other_s = self.turns + 1, self.engine_s + engine_s, self.other_s + other_s
+    def record_turn(self, engine_s: float, other_s: float, count: int = 1) -> None:
+        self.turns += count
+        self.engine_s, self.other_s = self.engine_s + count * engine_s, self.other_s + count * other_s
 
     def set_limit(self, given: int) -> None:
         """Give slots for so many episodes."""

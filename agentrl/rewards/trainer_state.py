@@ -36,6 +36,8 @@ class TrainerState:
 
 HISTORY = 100  # steps that log_history holds
 
+_INITIAL = TrainerState()  # one object, so that who keeps it sees whether another one has come
+
 # One run is one event loop.
 _state = RunVar[TrainerState]("agentrl_trainer_state")
 _replayed: ContextVar[TrainerState | None] = ContextVar("agentrl_replayed_trainer_state", default=None)
@@ -44,7 +46,7 @@ _replayed: ContextVar[TrainerState | None] = ContextVar("agentrl_replayed_traine
 def get_trainer_state() -> TrainerState:
     """Return the state of the training that this event loop runs, or that episodes to be rescored come from."""
     replayed = _replayed.get()
-    return _state.get(TrainerState()) if replayed is None else replayed
+    return _state.get(_INITIAL) if replayed is None else replayed
 
 
 def set_trainer_state(state: TrainerState) -> None:

@@ -34,9 +34,9 @@ class ConcurrencyLimiter:
         share = 1.0 + (self._other_s / self._engine_s if self._engine_s else 0.0)
         return ceil(self.capacity * share * SLACK)
 
-    def record_turn(self, engine_s: float, other_s: float) -> None:
-        """Record one turn's engine and environment time; update the limit."""
-        weight = MEMORY if self._engine_s else 0.0
+    def record_turn(self, engine_s: float, other_s: float, count: int = 1) -> None:
+        """Record one turn's engine and environment time, or those of several alike; update the limit."""
+        weight = MEMORY**count if self._engine_s else 0.0
         self._engine_s = weight * self._engine_s + (1 - weight) * engine_s
         self._other_s = weight * self._other_s + (1 - weight) * other_s
         self._wake_waiting()

@@ -18,6 +18,16 @@ async def test_slow_tools_let_more_in() -> None:
     assert limiter.limit == pytest.approx(8 * 2 * SLACK, abs=1)
 
 
+async def test_turns_alike_count_as_so_many_turns() -> None:
+    one, many = ConcurrencyLimiter(8), ConcurrencyLimiter(8)
+    for limiter in (one, many):
+        limiter.record_turn(0.1, 0.9)
+    for _ in range(37):
+        one.record_turn(0.2, 0.1)
+    many.record_turn(0.2, 0.1, 37)
+    assert many.limit == one.limit < 8 * 10 * SLACK
+
+
 async def test_nobody_is_let_in_over_the_limit_and_the_first_come_first() -> None:
     limiter, order, most = ConcurrencyLimiter(2), [], 0
 
