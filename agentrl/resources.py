@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.agents.forms import AgentSandbox, parse_agent
 from agentrl.engines.factories import prefers_vllm
 from agentrl.engines.vllm import launch
 from agentrl.environments.agent_env import AgentEnv
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError, ContractError, UserError
 from agentrl.gateway.gateway import Gateway
+from agentrl.gateway.open_gateway import AgentPlan, let_agents_play, open_gateway, plan_agent
 from agentrl.models import lora, policy
 from agentrl.models.call_formats import build_call_format
 from agentrl.models.lm_head import cast_head_to_fp32, unwrap_model
@@ -64,8 +64,7 @@ class TrainingResources:
         if isinstance(rollout, LeasedRollout):
             rollout.controller, rollout.context = self.controller, self.config.rollout.context
         rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
-        if self.gateway is not None and (self.gateway.agent is not None or rollout.spec.brings_agent):
-            rollout.begin = self.gateway.begin
+        let_agents_play(rollout, self.gateway)
         return rollout
 
 
@@ -126,29 +125,28 @@ async def open_resources(
         check_deadlines(spec, config.rollout.turn_timeout_s)
         if any(map(is_spawn, spec.tool_list())):
             _check_spawn(config)
+        agent = plan_agent(config, spec)
         with collect_garbage_seldom():
-            async with _open_gateway(config, spec) as gateway, _open_players(sampler, gateway) as controller:
+            async with (
+                open_gateway(None if config.players.are_used else agent) as gateway,
+                _open_players(sampler, agent) as controller,
+            ):
                 yield TrainingResources(
                     config, spec, sampler.policy, sampler.renderer, engine, sampler.grammar, gateway, controller
                 )
 
 
 @asynccontextmanager
-async def _open_players(sampler: Sampler, gateway: Gateway | None) -> AsyncIterator[Controller | None]:
+async def _open_players(sampler: Sampler, agent: AgentPlan | None) -> AsyncIterator[Controller | None]:
     """Open the controller of players; None where episodes are rolled out in this process."""
     if not sampler.config.players.are_used:
         yield None
         return
-    if gateway is not None:
-        raise ConfigError(
-            "players do not go together with an environment that brings an agent: it plays through an endpoint of the "
-            "run's own; leave --players out"
-        )
-    async with open_players(sampler.config, _build_recipe(sampler), sampler.engine) as controller:
+    async with open_players(sampler.config, _build_recipe(sampler, agent), sampler.engine) as controller:
         yield controller
 
 
-def _build_recipe(sampler: Sampler) -> Recipe:
+def _build_recipe(sampler: Sampler, agent: AgentPlan | None) -> Recipe:
     """Build what players are told of a sampler."""
     own = sampler.policy
     return build_recipe(
@@ -159,6 +157,7 @@ def _build_recipe(sampler: Sampler) -> Recipe:
         tokenizer=own.tokenizer,
         template=policy.find_template(own.tokenizer, sampler.config.chat_template),
         end_tokens=own.end_tokens,
+        agent=agent,
     )
 
 
@@ -174,20 +173,6 @@ def _check_spawn(config: TrainConfig) -> None:
         branches=config.rollout.branches > 1,
         rewrites=config.history == "as_template",
     )
-
-
-@asynccontextmanager
-async def _open_gateway(config: TrainConfig, spec: EnvSpec) -> AsyncIterator[Gateway | None]:
-    """Open the endpoint for the agent that the config names, or the environment brings; None where there is none."""
-    if config.agent is None and not spec.brings_agent:
-        yield None
-        return
-    episodes = config.rollout.tasks_per_step * config.rollout.group_size
-    hidden = [config.run.dir or "runs", "runs", "evals", "served"]
-    sandbox = AgentSandbox(config.agent_readable, hidden) if config.agent_sandbox else None
-    agent = None if config.agent is None else parse_agent(config.agent, config.agent_workers, sandbox)
-    async with Gateway(agent, episodes).open() as gateway:
-        yield gateway
 
 
 def _check_player(config: TrainConfig, spec: EnvSpec) -> None:

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
 from agentrl.engines.server_keys import LOCAL, create_server_key, remove_server_key
 from agentrl.errors import ConfigError, author_errors
+from agentrl.gateway.open_gateway import AgentPlan
 from agentrl.players.connection import KEY_ENV, Fields, open_listener
 from agentrl.players.controller import Controller, open_controller
 from agentrl.players.launchers import PlayerPlan
@@ -31,8 +33,13 @@ def build_recipe(
     tokenizer: Any,
     template: str | None,
     end_tokens: tuple[int, ...],
+    agent: AgentPlan | None = None,
 ) -> Recipe:
-    """Build what players are told, of the parts that the run's own renderer is made of."""
+    """Build what players are told, of the parts that the run's own renderer is made of.
+
+    Args:
+        agent: that plays the episodes, in the players.
+    """
     files, contents = describe_tokenizer(tokenizer)
     described = {
         "files": files,
@@ -47,6 +54,7 @@ def build_recipe(
     fields = {
         "renderer": described,
         "engine": describe_engine(engine, elsewhere=config.players.host not in (None, *LOCAL)),
+        "agent": None if agent is None else asdict(agent),
     }
     return Recipe(fields, renderer, contents, grammar)
 

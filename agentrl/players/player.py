@@ -18,11 +18,13 @@ from typing import Any
 
 import agentrl
 from agentrl.errors import UserError
+from agentrl.gateway.gateway import Gateway
+from agentrl.gateway.open_gateway import let_agents_play, open_gateway
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, connect
 from agentrl.players.controller import WIRE
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.player_engine import build_engine
-from agentrl.players.recipe import build_renderer
+from agentrl.players.recipe import build_renderer, read_agent
 from agentrl.players.shared_tools import set_breaker, share_tools
 from agentrl.players.terms import build_rollout, open_spec, unpack_plain
 from agentrl.players.told_lanes import describe_stretch
@@ -105,6 +107,7 @@ class Player:
     _asked: dict[int, asyncio.Future[PlayerFrame]] = field(default_factory=dict)
     _specs: Fields = field(default_factory=dict)
     _attempts: Counter[str] = field(default_factory=Counter)
+    _gateway: Gateway | None = None  # where an agent plays
     _numbers: Any = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -126,7 +129,8 @@ class Player:
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
                 loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
-        async with AsyncExitStack() as held, self.engine:
+        agent = read_agent(self.welcome.fields.get("agent"))
+        async with AsyncExitStack() as held, self.engine, open_gateway(agent) as self._gateway:
             receiving, beating = asyncio.create_task(self._receive()), asyncio.create_task(self._beat())
             try:
                 while (frame := await self._work.get()) is not None:
@@ -214,6 +218,7 @@ class Player:
             self._played[number] = _Played(None, error)
             return
         rollout.concurrency = self.slots
+        let_agents_play(rollout, self._gateway)
         self._played[number] = _Played(rollout)
 
     def _start(self, fields: Shown) -> None:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentrl.errors import UserError
+from agentrl.gateway.open_gateway import AgentPlan
 from agentrl.models.call_formats import build_call_format
 from agentrl.renderer import Renderer
 from agentrl.renderer.structured_outputs import OutputGrammar
@@ -25,7 +26,7 @@ class Recipe:
     """The recipe: what a player is told, and what the controller itself has of it.
 
     Args:
-        fields: of the welcome: ``renderer`` and ``engine``, as plain data.
+        fields: of the welcome: ``renderer``, ``engine`` and ``agent``, as plain data.
         body: the bytes behind it: the tokenizer's files.
         renderer: the run's own.
         grammar: of every turn, where the run has one.
@@ -35,6 +36,14 @@ class Recipe:
     renderer: Renderer
     body: Sequence[bytes] = ()
     grammar: OutputGrammar | None = field(default=None)
+
+
+def read_agent(described: Mapping[str, Any] | None) -> AgentPlan | None:
+    """Return the agent that a welcome describes; None where the episodes are the framework's own."""
+    if described is None:
+        return None
+    lists = {name: tuple(described[name]) for name in ("readable", "hidden")}
+    return AgentPlan(**{**described, **lists})
 
 
 def describe_tokenizer(tokenizer: Any) -> tuple[list[tuple[str, int]], list[bytes]]:

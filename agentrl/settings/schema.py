@@ -382,10 +382,6 @@ class TrainConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _leased(self) -> TrainConfig:
-        if self.players.are_used and self.agent is not None:
-            raise ValueError(
-                "players and agent do not go together: an agent plays through an endpoint of the run's own"
-            )
         if self.players.are_used and self.sft.data:
             raise ValueError("players are of rollouts, and sft.data of demonstrations: leave one of them out")
         return self
