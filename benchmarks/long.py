@@ -25,6 +25,7 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "strangers": ["-m", "pytest", "-n", "2", "-m", "slow", "tests/cli/test_strangers.py"],
     "templates": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_corpus.py"],
     "warm-starts": ["benchmarks/warm_starts.py"],
+    "folded-contexts": ["benchmarks/folded_contexts.py"],
     "families": ["-m", "pytest", "-n", "2", "-q", "-m", "slow", "tests/models/test_causal_lms.py"],
     "sharding": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_sharding.py"],
     "rank-kills": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/learner/test_rank_kills.py"],

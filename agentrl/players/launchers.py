@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from agentrl.errors import UserError
 from agentrl.settings.entries import player_launcher
 
-QUICK_S, MOST_QUICK, END_S = 10.0, 3, 5.0
+KILLED_S, FAILED_S = 10.0, 60.0  # within which a player that is killed, or fails by itself, has not come up
+MOST_QUICK, END_S = 3, 5.0
 _TAIL = 2_000  # bytes of what a player wrote last
 
 
@@ -74,7 +75,7 @@ async def _keep_running(plan: PlayerPlan, number: int) -> None:
         status, last = await _run_once(plan)
         if status == 0:  # it was told to end
             return
-        quick = quick + 1 if clock() - begun < QUICK_S else 0
+        quick = quick + 1 if clock() - begun < (KILLED_S if status < 0 else FAILED_S) else 0
         if quick == MOST_QUICK or status == 2:  # a user's mistake, in its own words
             plan.fail(
                 UserError(f"player {number} cannot start: {last.removeprefix('agentrl: ') or f'status {status}'}")

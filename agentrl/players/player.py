@@ -129,10 +129,10 @@ class Player:
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
                 loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
-        agent = read_agent(self.welcome.fields.get("agent"))
-        async with AsyncExitStack() as held, self.engine, open_gateway(agent) as self._gateway:
+        async with AsyncExitStack() as held, self.engine:
             receiving, beating = asyncio.create_task(self._receive()), asyncio.create_task(self._beat())
             try:
+                await self._open_gateway(held)
                 while (frame := await self._work.get()) is not None:
                     if frame.kind == "terms":
                         await self._open_terms(held, frame.fields["number"], frame.fields["terms"])
@@ -205,6 +205,15 @@ class Player:
             self._asked.pop(number, None)
 
     # -- what is played ----------------------------------------------------------------------------------------------
+
+    async def _open_gateway(self, held: AsyncExitStack) -> None:
+        """Open the endpoint of an agent, and start it, where one plays. Raises UserError: there is none here."""
+        try:
+            agent = read_agent(self.welcome.fields.get("agent"))
+            self._gateway = await held.enter_async_context(open_gateway(agent))
+        except UserError as error:
+            self.leave(str(error))
+            raise
 
     async def _open_terms(self, held: AsyncExitStack, number: int, terms: Shown) -> None:
         """Make the rollout of some terms; the environment is opened once."""
@@ -325,7 +334,12 @@ async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
 
 
 async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> int:
-    """Join a run and play until it is over, again where the connection is lost; return how many groups were played."""
+    """Join a run and play until it is over, again where the connection is lost; return how many groups were played.
+
+    Raises:
+        ConnectionEnded: it is lost, and ``wait_s`` is 0.
+        UserError: nobody answers for so long, or this player is refused, or cannot play.
+    """
     groups = 0
     while True:
         player = await join(url, key, name, wait_s, say)
@@ -338,7 +352,7 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
             say(f"{url} {error}")
             groups += player.groups
             if not wait_s:
-                return groups
+                raise
         finally:
             await player.connection.close()
 
