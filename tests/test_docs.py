@@ -282,6 +282,8 @@ def _shortened(given: Sequence[str]) -> list[str]:
     if verb == "train":
         evaluates = ["--eval.every", "1", "--eval.tasks", "2"] if "--eval.patience" in words else []
         return [*words, *SMALL_TRAIN, *evaluates]
+    if verb == "sft" and "--resume" not in words:
+        return [*words, *(("--steps", "1") if "--steps" in words else ()), "--eval.final_tasks", "2"]
     few = (verb == "eval" and "--resume" not in words) or words[:2] in (["check", "env"], ["check", "tool"])
     return [*words, *(("--tasks", "2") if few else ())]
 
