@@ -254,9 +254,18 @@ class PolicyServer:
         shown, name = key[: len(token)], key[len(token) :]
         if token and not (secrets.compare_digest(shown.encode(), token.encode()) and name[:1] in ("", ".")):
             raise TurnRefused("invalid_api_key", f"this server wants its token: {HINT}")
-        return request.headers.get("x-session-id", "") or (name[1:] if token else key)
+        return _read_session(request) or (name[1:] if token else key)
 
     def _tell_ignored(self, names: Sequence[str]) -> None:
         if new := [n for n in names if n not in self._told]:
             self._told.update(new)
             self.say(f"a client asks for {', '.join(new)}: nothing here follows that")
+
+
+def _read_session(request: Request) -> str:
+    """Return the header X-Session-ID; UTF-8 is read as such, as clients send it, and anything else as Latin-1."""
+    session: str = request.headers.get("x-session-id", "")
+    try:
+        return session.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return session

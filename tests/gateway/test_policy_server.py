@@ -111,6 +111,15 @@ async def test_requests_of_one_name_are_one_episode() -> None:
     assert (one.turns, len(one.threads), one.info["name"]) == (3, 3, "mine")
 
 
+@pytest.mark.parametrize(("name", "encoding"), [("Zürich 東京", "utf-8"), ("Zürich", "latin-1")])
+async def test_a_session_is_called_as_its_client_calls_it(name: str, encoding: str) -> None:
+    async with serving(["one"]) as served:
+        headers = {b"authorization": b"Bearer secret", b"x-session-id": name.encode(encoding)}
+        await served.http.post("/v1/chat/completions", json={"messages": [HELLO]}, headers=headers)
+        (one,) = await served.end()
+    assert one.info["name"] == name
+
+
 async def test_concurrent_requests_that_are_the_same_are_each_sampled() -> None:
     async with serving(["one", "two"]) as served, anyio.create_task_group() as tasks:
         for _ in range(2):
