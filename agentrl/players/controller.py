@@ -197,7 +197,7 @@ class Controller:
             return
         returned = self.book.give_back(seat.number)
         self.limits.drop_player(seat.number)
-        groups = f", its {len(returned)} groups go to others" if returned else ""
+        groups = _describe_returned(len(returned))
         self.on_message(f"player {seat.name} {why}{groups}; there {_count(len(self.seats), 'player')} left")
         self._share()
         await seat.close(why, at_once=at_once)
@@ -374,3 +374,9 @@ def _describe_state(state: TrainerState) -> Fields:
 
 def _count(number: int, what: str) -> str:
     return f"is 1 {what}" if number == 1 else f"are {number} {what}s"
+
+
+def _describe_returned(groups: int) -> str:
+    if groups < 2:
+        return ", its group goes to another" if groups else ""
+    return f", its {groups} groups go to others"

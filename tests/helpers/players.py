@@ -91,16 +91,22 @@ class Table:
             await asyncio.sleep(0.01)
 
 
-def start_player(url: str, *words: str, key: str = KEY) -> subprocess.Popen[bytes]:
-    """Start `agentrl player`."""
+def start_player(url: str, *words: str, key: str = KEY, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start `agentrl player`; ``before`` are words of a command that starts it."""
     environment = {**os.environ, KEY_ENV: key, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-m", "agentrl", "player", url, *words]
+    command = [*before, sys.executable, "-m", "agentrl", "player", url, *words]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
 
 
 @asynccontextmanager
 async def open_table(
-    players: int = 0, *, capacity: int = 8, timeout_s: float = 60.0, script: Any = say, port: int = 0
+    players: int = 0,
+    *,
+    capacity: int = 8,
+    timeout_s: float = 60.0,
+    script: Any = say,
+    host: str = "127.0.0.1",
+    port: int = 0,
 ) -> AsyncIterator[Table]:
     """Open a controller with so many players in this process; end all that was started with the block."""
     engine = ScriptedEngine(script)
@@ -110,7 +116,7 @@ async def open_table(
     table = Table(controller, engine)
     controller.on_message = table.said.append
     try:
-        async with open_controller(controller, open_listener("127.0.0.1", port)):
+        async with open_controller(controller, open_listener(host, port)):
             for number in range(players):
                 table.join(f"player-{number}")
             yield table
