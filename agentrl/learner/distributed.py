@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import UserError
 from agentrl.learner.attempt_store import agree_on_attempt
-from agentrl.learner.roll_call import RollCall, SharedStore
+from agentrl.learner.roll_call import RankPlace, RollCall, SharedStore
 from agentrl.runtime.interruption import ignore_signals
 
 T = TypeVar("T")
@@ -47,6 +47,10 @@ class ProcessGroup:
     def local_size(self) -> int:
         """Return how many processes there are on this machine, by torchrun's word."""
         return min(int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)), self.world_size)
+
+    def list_places(self) -> dict[int, RankPlace]:
+        """List where each process is by the roll call; nothing for a single one."""
+        return {} if self._roll_call is None else self._roll_call.list_places()
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:

@@ -15,12 +15,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentrl.learner.whereabouts import IDLE, WAITS, locate_thread
 
 BEAT_S = 1.0
 _COMPUTES = "computes"
+
+
+class RankPlace(NamedTuple):
+    """The place of a process of the learner, and since how many seconds it is of that kind."""
+
+    place: str  # "idle", "waits" in a collective, or a line of ours
+    seconds: float
+
+    @property
+    def computes(self) -> bool:
+        return self.place not in (IDLE, WAITS)
 
 
 class SharedStore(Protocol):
@@ -67,6 +78,7 @@ class RollCall:
         self._on_silence, self._on_wait, self._closed = on_silence, on_wait, threading.Event()
         self.worker: int | None = None
         self._kinds: dict[int, tuple[str, float]] = {}  # what each process does, and since when
+        self._places: dict[int, str] = {}
         self._named: set[int] = set()
         self._heard: dict[int, tuple[bytes, float]] = {}  # what each said last, and when that was new here
         self._thread = threading.Thread(target=self._run, name="agentrl roll call", daemon=True)
@@ -77,6 +89,12 @@ class RollCall:
         self._closed.set()
         self._thread.join(self._beat_s * 5)
         self._say("done")
+
+    def list_places(self) -> dict[int, RankPlace]:
+        """List where each process is, as far as it has told."""
+        now, places = time.monotonic(), self._places.copy()
+        kinds = self._kinds.copy()
+        return {rank: RankPlace(place, now - kinds.get(rank, ("", now))[1]) for rank, place in sorted(places.items())}
 
     def _run(self) -> None:
         beats, woken = 0, time.monotonic()
@@ -111,6 +129,7 @@ class RollCall:
 
     def _note(self, rank: int, place: str, now: float) -> None:
         kind = place if place in (WAITS, IDLE) else _COMPUTES
+        self._places[rank] = place
         if self._kinds.get(rank, ("", now))[0] != kind:
             self._kinds[rank] = kind, now
             self._named.discard(rank)

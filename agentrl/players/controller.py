@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from math import ceil
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from agentrl.players.shared_tools import ToolLimits
 from agentrl.rewards.trainer_state import TrainerState, get_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
+from agentrl.runtime.activity import ProcessActivity
 from agentrl.runtime.stalls import Wait
 
 WIRE = 1  # the version of what is said
@@ -125,6 +126,19 @@ class Controller:
         where = "a player that has room" if self.seats else f"a player, and none has joined: agentrl player {self.url}"
         waiting = [lease for lease in self.book.list_waiting() if lease.terms == terms]
         return waits + [Wait(where, now - lease.since) for lease in waiting if not waits]
+
+    def list_players(self, idle: str) -> list[ProcessActivity]:
+        """List what each player is at now; ``idle``: what one without an episode waits for."""
+        now, players = self._clock(), []
+        for number, seat in self.seats.items():
+            groups, since = self.book.count_groups(number)
+            age, doing = now - since if groups else 0.0, seat.sum_waits(now, idle)
+            players.append(ProcessActivity("player", seat.name, doing, groups, age, seat.groups))
+        return players
+
+    def count_requests(self) -> list[int]:
+        """Count the turns that players ask each server for, in the order of the servers."""
+        return [sum(own) for own in zip_longest(*(seat.requests for seat in self.seats.values()), fillvalue=0)]
 
     def fail(self, error: BaseException) -> None:
         """End the run: whoever waits for a group gets the error."""
@@ -303,7 +317,7 @@ class Controller:
             self._lend(lease, seat)
 
     def _lend(self, lease: Lease, seat: PlayerSeat) -> None:
-        self.book.lend(lease, seat.number)
+        self.book.lend(lease, seat.number, self._clock())
         if lease.terms not in seat.terms:
             seat.terms.add(lease.terms)
             seat.connection.send("terms", number=lease.terms, terms=self._terms[lease.terms].described)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.players.arrived import take_group
@@ -26,6 +26,7 @@ class LeasedRollout(Rollout):
     controller: Controller | None = None
     context: str = "whole"
     _number: int | None = None  # of its terms
+    _numbers: set[int] = field(default_factory=set)  # of its terms and those of its copies
     _made_of: tuple[object, ...] = ()  # the parts that the terms of that number describe
 
     async def group(
@@ -56,6 +57,7 @@ class LeasedRollout(Rollout):
         parts = (self.spec, self.sampling, self.limits, self.split, self.options, self.oversample, self.branching)
         if self._number is None or parts != self._made_of:
             self._number = self.controller.add_terms(describe_terms(self, self.context), self)
+            self._numbers.add(self._number)
             self._made_of = parts
         return self._number
 
@@ -70,5 +72,8 @@ class LeasedRollout(Rollout):
         self.renderer.injection_attempts.update(fields.get("attempts", {}))
 
     def waits(self) -> list[Wait]:
-        """List what its episodes wait for, and at which player."""
-        return [] if self._number is None or self.controller is None else self.controller.list_waits(self._number)
+        """List what its episodes and those of its copies wait for, and at which player."""
+        controller = self.controller
+        return (
+            [] if controller is None else [w for number in sorted(self._numbers) for w in controller.list_waits(number)]
+        )

@@ -24,6 +24,7 @@ class Lease:
     fields: Mapping[str, Any]
     since: float  # when it was added
     player: int | None = None  # that it is leased to
+    leased_at: float = 0.0
     ended: int = 0  # of its episodes, as far as its player has told
     returned: int = 0  # times that it came back from a player that was lost
 
@@ -52,9 +53,9 @@ class LeaseBook:
             heappop(self._waiting)
         return None
 
-    def lend(self, lease: Lease, player: int) -> None:
+    def lend(self, lease: Lease, player: int, now: float = 0.0) -> None:
         """Lease the group that `peek` returned to a player."""
-        lease.player, lease.ended = player, 0
+        lease.player, lease.ended, lease.leased_at = player, 0, now
         self._held.setdefault(player, set()).add(lease.number)
         self._in_play[player] += lease.episodes
 
@@ -95,6 +96,11 @@ class LeaseBook:
     def list_waiting(self) -> list[Lease]:
         """List the groups that no player has."""
         return [lease for lease in self.leases.values() if lease.player is None]
+
+    def count_groups(self, player: int) -> tuple[int, float]:
+        """Count the groups that a player has; return when the oldest was leased too, 0 where there is none."""
+        held = self._held.get(player, ())
+        return len(held), min((self.leases[number].leased_at for number in held), default=0.0)
 
     def count_episodes(self, player: int) -> int:
         """Count the episodes that a player has begun, or is to begin, and not told to have ended."""

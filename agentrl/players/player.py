@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 import agentrl
+from agentrl.engines.vllm.turn_servers import TurnServers
 from agentrl.errors import UserError
 from agentrl.gateway.gateway import Gateway
 from agentrl.gateway.open_gateway import let_agents_play, open_gateway
@@ -275,8 +276,14 @@ class Player:
                 for number, played in self._played.items()
                 for wait in (played.rollout.waits() if played.rollout is not None else ())
             ]
-            self.connection.send("beat", waits=_shorten(waits), **self._take_news())
+            self.connection.send(
+                "beat", waits=_shorten(waits), queued=self.slots.queued, **self._take_news(), **self._count_requests()
+            )
             await asyncio.sleep(BEAT_S)
+
+    def _count_requests(self) -> Fields:
+        """Return how many turns each server is asked for; nothing where the controller asks them."""
+        return {"requests": self.engine.count_requests()} if isinstance(self.engine, TurnServers) else {}
 
     def _take_news(self) -> Fields:
         """Return what has happened since it was last told."""

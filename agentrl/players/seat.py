@@ -9,7 +9,10 @@ from typing import Any
 
 from agentrl.players.connection import FrameStream
 from agentrl.players.engine_door import EngineDoor
+from agentrl.runtime.activity import Doing, sum_waits
 from agentrl.runtime.stalls import Wait
+
+SILENT_S = 3.0  # since the last beat: then it gives no sign of life
 
 
 @dataclass(eq=False)
@@ -32,19 +35,35 @@ class PlayerSeat:
     terms: set[int] = field(default_factory=set)  # that it has been told
     state: object = None  # of the training, that it was last told
     waits: Sequence[tuple[int, str, float, float | None]] = ()  # terms, what for, seconds, limit
+    queued: int = 0  # episodes that wait for a slot there
+    requests: Sequence[int] = ()  # that each server is asked for turns by it
     turns: int = 0
     groups: int = 0  # that it has answered
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # turns that it has asked for
 
     def hear(self, now: float, fields: Mapping[str, Any]) -> None:
         """Take in what its last beat says of it."""
-        self.waits = [tuple(wait) for wait in fields.get("waits", self.waits)]
+        if "waits" in fields:
+            self.waits = [
+                (int(terms), str(what), float(seconds), None if limit is None else float(limit))
+                for terms, what, seconds, limit in fields["waits"]
+            ]
+        self.queued = int(fields.get("queued", self.queued))
+        self.requests = [int(count) for count in fields.get("requests", self.requests)]
         self.turns += fields.get("turns", 0)
+
+    def sum_waits(self, now: float, idle: str) -> dict[str, Doing]:
+        """Sum what its episodes wait for, of all terms."""
+        silence = now - self.heard
+        if silence > SILENT_S:
+            return {"no sign of life": Doing(1, silence)}
+        waits = (Wait(what, seconds + silence) for _, what, seconds, _ in self.waits)
+        return sum_waits(waits, self.queued, idle)
 
     def list_waits(self, now: float, terms: int) -> list[Wait]:
         """List what its episodes wait for, with its name."""
         silence = now - self.heard
-        if silence > 3.0:
+        if silence > SILENT_S:
             held = sum(wait[0] == terms for wait in self.waits) or 1
             return [Wait(f"player {self.name}, which gives no sign of life", silence)] * held
         return [

@@ -34,6 +34,11 @@ class ConcurrencyLimiter:
         share = 1.0 + (self._other_s / self._engine_s if self._engine_s else 0.0)
         return ceil(self.capacity * share * SLACK)
 
+    @property
+    def queued(self) -> int:
+        """Return how many episodes wait for a slot."""
+        return len(self._waiting)
+
     def record_turn(self, engine_s: float, other_s: float, count: int = 1) -> None:
         """Record one turn's engine and environment time, or those of several alike; update the limit."""
         weight = MEMORY**count if self._engine_s else 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, Self, runtime_checkable
 
+from agentrl.runtime.activity import ProcessActivity
 from agentrl.types import Completion, SamplingParams
 
 LONGEST_PASS_S = 600.0  # a pass that takes longer is no sign of life
@@ -69,6 +70,13 @@ class MessageSender(Protocol):
     """An engine that says what happens to it while it runs: a server that is lost, or is back."""
 
     on_message: Callable[[str], None]
+
+
+@runtime_checkable
+class ServerLister(Protocol):
+    """An engine of servers, which knows what each is at."""
+
+    def list_servers(self, requests: Sequence[int] = ()) -> list[ProcessActivity]: ...
 
 
 @runtime_checkable

@@ -5,6 +5,8 @@ metrics.jsonl     a line a step, and a line an evaluation
 events.jsonl        messages about it: signs of trouble, stalls
 algorithm.json    the loss, the advantage ... with their parameters and metrics, as the run began
 timeline.jsonl    who was busy from when to when: a line a step, and a line an evaluation
+processes.jsonl   what each process of the run was at, in seconds: a line a step
+waits.json        who waits on whom now; of a run that has ended, as it was last seen
 tools.json        the tools that were offered, as schemas
 trajectories/     a Parquet file a step, a row an episode: `agentrl.runs.writer`
 model/            the final policy, as from_pretrained takes it
@@ -38,7 +40,7 @@ from agentrl.settings.trust import remember_run
 from agentrl.tools.offered_tools import OfferedTools
 from agentrl.types import to_utf8
 
-_OTHER_LOGS = ("events.jsonl", "timeline.jsonl")  # beside the metrics; each line has its step
+_OTHER_LOGS = ("events.jsonl", "timeline.jsonl", "processes.jsonl")  # beside the metrics; each line has its step
 _CHANGEABLE = ("steps", "run", "eval")  # sections that may change when a run resumes
 
 
@@ -55,13 +57,27 @@ class RunFolder:
         """Append a line to the metrics. A number that is not finite becomes null, as JSON has none."""
         self._append("metrics.jsonl", replace_non_finite(metrics))
 
-    def log_message(self, step: int, text: str) -> None:
-        """Append a sentence about the run; if the disk is full, together with the next one."""
-        self._append_when_possible("events.jsonl", {"step": step, "text": text})
+    def log_message(self, step: int, text: str, about: str = "") -> None:
+        """Append a sentence about the run, or a part of it; if the disk is full, together with the next one."""
+        line = {"step": step, "text": text}
+        self._append_when_possible("events.jsonl", {**line, "about": about} if about else line)
 
     def log_timeline(self, step: int, kind: str, picture: Mapping[str, Any]) -> None:
         """Append the timeline of a step, an evaluation or a save, which is its ``kind``."""
         self._append_when_possible("timeline.jsonl", {"step": step, "kind": kind, **picture})
+
+    def log_processes(self, step: int, line: Mapping[str, Any]) -> None:
+        """Append what each process was at in a step."""
+        self._append_when_possible("processes.jsonl", {"step": step, "kind": "step", **replace_non_finite(line)})
+
+    def write_waits(self, state: Mapping[str, Any]) -> None:
+        """Write who waits on whom now; if the disk is full, at a later moment."""
+        with (
+            suppress(FolderWriteError),
+            raise_write_errors(self.folder),
+            replace_atomically(self.folder / "waits.json") as partial_path,
+        ):
+            partial_path.write_text(scrub(json.dumps(replace_non_finite(state))) + "\n", encoding="utf-8")
 
     def write_tools(self, offered: OfferedTools) -> None:
         """Write ``tools.json`` if there is a new list of tools; if the disk is full, at a later step."""

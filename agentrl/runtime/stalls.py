@@ -11,6 +11,7 @@ import anyio
 from agentrl.runtime.threads import open_task_group
 
 LOOK_S = 1.0  # between two looks at whether anything goes on
+MOST = 8  # things that a sentence names
 PATIENCE_S = 60.0  # before a stall is told, where no setting says otherwise
 
 
@@ -49,6 +50,8 @@ def describe_waits(waits: Iterable[Wait]) -> str:
     words = [f"{len(s)} on {what} ({'oldest ' * (len(s) > 1)}{max(s):.0f} s)" for what, s in rows]
     first = len(rows[0][1])
     words[0] = words[0].replace(f"{first} on", f"{first} {'episode waits' if first == 1 else 'episodes wait'} on", 1)
+    if len(rows) > MOST:
+        words[MOST:] = [f"{sum(len(s) for _, s in rows[MOST:])} on {len(rows) - MOST} other things"]
     return ", ".join(words)
 
 

@@ -44,6 +44,7 @@ class Timeline:
         self._cpu = cpu_clock()
         self._own = ""  # the lane of what the run does itself
         self._marks: list[tuple[float, str]] = [(self.lanes.begun, IDLE)]
+        self._since = self.lanes.begun  # the last mark
 
     @property
     def elapsed(self) -> float:
@@ -59,6 +60,11 @@ class Timeline:
         if self._own:
             self.lanes.begin(self._own, now)
         self._marks.append((now, owner))
+        self._since = now
+
+    def find_current(self) -> tuple[str, float]:
+        """Return what the run is at, and for how many seconds."""
+        return self._marks[-1][1], self.clock() - self._since
 
     def cut(self) -> MeasuredStretch:
         """Return the stretch since the last cut. What is open goes on in the next."""

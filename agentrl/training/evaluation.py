@@ -134,6 +134,7 @@ class EvaluationSchedule:
         self.recorder.step = step
         evaluation = await self._run(step, Timeline(self.recorder.timeline.elapsed), final=final)
         self.recorder.timeline.cut()
+        self.recorder.activity.cut()
         return evaluation
 
     async def _run_beside(self, background: _Background) -> None:

@@ -25,6 +25,7 @@ from agentrl.runs.metric_functions import MetricFunctions
 from agentrl.runs.overlap import PromptOverlap
 from agentrl.runs.trackers import Trackers
 from agentrl.runs.writer import LearnedTokens
+from agentrl.runtime.activity import ActivityLog
 from agentrl.runtime.interruption import Interruption
 from agentrl.runtime.timeline import MeasuredStretch, Timeline
 from agentrl.training.callbacks import Callback
@@ -76,6 +77,7 @@ class Recorder:
         weights = dict(spec.sample().reward_weights)
         self.health = HealthMonitor(bool(spec.tool_list()), name, config.model, folder, weights)
         self.overlap, self.totals, self.timeline = PromptOverlap(), _RunTotals(), Timeline()
+        self.activity = ActivityLog()  # of all processes
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)  # rows of the latest steps
 
     def watch_env(self, spec: EnvSpec) -> None:
@@ -97,9 +99,13 @@ class Recorder:
         self.health, self.overlap = state["health"], state["overlap"]
         self.history.extend(state["history"])
 
-    def say(self, text: str) -> None:
-        """Tell a sentence about the present step to the callbacks, and keep it in the run folder."""
-        self._tell(self.step, [text])
+    def say(self, text: str, about: str = "") -> None:
+        """Tell a sentence about the present step to the callbacks, and keep it in the run folder.
+
+        Args:
+            about: players or servers, whose coming and going it tells.
+        """
+        self._tell(self.step, [text], about)
 
     def check_health(self, step: int, batch: StepBatch) -> None:
         """Sound the alarms that a step's episodes give cause for, before anything is learnt from them."""
@@ -122,6 +128,7 @@ class Recorder:
                 **update,
             }
         values |= self._log_timeline(step, "step", self.timeline.cut())
+        self.run.log_processes(step, self.activity.cut())
         values |= self._update_totals(values, groups, rollout)
         values = metrics.add_logged_metrics(values, groups)
         values |= self.metric_functions.compute([t for g in groups for t in g], values)
@@ -176,15 +183,16 @@ class Recorder:
     def flush_timings(self, step: int) -> None:
         """Charge to training what was done since the last step: a checkpoint, or the model's folder."""
         measured = self.timeline.cut()
+        self.activity.cut()
         self.totals.seconds += measured.wall
         self.totals.cpu_seconds += measured.cpu
         if measured.values.get("time/checkpoint"):
             self.run.log_timeline(step, "save", measured.picture)
 
-    def _tell(self, step: int, sentences: Sequence[str]) -> None:
+    def _tell(self, step: int, sentences: Sequence[str], about: str = "") -> None:
         for text in sentences:
             self.callback.on_message(text)
-            self.run.log_message(step, text)
+            self.run.log_message(step, text, about)
 
     def _log_timeline(self, step: int, kind: str, measured: MeasuredStretch) -> dict[str, float]:
         """Draw a stretch of time, and return its numbers under the names that its row has."""

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from agentrl.training.checkpointer import Checkpointer
 from agentrl.training.demonstrations import collect_demonstrations, count_sft_steps
 from agentrl.training.evaluation import EvaluationSchedule
 from agentrl.training.loop import TrainingLoop
+from agentrl.training.process_watch import watch_processes
 from agentrl.training.recorder import Recorder
 from agentrl.training.schedules import OptimizerPair, compute_lr_scale
 from agentrl.training.stages import build_stages
@@ -205,13 +207,14 @@ async def _train(
         for kind in changed:
             recorder.say(f"the {kind.replace('_', ' ')} is not as it was when the run began: its code was changed")
         if isinstance(resources.engine, MessageSender):
-            resources.engine.on_message = recorder.say
+            resources.engine.on_message = partial(recorder.say, about="servers")
         if resources.controller is not None:
-            resources.controller.on_message = recorder.say
+            resources.controller.on_message = partial(recorder.say, about="players")
             recorder.say(f"players join at {resources.controller.url}: agentrl player {resources.controller.url}")
         stack.enter_context(watch_event_loop(recorder.say))
         await stack.enter_async_context(watch_stalls(training, config.rollout.stall_timeout_s, recorder.say))
         await stack.enter_async_context(report_waits(training, callback))
+        await stack.enter_async_context(watch_processes(training, process_group))
         before = await (training.resume(begun, state) if state else training.start())
         needs = replace(training.checkpointer.needs, episodes=_estimate_episodes(run, config, begun))
         if warning := warn_of_shortage(run.folder, needs):

@@ -16,6 +16,7 @@ from agentrl.view.failures import describe_failures
 from agentrl.view.findings import RunFinding, find_in_training, find_recent_start
 from agentrl.view.held_out import pair_held_out
 from agentrl.view.panels import Panel, compute_panel, to_json
+from agentrl.view.processes import Processes
 from agentrl.view.search import EpisodeSearch
 from agentrl.view.store import Store
 from agentrl.view.timelines import Timelines
@@ -35,6 +36,7 @@ class RunCache:
         self.plugin_panels = panels or {}
         self.store, self.search, self.texts = store, EpisodeSearch(store), TokenTexts(store)
         self.timelines = Timelines(store.folder / "timeline.jsonl")
+        self.waits = Processes(store.folder)
         self._rows: OrderedDict[tuple[int, EpisodeId], Row] = OrderedDict()
         self._results: dict[str, tuple[int, Any]] = {}
         self._lock, self._computing = threading.Lock(), threading.RLock()
@@ -101,6 +103,12 @@ class RunCache:
             return None
         pass_at = self.store.setting("eval.pass_at", 1.0)
         return self._once("held out", lambda: pair_held_out(self.store.now.table, pass_at))
+
+    def processes(self, step: int | None, steps: int) -> dict[str, Any]:
+        """Return who waits on whom, in so many steps up to one, the last by default, and now."""
+        store = self.store
+        told = self.waits.describe(store.metrics, store.messages.all, ended=store.ended, step=step, steps=steps)
+        return {**told, "evaluates": bool(find_scope(store.folder))}
 
     def panels(self) -> list[dict[str, Any]]:
         """Return what plugins' panels show of the run."""

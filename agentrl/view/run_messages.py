@@ -12,10 +12,11 @@ _MOST_BYTES = 16 << 20  # of the file, that are read
 
 
 class RunMessage(NamedTuple):
-    """A sentence, and the step it was written at."""
+    """A sentence, the step it was written at, and whether it is about players or servers that come and go."""
 
     step: int
     text: str
+    about: str = ""
 
 
 class RunMessages:
@@ -48,4 +49,4 @@ def _parse_lines(content: bytes) -> Iterator[RunMessage]:
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("text"), str):
-            yield RunMessage(line["step"], line["text"])
+            yield RunMessage(line["step"], line["text"], str(line.get("about", "")))

@@ -65,6 +65,7 @@ def build_app(stores: Sequence[Store], panels: Mapping[str, Panel] | None = None
         "panels": lambda run, _: run.panels(),
         "tools": lambda run, _: run.store.tools(),
         "timeline": _timeline,
+        "processes": _processes,
         "episodes": _episodes,
         "groups": _groups,
         "episode": _episode,
@@ -191,6 +192,11 @@ def _timeline(run: RunCache, request: Request) -> dict[str, Any]:
     steps = run.timelines.steps()
     step = _number(request, "step", steps[-1] if steps else 0)
     return {"step": step, "steps": steps, "pictures": run.timelines.pictures(step)}
+
+
+def _processes(run: RunCache, request: Request) -> dict[str, Any]:
+    step = _number(request, "step", 0) if "step" in request.query_params else None
+    return run.processes(step, _number(request, "steps", 10))
 
 
 def _episodes(run: RunCache, request: Request) -> dict[str, Any]:

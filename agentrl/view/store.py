@@ -139,7 +139,7 @@ class Store:
 
     def _last_write(self) -> float:
         times = [stamp.mtime_ns / 1e9 for stamp, _ in self._files.values()]
-        for path in (self.metrics.path, self.messages.path, self.folder / "config.toml"):
+        for path in (self.metrics.path, self.messages.path, *(self.folder / n for n in ("config.toml", "waits.json"))):
             with suppress(OSError):
                 times.append(path.stat().st_mtime)
         return max(times, default=0.0)

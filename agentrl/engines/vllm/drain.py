@@ -17,6 +17,11 @@ class Drain:
     def __init__(self) -> None:
         self._door, self._running, self._idle = anyio.Lock(), 0, anyio.Event()
 
+    @property
+    def running(self) -> int:
+        """Return how many requests run."""
+        return self._running
+
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
         """Run a request in this block, once no update holds it back."""

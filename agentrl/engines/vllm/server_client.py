@@ -154,6 +154,11 @@ class Replica:
         self._backend, self._deadline = backend, deadline
 
     @property
+    def requests(self) -> int:
+        """Return how many turns it is asked for."""
+        return self._drain.running
+
+    @property
     def is_lost(self) -> bool:
         """Return True for a server that was lost, and is not connected again."""
         return self._lost.done()

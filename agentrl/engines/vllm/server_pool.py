@@ -22,6 +22,7 @@ from agentrl.engines.vllm.keyed_http import find_key
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
 from agentrl.engines.vllm.m2n_sender import find_m2n_problem
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
+from agentrl.engines.vllm.server_activity import list_servers
 from agentrl.engines.vllm.server_client import START_HINT, Replica, ServerLost
 from agentrl.engines.vllm.transfer_backend import (
     BETWEEN_GPUS,
@@ -36,6 +37,7 @@ from agentrl.engines.vllm.weight_client import SyncDeadline
 from agentrl.errors import UserError
 from agentrl.models.lm_head import unwrap_model
 from agentrl.rollout.engine_protocol import Meter
+from agentrl.runtime.activity import ProcessActivity
 from agentrl.settings.secret import Secret
 from agentrl.types import Completion, SamplingParams
 
@@ -171,6 +173,10 @@ class ServerEngine:
             "vocabulary": self._vocabulary,
             "adapter": lora_sender.ADAPTER_NAME if lora_sender.find_adapter_rank(self._weights.model) else "",
         }
+
+    def list_servers(self, requests: Sequence[int] = ()) -> list[ProcessActivity]:
+        """List what each server is at; ``requests``: turns that players ask each for."""
+        return list_servers(self.replicas, requests)
 
     def read_shards(self, lender: weight_sender.Lender) -> None:
         """Take the weights from a policy that is in shards from now on."""

@@ -29,7 +29,7 @@ class _TurnServer:
     def __init__(self, url: str, key: str) -> None:
         self.url, self.http = url, KeyedHttp(url, GENERATE, key)
         self.sessions: set[str] = set()
-        self.avoided_until = 0.0
+        self.avoided_until, self.running = 0.0, 0  # turns that it is asked for
 
 
 class TurnServers:
@@ -77,7 +77,11 @@ class TurnServers:
             return completion
 
     async def _ask(self, server: _TurnServer, content: bytes, params: SamplingParams) -> tuple[Completion, int]:
-        status, body = await server.http.post(content)
+        server.running += 1
+        try:
+            status, body = await server.http.post(content)
+        finally:
+            server.running -= 1
         text = body.decode(errors="replace")
         if status in (400, 404, 422):
             raise UserError(f"{server.url} refuses {GENERATE}: {text:.300}")
@@ -97,6 +101,10 @@ class TurnServers:
         server = next((s for s in up if session in s.sessions), None) or min(up, key=lambda s: len(s.sessions))
         server.sessions.add(session)
         return server
+
+    def count_requests(self) -> list[int]:
+        """Count the turns that each server is asked for, in the order of the servers."""
+        return [server.running for server in self._servers]
 
     def end_session(self, session: str) -> None:
         for server in self._servers:

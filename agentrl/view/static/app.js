@@ -6,14 +6,15 @@ import { Overview } from "./overview.js";
 import { Episodes } from "./episodes.js";
 import { Groups } from "./groups.js";
 import { HeldOut } from "./heldout.js";
+import { Processes } from "./processes.js";
 import { Settings } from "./settings.js";
 import { Failures } from "./failures.js";
 import { address, go, onchange, state } from "./state.js";
 
-const VIEWS = { "": ["Overview", Overview], episodes: ["Episodes", Episodes], groups: ["Groups", Groups], failures: ["Faults & tools", Failures], heldout: ["Held out", HeldOut], settings: ["Settings", Settings] };
+const VIEWS = { "": ["Overview", Overview], episodes: ["Episodes", Episodes], groups: ["Groups", Groups], failures: ["Faults & tools", Failures], heldout: ["Held out", HeldOut], settings: ["Settings", Settings], processes: ["Who waits", Processes] };
 const EVERY_MS = 2000;
 const KEYS = [
-  ["1 to 6", "overview, episodes, groups, faults & tools, held out, settings"],
+  ["1 to 7", "overview, episodes, groups, faults & tools, held out, settings, who waits"],
   ["/", "search"],
   ["j k or ↓ ↑", "next and previous episode or group"],
   ["Enter", "open it"],
@@ -84,7 +85,7 @@ function onkey(event) {
   const number = Object.keys(VIEWS)[Number(event.key) - 1];
   if (event.key === "?") help();
   else if (event.key === "/" && !view.focusSearch) go({ view: "episodes" });
-  else if (event.key >= "1" && event.key <= "6" && number !== undefined) go({ view: number, id: "" });
+  else if (event.key >= "1" && event.key <= "7" && number !== undefined) go({ view: number, id: "" });
   else if (!view.key || !view.key(event)) return;
   event.preventDefault();
 }
@@ -104,7 +105,7 @@ async function look() {
     await guarded(async () => {
       const now = await ask("runs");
       const before = JSON.stringify(runs);
-      if (JSON.stringify(now) === before) return;
+      if (JSON.stringify(now) === before) return view.tick?.(); // what goes on between two steps
       runs = now;
       frame();
       if (view.live) await view.live(runs);

@@ -1,6 +1,6 @@
 // What is looked at, kept in the address, so that a link to it can be shared.
 
-const DEFAULTS = { view: "", run: "0", q: "", sort: "", id: "", mode: "messages", color: "author", token: "", panels: "", smooth: "0", hidden: "", only: "" };
+const DEFAULTS = { view: "", run: "0", q: "", sort: "", id: "", mode: "messages", color: "author", token: "", panels: "", smooth: "0", hidden: "", only: "", at: "", steps: "10" };
 const listeners = [];
 if (location.search) history.replaceState(null, "", location.pathname + location.hash); // a cookie has the token now
 export let state = read();

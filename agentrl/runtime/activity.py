@@ -1,0 +1,153 @@
+"""Activities of a run's processes: what each is at and waits for, looked at several times a second and summed by step.
+
+Of a moment each thing that a process's episodes are at gets its part: a player with three episodes at the engine and
+one in a tool spends 3/4 of that moment on the engine. So a process's seconds sum to those that it was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agentrl.runtime.stalls import Wait
+
+MOST_PROCESSES = 128  # of a line; the others of a kind are one row
+MOST_THINGS = 12  # that a process is at, of a line
+LONGEST_NAME = 80  # characters
+MORE = "other things"
+
+
+class Doing(NamedTuple):
+    """What a process is at: how many episodes, requests ... are, and how long the oldest one has been."""
+
+    count: float
+    oldest: float
+
+
+@dataclass(frozen=True)
+class ProcessActivity:
+    """A process at one moment.
+
+    Args:
+        kind: rank, rollouts, server or player.
+        doing: by what it is at, or waits for.
+        groups: that a player was leased and has not answered.
+        oldest_group: seconds since the oldest of those was leased.
+        answered: groups that a player has answered, over the run.
+    """
+
+    kind: str
+    name: str
+    doing: Mapping[str, Doing]
+    groups: int = 0
+    oldest_group: float = 0.0
+    answered: int = 0
+
+
+def sum_waits(waits: Iterable[Wait], queued: int, idle: str) -> dict[str, Doing]:
+    """Sum waits by what is waited for; ``queued`` episodes wait for a free slot. Without any of them it is ``idle``."""
+    sums: dict[str, list[float]] = {}
+    for what, seconds, _ in waits:
+        if (own := sums.get(what)) is None:
+            sums[what] = [1, seconds]
+        else:
+            own[0] += 1
+            own[1] = max(own[1], seconds)
+    doing = {what: Doing(*own) for what, own in sums.items()}
+    if queued:
+        doing["a free slot"] = Doing(queued, 0.0)
+    return doing or {idle: Doing(1, 0.0)}
+
+
+@dataclass
+class _Sum:
+    """The seconds of a process since the last cut, and how many groups it had answered before."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    before: int = 0
+    answered: int = 0
+
+
+class ActivityLog:
+    """Seconds by process and by what it was at, between two cuts. ``look`` is called before each of them."""
+
+    def __init__(self) -> None:
+        self.look: Callable[[], None] = lambda: None
+        self._sums: dict[tuple[str, str], _Sum] = {}
+        self._seconds = 0.0
+
+    def add(self, activities: Sequence[ProcessActivity], seconds: float) -> None:
+        """Charge so many seconds to what each process is at."""
+        self._seconds += seconds
+        for activity in activities:
+            key = activity.kind, activity.name
+            if (own := self._sums.get(key)) is None:
+                own = self._sums[key] = _Sum()
+            own.answered = max(activity.answered, own.before)
+            total = sum(doing.count for doing in activity.doing.values()) or 1.0
+            for what, doing in activity.doing.items():
+                own.seconds[what] = own.seconds.get(what, 0.0) + seconds * doing.count / total
+
+    def cut(self) -> dict[str, Any]:
+        """Return the seconds since the last cut as plain data: ``processes`` are [kind, name, groups, seconds]."""
+        self.look()
+        rows = [
+            [kind, _shorten(name), own.answered - own.before, dict(own.seconds)]
+            for (kind, name), own in self._sums.items()
+            if own.seconds
+        ]
+        line = {"seconds": round(self._seconds, 3), "processes": [_round(row) for row in merge_rows(rows)]}
+        self._sums = {
+            key: _Sum(before=own.answered, answered=own.answered) for key, own in self._sums.items() if own.seconds
+        }
+        self._seconds = 0.0
+        return line
+
+
+def merge_rows(rows: list[list[Any]]) -> list[list[Any]]:
+    """Return at most `MOST_PROCESSES` rows: players beyond that are one, with the means of their seconds."""
+    if len(rows) <= MOST_PROCESSES:
+        return rows
+    kept, rest = rows[: MOST_PROCESSES - 1], rows[MOST_PROCESSES - 1 :]
+    seconds: dict[str, float] = {}
+    for row in rest:
+        for what, own in row[3].items():
+            seconds[what] = seconds.get(what, 0.0) + own / len(rest)
+    return [*kept, ["player", f"mean of {len(rest)} more", sum(row[2] for row in rest), seconds]]
+
+
+def _round(row: list[Any]) -> list[Any]:
+    seconds = sorted(row[3].items(), key=lambda item: -item[1])
+    shown = {_shorten(what): round(own, 2) for what, own in seconds[:MOST_THINGS]}
+    if more := sum(own for _, own in seconds[MOST_THINGS:]):
+        shown[MORE] = round(more, 2)
+    return [*row[:3], {what: own for what, own in shown.items() if own}]
+
+
+def describe_activities(activities: Sequence[ProcessActivity]) -> list[dict[str, Any]]:
+    """Describe processes at one moment as plain data; of very many those that have waited longest."""
+
+    def rank(activity: ProcessActivity) -> float:
+        return max((doing.oldest for doing in activity.doing.values()), default=0.0)
+
+    shown = list(activities)
+    if len(shown) > MOST_PROCESSES:
+        shown = sorted(shown, key=lambda a: (a.kind == "player", -rank(a)))[:MOST_PROCESSES]
+    return [_describe(activity) for activity in shown]
+
+
+def _describe(activity: ProcessActivity) -> dict[str, Any]:
+    doing = sorted(activity.doing.items(), key=lambda item: -item[1].count)[:MOST_THINGS]
+    described = {
+        "kind": activity.kind,
+        "name": _shorten(activity.name),
+        "doing": {_shorten(what): [own.count, round(own.oldest, 1)] for what, own in doing},
+    }
+    if activity.kind == "player":
+        described |= {"groups": activity.groups, "oldest_group": round(activity.oldest_group, 1)}
+    return described
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
