@@ -21,8 +21,8 @@ MORE = "other things"
 class Doing(NamedTuple):
     """What a process is at: how many episodes, requests ... are, and how long the oldest one has been."""
 
-    count: float
-    oldest: float
+    number: float
+    oldest: float  # seconds
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,16 @@ def sum_waits(waits: Iterable[Wait], queued: int, idle: str) -> dict[str, Doing]
 
 @dataclass
 class _Sum:
-    """The seconds of a process since the last cut, and how many groups it had answered before."""
+    """The seconds of a process since the last cut, and the groups that it has answered since."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    before: int = 0
     answered: int = 0
+    counted: int = 0  # groups, up to the last look
+
+    def note_answered(self, answered: int) -> None:
+        """Take in how many groups it has answered; fewer than before where it has joined anew."""
+        self.answered += answered - (self.counted if answered >= self.counted else 0)
+        self.counted = answered
 
 
 class ActivityLog:
@@ -84,23 +89,21 @@ class ActivityLog:
             key = activity.kind, activity.name
             if (own := self._sums.get(key)) is None:
                 own = self._sums[key] = _Sum()
-            own.answered = max(activity.answered, own.before)
-            total = sum(doing.count for doing in activity.doing.values()) or 1.0
+            own.note_answered(activity.answered)
+            total = sum(doing.number for doing in activity.doing.values()) or 1.0
             for what, doing in activity.doing.items():
-                own.seconds[what] = own.seconds.get(what, 0.0) + seconds * doing.count / total
+                own.seconds[what] = own.seconds.get(what, 0.0) + seconds * doing.number / total
 
     def cut(self) -> dict[str, Any]:
         """Return the seconds since the last cut as plain data: ``processes`` are [kind, name, groups, seconds]."""
         self.look()
         rows = [
-            [kind, _shorten(name), own.answered - own.before, dict(own.seconds)]
+            [kind, _shorten(name), own.answered, dict(own.seconds)]
             for (kind, name), own in self._sums.items()
             if own.seconds
         ]
         line = {"seconds": round(self._seconds, 3), "processes": [_round(row) for row in merge_rows(rows)]}
-        self._sums = {
-            key: _Sum(before=own.answered, answered=own.answered) for key, own in self._sums.items() if own.seconds
-        }
+        self._sums = {key: _Sum(counted=own.counted) for key, own in self._sums.items() if own.seconds}
         self._seconds = 0.0
         return line
 
@@ -118,11 +121,11 @@ def merge_rows(rows: list[list[Any]]) -> list[list[Any]]:
 
 
 def _round(row: list[Any]) -> list[Any]:
-    seconds = sorted(row[3].items(), key=lambda item: -item[1])
-    shown = {_shorten(what): round(own, 2) for what, own in seconds[:MOST_THINGS]}
-    if more := sum(own for _, own in seconds[MOST_THINGS:]):
-        shown[MORE] = round(more, 2)
-    return [*row[:3], {what: own for what, own in shown.items() if own}]
+    seconds: dict[str, float] = {}
+    for place, (what, own) in enumerate(sorted(row[3].items(), key=lambda item: -item[1])):
+        name = _shorten(what) if place < MOST_THINGS else MORE
+        seconds[name] = seconds.get(name, 0.0) + own
+    return [*row[:3], {what: round(own, 2) for what, own in seconds.items() if round(own, 2)}]
 
 
 def describe_activities(activities: Sequence[ProcessActivity]) -> list[dict[str, Any]]:
@@ -138,11 +141,11 @@ def describe_activities(activities: Sequence[ProcessActivity]) -> list[dict[str,
 
 
 def _describe(activity: ProcessActivity) -> dict[str, Any]:
-    doing = sorted(activity.doing.items(), key=lambda item: -item[1].count)[:MOST_THINGS]
-    described = {
+    doing = sorted(activity.doing.items(), key=lambda item: -item[1].number)[:MOST_THINGS]
+    described: dict[str, Any] = {
         "kind": activity.kind,
         "name": _shorten(activity.name),
-        "doing": {_shorten(what): [own.count, round(own.oldest, 1)] for what, own in doing},
+        "doing": {_shorten(what): [own.number, round(own.oldest, 1)] for what, own in doing},
     }
     if activity.kind == "player":
         described |= {"groups": activity.groups, "oldest_group": round(activity.oldest_group, 1)}

@@ -112,7 +112,7 @@ def _find_messages(messages: Sequence[RunMessage], table: pa.Table) -> Iterator[
     latest = sorted(alike.values(), key=lambda those: those[-1].step, reverse=True)
     steps = set(as_floats(table["step"]).tolist())
     for those in latest[:MESSAGES]:
-        step, text = those[-1]
+        step, text, _ = those[-1]
         when = f"step {step}" if len(those) == 1 else f"{len(those)} times, last at step {step}"
         shown = escape_controls(truncate(text, LONGEST), newlines=False)
         yield RunFinding("said", f"the run itself said ({when}): {shown}", f"step={step}" if step in steps else "")

@@ -111,7 +111,7 @@ class Processes:
 def _find_age(state: Mapping[str, Any]) -> float:
     """Return how many seconds ago the run told last what it is at; 0 where that is now."""
     told = state.get("unix")
-    age = time.time() - told if is_number(told) else 0.0
+    age = time.time() - float(told) if is_number(told) else 0.0
     return round(age) if age > OLD_S else 0
 
 
@@ -146,7 +146,9 @@ def describe_steps(steps: Sequence[int], learner: Mapping[str, float], waited: M
     when = f"In step {steps[0]}" if steps[0] == steps[-1] else f"In steps {steps[0]} to {steps[-1]}"
     rollouts, learns = learner.get("rollouts", 0.0) / total, learner.get("learns", 0.0) / total
     if rollouts < 0.01:
-        return f"{when} nobody waited for rollouts: they waited for the learner, which learned {_percent(learns)} of the time."
+        return (
+            f"{when} rollouts waited for the learner: it learned {_percent(learns)} of the time, and waited for none."
+        )
     causes = sorted(waited.items(), key=lambda item: -item[1])
     named = [f"{what} ({_percent(seconds / total)})" for what, seconds in causes[:3] if seconds >= 0.005 * total]
     of = f": for {' and '.join([', '.join(named[:-1]), named[-1]] if len(named) > 1 else named)}" if named else ""

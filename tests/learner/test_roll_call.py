@@ -86,6 +86,10 @@ def test_who_keeps_the_others_waiting_is_named_with_the_line_it_is_at(monkeypatc
     assert wait_for(heard)
     time.sleep(0.5)
     for call in calls:
+        listed = call.list_places()
+        assert {rank: place.place for rank, place in listed.items()} == places
+        assert [place.computes for place in listed.values()] == [False, True, False]
+        assert all(0.3 < place.seconds < 60.0 for place in listed.values())
         call.close()
     assert {sentence.partition(" has waited for ")[0] for sentence in said} == {
         f"rank {rank} of the learner's processes" for rank in (0, 2)

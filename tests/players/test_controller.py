@@ -218,6 +218,58 @@ async def test_waits_name_the_player_and_what_its_episodes_wait_for() -> None:
         playing.cancel()
 
 
+async def test_what_the_copies_of_a_rollout_wait_for_is_told_too() -> None:
+    async with open_table(1) as table:
+        rollout = table.rollout(seconds=3600.0)
+        greedy = replace(rollout, sampling=rollout.sampling.greedy())  # as an evaluation plays
+        playing = asyncio.create_task(greedy.group(1, 2))
+        await table.wait_for(lambda: "Count.step at player" in describe_waits(rollout.waits()))
+        playing.cancel()
+
+
+async def test_each_player_is_listed_with_what_it_is_at_and_what_it_was_leased() -> None:
+    async with open_table(2, capacity=1) as table:
+        await table.wait_for(lambda: len(table.controller.seats) == 2)
+        idle = table.controller.list_players("the learner")
+        assert [(p.kind, p.doing["the learner"][0], p.groups, p.answered) for p in idle] == [("player", 1, 0, 0)] * 2
+        await table.rollout().group(0, 2)
+        playing = asyncio.create_task(table.rollout(seconds=3600.0).batch([1, 2], 8))
+
+        def are_queued() -> bool:
+            players = table.controller.list_players("the learner")
+            return all({"Count.step", "a free slot"} == {*player.doing} for player in players)
+
+        await table.wait_for(are_queued)
+        await asyncio.sleep(0.05)
+        players = table.controller.list_players("the learner")
+        assert [player.groups for player in players] == [1, 1]
+        assert all(0.0 < player.oldest_group < 60.0 for player in players)
+        assert sum(player.answered for player in players) == 1
+        for player in players:
+            assert sum(number for number, _ in player.doing.values()) == 8
+            assert player.doing["Count.step"].oldest > 0.0
+        playing.cancel()
+
+
+async def test_a_silent_player_is_listed_as_such_and_nonsense_of_one_ends_it_alone() -> None:
+    async with open_table(timeout_s=3600.0) as table:
+        by_hand = await HandMade.join(table)
+        await table.wait_for(lambda: table.controller.seats)
+        (seat,) = table.controller.seats.values()
+        seat.heard -= 10.0
+        ((player,)) = table.controller.list_players("the learner")
+        assert player.doing["no sign of life"].oldest >= 10.0
+        by_hand.connection.send("beat", waits=[], requests=[3, 1])
+        await table.wait_for(lambda: table.controller.count_requests() == [3, 1])
+        for nonsense in ({"waits": [[0, "a tool"]]}, {"queued": "many"}, {"requests": [None]}, {"waits": 7}):
+            other = await HandMade.join(table, name="other")
+            await table.wait_for(lambda: len(table.controller.seats) == 2)
+            other.connection.send("beat", **nonsense)
+            await table.wait_for(lambda: len(table.controller.seats) == 1)
+            assert "player other sent what it should not" in table.said[-1]
+        assert table.controller.broken is None
+
+
 async def test_copies_of_a_rollout_are_terms_of_their_own() -> None:
     async with open_table(1) as table:
         rollout = table.rollout()

@@ -72,3 +72,19 @@ def test_what_a_lost_player_had_comes_first_again() -> None:
     assert not book.answer(0, 1)
     assert book.dropped == 1
     assert book.answer(0, 2)
+
+
+def test_a_players_groups_are_counted_with_the_oldest() -> None:
+    book = LeaseBook()
+    for number in range(3):
+        book.add(Lease(number, 0, 4, {}, since=0.0))
+    assert book.count_groups(1) == (0, 0.0)
+    for now in (7.0, 9.0, 8.0):
+        lease = book.peek()
+        assert lease is not None
+        book.lend(lease, 1, now)
+    assert book.count_groups(1) == (3, 7.0)
+    assert book.answer(0, 1)
+    assert book.count_groups(1) == (2, 8.0)
+    book.give_back(1)
+    assert book.count_groups(1) == (0, 0.0)

@@ -127,3 +127,10 @@ async def test_what_goes_on_is_no_stall() -> None:
             await play.episode(0, seed=seed)
     assert not said
     assert play.turns == 20
+
+
+def test_a_sentence_names_the_longest_waits_and_counts_the_others() -> None:
+    waits = [Wait(f"the engine at player {n}", float(n)) for n in range(100) for _ in range(2)]
+    said = describe_waits(waits)
+    assert said.startswith("2 episodes wait on the engine at player 99 (oldest 99 s), 2 on the engine at player 98")
+    assert said.endswith("2 on the engine at player 92 (oldest 92 s), 184 on 92 other things")

@@ -35,6 +35,7 @@ SCREENS = {
     "failures": "/#/failures",
     "heldout": "/#/heldout",
     "settings": "/#/settings",
+    "processes": "/#/processes",
     "all settings": "/#/settings?only=all",
 }
 RAW = '<tool_call>{"name": "price", "arguments": {"item": hat}}</tool_call>'
@@ -65,6 +66,9 @@ def unread(task: int) -> Any:
 def written(folder: Path) -> Path:
     run = runs.start(folder)
     for step in range(1, 11):
+        at = {"the engine": 4.0, "tool 'price'": 3.5, "the learner": 2.5}
+        players = [["player", f"a-machine-of-a-long-name-{n}.cluster.example-1234{n}", 8, at] for n in range(3)]
+        run.log_processes(step, {"seconds": 10.0, "processes": players})
         played = [Group(40, (agents_episode(), runs.wrong(7)))] if step == 5 else []
         runs.write(run, step, [Group(step, (unread(step), runs.wrong(step), runs.solved(step))), *played])
     for step, episode in ((0, runs.wrong), (10, runs.solved)):
@@ -150,7 +154,7 @@ def test_every_dialog_says_what_it_is_there_for(where: str, request: pytest.Fixt
     p.wait_for_selector("dialog[open]")
     keys = text(p, "dialog")
     for said in (
-        "1 to 6",
+        "1 to 7",
         "overview, episodes, groups",
         "next and previous episode",
         "messages or tokens",

@@ -40,7 +40,7 @@ export class Processes {
     clear(this.head).append(...some(el("h2", {}, "Who waits on whom", this.runs.length > 1 ? el("small", {}, visible(` in ${run.name}`)) : null),
       now ? el("p", { class: "sentence" }, el("bdi", {}, visible(told.now)), " ", el("small", { class: "dim" }, seen)) : null,
       told.sentence ? el("p", { class: now ? "dim" : "sentence" }, el("bdi", {}, visible(told.sentence))) : null,
-      now || told.sentence ? null : el("p", { class: "dim" }, told.evaluates ? "An evaluation keeps no record of who waits on whom." : "Nothing yet: the run has not ended a step.")));
+      now || told.sentence ? null : el("p", { class: "dim" }, told.evaluates ? "An evaluation keeps no record of who waits on whom." : told.shown.length ? "What the learner waited for is not in this run's metrics." : "Nothing yet: the run has not ended a step.")));
     clear(this.body).append(this.bar(told),
       told.recorded || told.evaluates || !told.shown.length ? "" : el("p", { class: "dim" }, "This run has no processes.jsonl: an older version wrote it. What its learner waited for is known from its metrics."),
       el("div", { class: "rows" }, told.rows.slice(0, this.limit).map((row) => this.row(row))));
@@ -77,7 +77,7 @@ export class Processes {
       at += share;
       return svg("rect", { class: color(what), x: x * 1000, y: 0, width: share * 1000, height: 10 }, svg("title", {}, `${word(what)} ${span(share)}`));
     });
-    const shares = did.filter(([, share]) => share >= 0.005).slice(0, 6).map(([what, share]) => el("span", {}, el("i", { class: `swatch ${color(what)}` }), el("bdi", {}, visible(word(what))), ` ${span(share)}`));
+    const shares = row.did.filter(([, share]) => share >= 0.005).slice(0, 6).map(([what, share]) => el("span", {}, el("i", { class: `swatch ${color(what)}` }), el("bdi", {}, visible(word(what))), ` ${span(share)}`));
     const gone = row.there && row.there < 0.98 ? el("span", { class: "dim" }, `there ${span(row.there)} of the time`) : null;
     const groups = row.groups ? el("span", { class: "dim" }, `${count(row.groups)} group${row.groups === 1 ? "" : "s"} done`) : null;
     return el("div", { class: `process kind-${row.kind in KINDS ? row.kind : "other"}`, "data-name": row.name },

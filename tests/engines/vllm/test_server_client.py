@@ -82,11 +82,14 @@ async def test_a_server_that_stops_in_a_stage_is_dropped_and_takes_part_again(
     model, said = qwen3(), list[str]()
     async with open_fleet(fakes, model) as engine:
         engine.on_message = said.append
+        assert [{*server.doing} for server in engine.list_servers()] == [{"no turn"}] * 2
         fakes[0].stop_at = stage
         before = time.monotonic()
         await engine.update_weights(changed(model), 1)
         assert time.monotonic() - before < TIMEOUT_S + 2
         assert [r.up for r in engine.replicas] == [False, True]
+        listed = [(server.name, {*server.doing}) for server in engine.list_servers([2, 2])]
+        assert listed == [(fakes[0].url, {"lost"}), (fakes[1].url, {"turns"})]
         assert said == [
             f"{fakes[0].url} did not finish {stage} in 0.5 s (engine.weight_sync_timeout_s allows more): its turns go "
             "to other servers until it answers again"
