@@ -122,12 +122,12 @@ def _describe_rank(rank: int, places: Mapping[int, RankPlace], computing: Sequen
     place = places[rank]
     if place.computes:
         return "learns"
-    if place.place == "idle":
-        return own if rank == 0 else "starts or ends"
+    if rank == 0 and place.place == "idle":
+        return own
     others = [other for other in computing if other != rank]
     if others:
         return f"rank {others[0]}" if len(others) == 1 else "other ranks"
-    if 0 in places and places[0].place == "idle":
+    if place.place == "idle" or (0 in places and places[0].place == "idle"):  # until rank 0 has an update for it
         return "rollouts" if own == "rollouts" else "rank 0"
     return "exchanges"  # all are in a collective
 

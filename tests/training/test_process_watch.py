@@ -56,7 +56,7 @@ def test_a_sentence_says_who_waits_on_whom(
 
 
 def test_of_many_ranks_that_wait_a_few_are_named() -> None:
-    places = {rank: WAITS for rank in range(64)} | {9: LEARNS}
+    places = dict.fromkeys(range(64), WAITS) | {9: LEARNS}
     said = describe_now("learn", 30.0, [], [], places)
     assert said.startswith("Ranks 0 and 1 and 2 and 3 of the learner wait (and 59 more) for rank 9, which")
 
@@ -71,7 +71,10 @@ def test_of_many_ranks_that_wait_a_few_are_named() -> None:
         ([WAITS, WAITS], "learns", ["exchanges", "exchanges"]),
         ([IDLE, WAITS], "rollouts", ["rollouts", "rollouts"]),
         ([IDLE, WAITS], "writes", ["writes", "rank 0"]),
-        ([IDLE, IDLE], "rollouts", ["rollouts", "starts or ends"]),
+        ([IDLE, IDLE], "rollouts", ["rollouts", "rollouts"]),
+        ([IDLE, IDLE], "new weights", ["new weights", "rank 0"]),
+        ([LEARNS, IDLE], "learns", ["learns", "rank 0"]),
+        ([LEARNS, LEARNS, IDLE], "learns", ["learns", "learns", "other ranks"]),
     ],
 )
 def test_a_rank_learns_or_waits_for_another_or_for_rollouts(places: list[RankPlace], own: str, at: list[str]) -> None:

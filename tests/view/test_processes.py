@@ -17,7 +17,13 @@ from agentrl.view.server import build_app
 from agentrl.view.store import Store
 from tests.helpers import runs
 
-WAITED = {"wait/generate": 1.0, "wait/tool/search": 6.0, "wait/learn": 2.0, "wait/sync": 0.5, "wait/write": 0.5}
+WAITED: dict[str, Any] = {
+    "wait/generate": 1.0,
+    "wait/tool/search": 6.0,
+    "wait/learn": 2.0,
+    "wait/sync": 0.5,
+    "wait/write": 0.5,
+}
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m"
 
 

@@ -6,8 +6,8 @@ import { go, state } from "./state.js";
 
 const AT_ONCE = 40; // processes; more on demand
 const COLORS = { "the engine": 0, turns: 0, "a free slot": 5, learns: 3, "new weights": 7, writes: 5, exchanges: 6, lost: "bad", "no sign of life": "bad" };
-const ITSELF = /^(learns|writes|turns|exchanges|lost|no turn|between steps|starts or ends|no sign of life)$/; // all else is waited for
-const OTHERS = /^(the learner|rollouts|a group|an evaluation|between steps|no turn|starts or ends|rank \d+|other ranks)$/;
+const ITSELF = /^(learns|writes|turns|exchanges|lost|no turn|between steps|no sign of life)$/; // all else is waited for
+const OTHERS = /^(the learner|rollouts|a group|an evaluation|between steps|no turn|rank \d+|other ranks)$/;
 const KINDS = { learner: "", rank: "", rollouts: "rollouts", server: "server", player: "player" };
 const color = (what) => (OTHERS.test(what) ? "rest" : COLORS[what] === "bad" ? "bad" : `c${COLORS[what] ?? (what.startsWith("tool") ? 1 : /\.(score|score_group)$|^rewards?$/.test(what) ? 4 : 2)}`);
 const age = (s) => (s < 120 ? `${Math.round(s)} s` : s < 7200 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`);
