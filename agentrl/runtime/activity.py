@@ -19,7 +19,7 @@ MORE = "other things"
 
 
 class Doing(NamedTuple):
-    """What a process is at: how many episodes, requests ... are, and how long the oldest one has been."""
+    """The number of episodes, requests ... of a process that are at something, and how long the oldest has been."""
 
     number: float
     oldest: float  # seconds

@@ -83,7 +83,7 @@ class ProcessWatch:
         training = self._training
         resources, (at, _) = training.trainer.resources, training.recorder.timeline.find_current()
         evaluates = bool(training.evaluations.waits())
-        own, idle = _OWN["evaluate" if evaluates and at == IDLE else at]
+        own, idle = _OWN.get("evaluate" if evaluates and at == IDLE else at, _OWN[IDLE])
         activities = list_ranks(self._process_group.list_places(), own)
         controller, engine = resources.controller, resources.engine
         if isinstance(engine, ServerLister):

@@ -1,4 +1,4 @@
-"""Who waits on whom: a run's processes over some steps, and now, as ``processes.jsonl`` and ``waits.json`` tell."""
+"""The processes of a run, and who waits on whom: over some steps, and now."""
 
 from __future__ import annotations
 
