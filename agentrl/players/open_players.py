@@ -16,7 +16,7 @@ from agentrl.gateway.open_gateway import AgentPlan
 from agentrl.players.connection import KEY_ENV, Fields, open_listener
 from agentrl.players.controller import Controller, open_controller
 from agentrl.players.launchers import PlayerPlan
-from agentrl.players.recipe import Recipe, describe_tokenizer
+from agentrl.players.recipe import Recipe, describe_class, describe_tokenizer
 from agentrl.renderer import Renderer
 from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.rollout.engine_protocol import OpenEngine, TurnServing
@@ -44,6 +44,7 @@ def build_recipe(
     described = {
         "files": files,
         "name": str(tokenizer.name_or_path),
+        "class": describe_class(tokenizer),
         "template": template,
         "end_tokens": list(end_tokens),
         "call_format": config.call_format,

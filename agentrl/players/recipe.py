@@ -6,7 +6,9 @@ Of the tokenizer a player is sent the files, so that it needs no model, and no n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +21,7 @@ from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.settings.registry import import_object
 
 _LARGEST = 256 << 20  # bytes of a tokenizer
+_LIBRARY = "transformers."
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,6 @@ def build_renderer(described: Mapping[str, Any], body: bytes) -> tuple[Renderer,
     if "import" in described:
         renderer: Renderer = import_object("renderer", described["import"])()
         return renderer, None
-    from transformers import AutoTokenizer
-
     from agentrl.renderer.template import TemplateRenderer
 
     with TemporaryDirectory(prefix="agentrl-tokenizer-") as folder:
@@ -80,7 +81,7 @@ def build_renderer(described: Mapping[str, Any], body: bytes) -> tuple[Renderer,
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(body[at : at + size])
             at += size
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = _load_tokenizer(described["class"], folder)
     tokenizer.name_or_path = described["name"]
     template = TemplateRenderer(
         tokenizer,
@@ -93,3 +94,20 @@ def build_renderer(described: Mapping[str, Any], body: bytes) -> tuple[Renderer,
     rules = described["structured_outputs"]
     grammar = OutputGrammar(tokenizer, template.get_stop_token_ids(), rules) if rules else None
     return template, grammar
+
+
+def describe_class(tokenizer: Any) -> str:
+    """Return where a tokenizer's class is imported from; empty where it is none of transformers'."""
+    cls = type(tokenizer)
+    return f"{cls.__module__}:{cls.__qualname__}" if cls.__module__.startswith(_LIBRARY) else ""
+
+
+def _load_tokenizer(name: str, folder: str) -> Any:
+    """Load a tokenizer from its files; of a class of transformers, without torch, whose import takes a second."""
+    module, _, cls = name.partition(":")
+    if module.startswith(_LIBRARY):
+        with suppress(ImportError, AttributeError):  # of another version of transformers
+            return getattr(import_module(module), cls).from_pretrained(folder)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
