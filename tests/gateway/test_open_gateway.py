@@ -42,6 +42,7 @@ async def roll_out(config: TrainConfig, tasks: int) -> list[Group]:
         return await resources.rollout("train").batch(range(tasks), 4, seed=1)
 
 
+@pytest.mark.slow
 async def test_agents_in_players_play_the_rows_of_an_agent_beside_the_run() -> None:
     agent = f"{AGENT}:solve"
     here, there = await roll_out(configure(agent), 4), await roll_out(configure(agent, players=2), 4)
@@ -53,6 +54,7 @@ async def test_agents_in_players_play_the_rows_of_an_agent_beside_the_run() -> N
             assert [c.status for c in yours.calls] == [c.status for c in mine.calls]
 
 
+@pytest.mark.slow
 async def test_a_command_plays_in_players(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(SECOND)
     groups = await roll_out(configure(f"python {tmp_path / 'agent.py'}", players=2), 2)
