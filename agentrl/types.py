@@ -146,6 +146,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # of the tokens in the context, prompt included
     stop: StopStrings | None = None  # texts that end the turn, beside the stop tokens
     grammar: OutputGrammar | None = field(default=None, compare=False)  # what the turn's text must match
+    # tokens of the context whose routed experts are known: those of the others are wanted; None: none are
+    routed_experts_start: int | None = None
 
     @property
     def truncates(self) -> bool:
@@ -212,6 +214,36 @@ class KeptTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts that the routers of a mixture of experts chose, of tokens one behind the other.
+
+    Args:
+        experts: numbers of experts: of each token those of each layer that routes, best first or not; of 8 or 16 bits.
+        layers: that route.
+        top_k: experts of a token in a layer.
+    """
+
+    experts: array[int]
+    layers: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.top_k < 1 or len(self.experts) % (self.layers * self.top_k):
+            raise ValueError(f"{len(self.experts)} experts are not those of tokens x {self.layers} x {self.top_k}")
+        if self.experts.typecode not in ("B", "H"):
+            raise ValueError(f"experts are numbers of 8 or 16 bits, not of array {self.experts.typecode!r}")
+
+    def __len__(self) -> int:
+        """Count the tokens."""
+        return len(self.experts) // (self.layers * self.top_k)
+
+    def take(self, start: int, stop: int) -> RoutedExperts:
+        """Return those of the tokens from ``start`` to before ``stop``."""
+        width = self.layers * self.top_k
+        return RoutedExperts(self.experts[start * width : stop * width], self.layers, self.top_k)
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """The tokens that an engine sampled, stop tokens included; the three tuples have one entry a token."""
 
@@ -220,11 +252,19 @@ class Completion:
     versions: tuple[int, ...]  # the policy version that sampled each token
     stop_reason: Literal["stop", "length"]
     kept: KeptTokens | None = None  # where sampling left tokens out, and the engine knows which
+    # of the tokens before the last one, from ``SamplingParams.routed_experts_start`` on: of the prompt, and sampled
+    routed_experts: RoutedExperts | None = None
 
     def cut(self, count: int) -> Completion:
         """Return the first so many tokens, as a turn that stopped there."""
-        kept = self.kept and self.kept.cut(count)
-        return Completion(self.token_ids[:count], self.logprobs[:count], self.versions[:count], "stop", kept)
+        kept, routed = self.kept and self.kept.cut(count), self.routed_experts
+        if routed is not None:
+            routed = routed.take(0, max(len(routed) - (len(self.token_ids) - count), 0))
+        return Completion(self.token_ids[:count], self.logprobs[:count], self.versions[:count], "stop", kept, routed)
+
+    def segment(self) -> Segment:
+        """Return the turn as a segment of its context."""
+        return Segment("model", self.token_ids, self.logprobs, self.versions, self.kept, self.routed_experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +272,8 @@ class Segment:
     """A run of tokens by one author.
 
     Model segments carry the engine's logprobs and the policy's versions; one without was demonstrated, not sampled.
+    ``routed_experts`` are those of the tokens of the context before the segment's last one, as many as were not known
+    before its turn. Nothing was sampled behind the last one, and so it was not routed.
     """
 
     author: Author
@@ -239,8 +281,11 @@ class Segment:
     logprobs: tuple[float, ...] | None = None
     versions: tuple[int, ...] | None = None
     kept: KeptTokens | None = None  # of a model's segment, where sampling left tokens out
+    routed_experts: RoutedExperts | None = None  # of a model's segment, where the engine says them
 
     def __post_init__(self) -> None:
+        if self.routed_experts is not None and self.author != "model":
+            raise ValueError(f"a {self.author} segment and routed_experts do not go together")
         if self.kept is not None and (self.author != "model" or len(self.kept) != len(self.token_ids)):
             raise ValueError(f"{len(self.kept)} sets of kept tokens for {len(self.token_ids)} of the {self.author}")
         if (self.logprobs is None) != (self.versions is None):
@@ -386,6 +431,11 @@ class Trajectory:
         return [one for s in self.segments for one in (s.kept.sets() if s.kept else [None] * len(s.token_ids))]
 
     @property
+    def routed_experts(self) -> list[tuple[int, RoutedExperts]]:
+        """List where the engine's routed experts are known: the place of their first token, and them."""
+        return locate_routed_experts(self.segments)
+
+    @property
     def turns(self) -> int:
         return sum(s.author == "model" for s in self.segments)
 
@@ -457,6 +507,27 @@ class Trajectory:
     def is_lost(self) -> bool:
         """Return True if an infrastructure error ended it that was the world's: it says nothing about the model."""
         return self.fault is not None and not self.fault.provoked
+
+
+def locate_routed_experts(segments: Iterable[Segment]) -> list[tuple[int, RoutedExperts]]:
+    """List the routed experts of segments: the place of their first token among all tokens, and them."""
+    located, end = [], 0
+    for segment in segments:
+        end += len(segment.token_ids)
+        if segment.routed_experts:
+            located.append((end - 1 - len(segment.routed_experts), segment.routed_experts))
+    return located
+
+
+def count_routed(segments: Sequence[Segment]) -> int:
+    """Count the first tokens of the last context whose routed experts are known."""
+    begin = max((i for i, s in enumerate(segments) if s.author == "prompt"), default=0)
+    known = 0
+    for place, routed in locate_routed_experts(segments[begin:]):
+        if place > known:
+            break
+        known = max(known, place + len(routed))
+    return known
 
 
 def _without_logprob(segment: Segment) -> float:
@@ -550,6 +621,7 @@ class Sample:
 
     ``kept`` holds the set that a token was drawn among, as `KeptTokens` has it, or None; it is empty for all None.
     ``starts`` holds the places at which its contexts begin: no token of one sees another one's.
+    ``routed_experts`` are those that the engine's routers chose: the place of their first token, and them.
     """
 
     token_ids: list[int]
@@ -558,6 +630,7 @@ class Sample:
     advantages: list[float]
     kept: Sequence[array[int] | None] = ()
     starts: Sequence[int] = (0,)
+    routed_experts: Sequence[tuple[int, RoutedExperts]] = ()
 
     @property
     def contexts(self) -> list[list[int]]:

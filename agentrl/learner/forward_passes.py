@@ -7,7 +7,7 @@ has no micro-batch left takes part with two tokens that count nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.errors import UserError
 from agentrl.learner.bf16_products import find_linear_layers, multiply_in_bf16
 from agentrl.learner.distributed import ProcessGroup
-from agentrl.learner.hidden_states import Packing
+from agentrl.learner.hidden_states import PREFIX, Packing
 from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.losses.losses import entropy_threshold
 from agentrl.learner.packing import MicroBatch, make_idle_batch
+from agentrl.learner.router_replay import Replayed, RouterReplay
 from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.learner.sharding import ShardedPolicy, read_local
 from agentrl.learner.updates import Update
@@ -44,6 +45,7 @@ class ForwardPasses:
         policy: the one that is trained: whole, or that of ``shards``.
         lm_head: from its hidden states to logits.
         settings: those of the learner at the beginning; ``settings`` are those of the step.
+        router_replay: sends tokens to the experts that an engine sent them to; None: they take the policy's own.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class ForwardPasses:
         settings: LossSettings,
         process_group: ProcessGroup,
         shards: ShardedPolicy | None,
+        router_replay: RouterReplay | None = None,
     ) -> None:
-        self.policy, self.settings = policy, settings
+        self.policy, self.settings, self._router_replay = policy, settings, router_replay
         self._lm_head, self._process_group, self._shards = lm_head, process_group, shards
         self.checkpointed = _find_checkpointed_layers(policy) if settings.gradient_checkpointing else []
         self._bf16_layers = find_linear_layers(unwrap_model(policy)) if settings.bf16 else []
@@ -66,19 +69,25 @@ class ForwardPasses:
         with multiply_in_bf16(self._bf16_layers):
             yield
 
+    def replayed(self, packing: Packing, batch: MicroBatch) -> AbstractContextManager[Replayed | None]:
+        """Send the tokens of a micro-batch, inside, to the experts that its rows bring; None where they bring none."""
+        if self._router_replay is None or not batch.has_experts:
+            return nullcontext()
+        return self._router_replay.replay(self.policy, batch, shares_prefixes=packing is PREFIX)
+
     @contextmanager
-    def differentiated(self, packing: Packing) -> Iterator[None]:
-        """Let a pass inside be followed by its backward pass.
+    def differentiated(self, packing: Packing, batch: MicroBatch) -> Iterator[Replayed | None]:
+        """Let a pass of a micro-batch inside be followed by its backward pass; return what `replayed` does.
 
         With gradient checkpointing layers keep only their inputs for it. transformers would do so in training mode
         alone, in which dropout is on.
         """
         own = [layer.forward for layer in self.checkpointed]
-        with packing.context(unwrap_model(self.policy)):
+        with packing.context(unwrap_model(self.policy)), self.replayed(packing, batch) as replayed:
             for layer, forward in zip(self.checkpointed, own, strict=True):
                 layer.forward = partial(checkpoint, forward, use_reentrant=False)
             try:
-                yield
+                yield replayed
             finally:
                 for layer, forward in zip(self.checkpointed, own, strict=True):
                     layer.forward = forward
@@ -109,14 +118,15 @@ class ForwardPasses:
         if self.settings.top_entropy_quantile < 1.0:
             return  # they came with the entropies
         for batch, state in update.shard:
-            state.old_logprobs = self.compute_logprobs(packing, batch)[0]
+            with self.replayed(packing, batch):
+                state.old_logprobs = self.compute_logprobs(packing, batch)[0]
         self.idle(packing, update)
 
     @torch.no_grad()
     def compute_ref_logprobs(
         self, packing: Packing, update: Update, parameters: Mapping[str, nn.Parameter], reference: Mapping[str, Tensor]
     ) -> None:
-        """Compute the logprobs of the reference, whose ``parameters`` have other values."""
+        """Compute the logprobs of the reference, whose ``parameters`` have other values. It chooses its own experts."""
         with swap_values(parameters, reference):
             for batch, state in update.shard:
                 state.ref_logprobs = self.compute_logprobs(packing, batch)[0]
@@ -126,7 +136,8 @@ class ForwardPasses:
     def mark_high_entropy(self, packing: Packing, update: Update) -> float:
         """Mark the step's tokens of the highest entropy; return how many there are. The threshold is that of all."""
         for batch, state in update.shard:
-            state.old_logprobs, state.high_entropy_mask = self.compute_logprobs(packing, batch)
+            with self.replayed(packing, batch):
+                state.old_logprobs, state.high_entropy_mask = self.compute_logprobs(packing, batch)
         self.idle(packing, update)
         entropies = [s.high_entropy_mask.cpu() for _, s in update.shard if s.high_entropy_mask is not None]
         threshold = self._find_threshold(torch.cat([torch.empty(0), *(e.float() for e in entropies)]))
@@ -148,7 +159,7 @@ class ForwardPasses:
         """Take part in the rounds that others have micro-batches for. Without a backward pass that ends the passes."""
         for _ in range(update.idle):
             batch = make_idle_batch(update.idle_token)
-            with self.differentiated(packing):
+            with self.differentiated(packing, batch):
                 logp, _ = self.compute_logprobs(packing, batch)
                 if backward:
                     (logp.sum() * 0.0).backward()  # type: ignore[no-untyped-call]

@@ -43,6 +43,7 @@ from agentrl.learner.packing import MicroBatch, estimate_cost
 from agentrl.learner.packing_choice import PackingChoice
 from agentrl.learner.part_writer import PartWriter, describe_ranks
 from agentrl.learner.router_balance import find_router_balance
+from agentrl.learner.router_replay import RouterReplay
 from agentrl.learner.row_arrays import RowArrays
 from agentrl.learner.row_exchange import receive_rows, scatter_rows
 from agentrl.learner.sharded_state import read_like
@@ -100,6 +101,7 @@ class LossSettings(Objective):
     max_tokens_per_microbatch: int | None = None  # in one pass, padding included; None: as the memory allows
     threads: int | None = None  # torch's threads while learning; all cores by default
     router_aux_loss_coef: float | None = None  # of the experts' balancing loss; the model's own by default
+    router_replay: bool = False  # tokens go to the experts that the engine's routers chose
     longest: int = 4096  # tokens an episode may sample at most, for dr_grpo
     gradient_checkpointing: bool = False  # layers keep only their inputs, and compute the rest again
     bf16: bool = False  # linear layers multiply in bfloat16, beside weights in single precision
@@ -148,6 +150,9 @@ class Learner:
                 f"learner.router_aux_loss_coef {settings.router_aux_loss_coef:g}: not where a model is trained the "
                 f"plain way ({why}); set it to 0"
             )
+        if why and settings.router_replay:
+            raise UserError(f"learner.router_replay: not where a model is trained the plain way ({why}); leave it out")
+        replay = RouterReplay.find(policy) if settings.router_replay else None
         self._balance = find_router_balance(policy, settings.router_aux_loss_coef)
         if why:
             left_out = (
@@ -172,7 +177,7 @@ class Learner:
             has_reference=bool(settings.beta),
             is_offloaded=settings.optimizer_offload,
         )
-        self._passes = ForwardPasses(trained, self.packing.lm_head, settings, self.process_group, self.shards)
+        self._passes = ForwardPasses(trained, self.packing.lm_head, settings, self.process_group, self.shards, replay)
         self.affordable_tokens: int | None = None  # of a micro-batch, once they are counted
 
     def _shard(self, sharding: str) -> ShardedPolicy | None:
@@ -423,10 +428,12 @@ class Learner:
         for _ in range(s.num_iterations):
             for update in updates:
                 for batch, state in update.shard:
-                    with self._passes.differentiated(packing):
+                    with self._passes.differentiated(packing, batch) as replayed:
                         loss, batch_metrics = self._compute_loss(packing, batch, state, update)
                         loss.backward()  # type: ignore[no-untyped-call]
                     state.keep_gradients()
+                    if replayed is not None:
+                        replayed.record(batch_metrics)
                     metrics.add(batch_metrics)
                     total = loss.detach().double() + total  # on the device: nobody waits for it
                 self._passes.idle(packing, update, backward=True)

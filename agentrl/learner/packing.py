@@ -26,11 +26,12 @@ from torch import Tensor
 
 from agentrl.learner.prefix_tree.tree import (
     MIN_SHARED_TOKENS,
+    Keys,
     PrefixForest,
     build_forest,
     common_prefix_length,
     count_forest_tokens,
-    encode_order,
+    encode_orders,
 )
 from agentrl.learner.row_arrays import Int32, RowArrays
 from agentrl.types import Sample
@@ -52,6 +53,11 @@ class MicroBatch:
     def contexts(self) -> list[Int32]:
         """List the tokens of all contexts, in row order."""
         return [context for row in self.rows for context in row.contexts]
+
+    @cached_property
+    def context_keys(self) -> list[Keys]:
+        """List what decides which tokens of the contexts are shared, in row order."""
+        return [key for row in self.rows for key in row.context_keys]
 
     @cached_property
     def trained(self) -> NDArray[np.int64]:
@@ -101,6 +107,11 @@ class MicroBatch:
         """Return True where each token was drawn among all tokens."""
         return not any(row.kept for row in self.rows)
 
+    @property
+    def has_experts(self) -> bool:
+        """Return True where an engine said of some tokens which experts its routers chose."""
+        return any(row.experts is not None for row in self.rows)
+
     def split_by_row(self, values: Tensor) -> list[Tensor]:
         """Split (trained,) into one piece for each row."""
         return list(torch.split(values, self.trained_counts))
@@ -108,8 +119,8 @@ class MicroBatch:
     @cached_property
     def forest(self) -> PrefixForest:
         """Return the forest of all contexts."""
-        order = _sort(self.contexts)
-        forest = build_forest([self.contexts[i] for i in order])
+        order = _sort(self.context_keys)
+        forest = build_forest([self.contexts[i] for i in order], [self.context_keys[i] for i in order])
         by_context = dict(zip(order, forest.token_index, strict=True))
         return replace(forest, token_index=[by_context[i] for i in range(len(order))])
 
@@ -142,7 +153,7 @@ def pack_by_prefix(
     Rows that begin alike stay together where the budget allows it: apart, what they share would stand twice. The
     largest such trees are placed first.
     """
-    keys = [encode_order(row.token_ids) for row in rows]
+    keys = encode_orders([row.keys for row in rows])
     order = sorted(range(len(rows)), key=keys.__getitem__)
     parts = [
         part for tree in _split_into_trees(rows, order) for part in _cut_tree(rows, tree, max_tokens_per_microbatch)
@@ -164,7 +175,7 @@ def _split_into_trees(rows: Sequence[RowArrays], order: Sequence[int]) -> list[l
     """Group neighbours that begin alike, in the given order."""
     trees = [[order[0]]] if order else []
     for before, i in pairwise(order):
-        if common_prefix_length(rows[before].token_ids, rows[i].token_ids) >= MIN_SHARED_TOKENS:
+        if common_prefix_length(rows[before].keys, rows[i].keys) >= MIN_SHARED_TOKENS:
             trees[-1].append(i)
         else:
             trees.append([i])
@@ -175,7 +186,7 @@ def _cut_tree(rows: Sequence[RowArrays], tree: list[int], max_tokens_per_microba
     """Cut a tree into parts that fit the budget."""
     parts = []
     while tree:
-        count = _count_fitting([rows[i].contexts[0] for i in tree], max_tokens_per_microbatch)
+        count = _count_fitting([rows[i].context_keys[0] for i in tree], max_tokens_per_microbatch)
         if count > 1 and _count_tokens(rows, tree[:count]) > max_tokens_per_microbatch:
             # not all that could be shared is worth it, and some have further contexts
             sizes = range(2, count + 1)
@@ -187,10 +198,10 @@ def _cut_tree(rows: Sequence[RowArrays], tree: list[int], max_tokens_per_microba
 
 def _count_tokens(rows: Sequence[RowArrays], members: Sequence[int]) -> int:
     """Count the tokens of some rows, shared ones once."""
-    return _count_shared_once([context for i in members for context in rows[i].contexts])
+    return _count_shared_once([key for i in members for key in rows[i].context_keys])
 
 
-def _count_fitting(ordered: Sequence[Int32], max_tokens_per_microbatch: int) -> int:
+def _count_fitting(ordered: Sequence[Keys], max_tokens_per_microbatch: int) -> int:
     """Count the rows that fit, if all that neighbours have in common is shared; at least one."""
     tokens = len(ordered[0])
     for count, (before, row) in enumerate(pairwise(ordered), start=1):
@@ -206,7 +217,7 @@ def _build_batch(rows: Sequence[RowArrays], weights: Sequence[float], members: S
 
 def estimate_cost(batch: MicroBatch) -> int:
     """Estimate what a micro-batch costs, beside others: its tokens, shared ones once. Nothing of it is kept."""
-    return _count_shared_once([context for row in batch.rows for context in row.contexts])
+    return _count_shared_once(batch.context_keys)
 
 
 def make_idle_batch(token_id: int) -> MicroBatch:
@@ -214,11 +225,11 @@ def make_idle_batch(token_id: int) -> MicroBatch:
     return MicroBatch.read([Sample([token_id] * 2, [0, 1], [0.0, 0.0], [0.0, 0.0])], [0.0])
 
 
-def _count_shared_once(contexts: Sequence[Int32]) -> int:
-    return count_forest_tokens([contexts[i] for i in _sort(contexts)])
+def _count_shared_once(keys: Sequence[Keys]) -> int:
+    return count_forest_tokens([keys[i] for i in _sort(keys)])
 
 
-def _sort(rows: Sequence[Int32]) -> list[int]:
-    """List the rows in lexicographic order, by their indices."""
-    keys = [encode_order(row) for row in rows]
+def _sort(rows: Sequence[Keys]) -> list[int]:
+    """List the rows in lexicographic order of their keys, by their indices."""
+    keys = encode_orders(rows)
     return sorted(range(len(rows)), key=keys.__getitem__)

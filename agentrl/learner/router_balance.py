@@ -23,9 +23,7 @@ from agentrl.errors import UserError
 from agentrl.learner.packing import MicroBatch
 from agentrl.models.device_copy import copy_to_device
 from agentrl.models.lm_head import NotProven, find_backbone, unwrap_model
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
+from agentrl.models.routers import CHOSEN, EXPERTS
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,8 @@ def find_router_balance(model: PreTrainedModel, coef: float | None) -> RouterBal
     own = getattr(config, "router_aux_loss_coef", None) or 0.0
     balance = RouterBalance(
         own if coef is None else coef,
-        _read_number(plain, config, _EXPERTS),
-        _read_number(plain, config, _CHOSEN),
+        _read_number(plain, config, EXPERTS),
+        _read_number(plain, config, CHOSEN),
         _find_loss(plain),
     )
     if balance.coef == 0.0:

@@ -87,6 +87,13 @@ class KeptTokensReporter(Protocol):
 
 
 @runtime_checkable
+class RoutedExpertsReporter(Protocol):
+    """An engine that says which experts a mixture's routers chose: `SamplingParams.routed_experts_start`."""
+
+    returns_routed_experts: bool
+
+
+@runtime_checkable
 class GrammarTaker(Protocol):
     """An engine that samples only what `SamplingParams.grammar` allows."""
 

@@ -33,6 +33,7 @@ from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.engine_protocol import Engine
 from agentrl.rollout.folding import FoldedContexts, Folding
 from agentrl.rollout.provenance import EndedEpisodes
+from agentrl.rollout.routed_experts import ask_for_experts
 from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.sub_agents import SubAgents, list_spawns
 from agentrl.rollout.token_context import TokenContext
@@ -326,15 +327,14 @@ class Episode:
             )
             if fold:
                 params = replace(params, grammar=None)  # a turn's, which a summary need not match
+            params = ask_for_experts(params, self.segments)
             completion = await context.engine.generate(token_ids, params, session=self.session)
             if params.stop is not None:
                 completion = params.stop.cut_completion(completion)
             context.tokens += len(completion.token_ids)
             if self.sub_agents is not None:
                 self.sub_agents.count_turn()
-            self._append(
-                Segment("model", completion.token_ids, completion.logprobs, completion.versions, completion.kept)
-            )
+            self._append(completion.segment())
             stop = params.stop.strings if params.stop is not None else ()
             reply = self.renderer.parse_response(
                 completion.token_ids, prompt_ids=token_ids, tools=self.tools, stop=stop

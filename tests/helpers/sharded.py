@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -27,6 +28,7 @@ from agentrl.learner.part_writer import PartCheck, check_parts
 from agentrl.learner.sharding import read_local
 from agentrl.models.lora import keep_differentiable
 from agentrl.training import checkpoint
+from agentrl.types import RoutedExperts, Sample
 from tests.helpers.tiny import qwen3
 from tests.learner.test_hidden_states import alike
 from tests.learner.test_router_balance import build
@@ -43,10 +45,13 @@ MORE_TERMS: dict[str, dict[str, Any]] = {
     "checkpointing": {"gradient_checkpointing": True},
     "bf16": {"bf16": True},
     "offload": {"param_offload": True},
+    "replay": {"router_replay": True},
 }
 EVERY = ["-".join(case) for case in product(ADAPTERS, PACKINGS, HEADS, TERMS)]
 BESIDE = [
     "moe-prefix-untied-balance",
+    "moe-prefix-untied-replay",
+    "moe-padded-untied-replay",
     "full-prefix-tied-checkpointing",
     "full-padded-tied-bf16",
     "full-prefix-tied-offload",
@@ -108,10 +113,16 @@ def learn(case: str, dtype: torch.dtype, group: ProcessGroup, sharding: str = "f
     if group.is_worker:
         learner.run_worker()
         return {"share": share}
-    metrics = learner.update(alike(3))
+    metrics = learner.update([force_experts(row) for row in alike(3)] if term == "replay" else alike(3))
     group.broadcast(None)
     changed = {n: (before[n] - p.detach()) / lr for n, p in policy.named_parameters() if n in before}
     return {"changed": changed, "metrics": metrics, "share": share, "old": learner.old_logprobs}
+
+
+def force_experts(row: Sample) -> Sample:
+    """Return a row whose tokens go to experts that depend on the token alone: rows that share it share them."""
+    flat = [(token + layer + n) % 4 for token in row.token_ids[:-1] for layer in range(3) for n in (0, 1)]
+    return replace(row, routed_experts=[(0, RoutedExperts(array("B", flat), 3, 2))])
 
 
 def go_on(folder: Path, case: str, group: ProcessGroup, sharding: str) -> dict[str, Any]:

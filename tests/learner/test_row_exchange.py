@@ -20,7 +20,7 @@ from agentrl.learner.row_arrays import RowArrays
 from agentrl.learner.row_exchange import RowShare, receive_rows, scatter_rows
 from agentrl.learner.updates import order_by_row, unshard
 from agentrl.models.kept_tokens import decode_kept
-from agentrl.types import Sample
+from agentrl.types import RoutedExperts, Sample
 from tests.helpers.tiny import VOCABULARY
 from tests.learner.test_distributed import build_learner, dissimilar, run_in_two, tiny_policy
 
@@ -114,6 +114,29 @@ def test_sets_that_arrived_mark_the_same_tokens() -> None:
     mine, its = (decode_kept(b.kept, VOCABULARY, torch.device("cpu")) for b in (batch, arrived))
     assert not mine.all()
     assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("code", ["B", "H"])
+def test_experts_arrive_beside_rows_that_have_none(code: str) -> None:
+    rows = dissimilar()[:4]
+    for number in (1, 3):
+        flat = array(code, [(3 * i + number) % 200 for i in range(4 * (len(rows[number].token_ids) - 1))])
+        rows[number] = replace(rows[number], routed_experts=[(0, RoutedExperts(flat, 2, 2))])
+    batches = [MicroBatch.read(rows[:3]), MicroBatch.read(rows[3:])]
+    (arrived,) = RowShare.collect([batches]).batches(1)
+    for one, other in zip(batches, arrived, strict=True):
+        assert_same(one, other)
+        for mine, its in zip(one.rows, other.rows, strict=True):
+            if mine.experts is None:
+                assert its.experts is None
+                continue
+            assert its.experts is not None
+            assert its.experts.chosen.dtype == mine.experts.chosen.dtype
+            assert np.array_equal(mine.experts.chosen, its.experts.chosen)
+            assert np.array_equal(mine.experts.known, its.experts.known)
+            assert np.array_equal(mine.keys, its.keys)
+    share = RowShare.collect([batches])
+    assert share.experts.nbytes == 4 * array(code).itemsize * sum(len(rows[n].token_ids) - 1 for n in (1, 3))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -81,6 +81,22 @@ def test_experts_checkpointed_layers_and_bfloat16_are_as_in_one_process(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["full", "none"])
+def test_replayed_experts_teach_as_in_one_process(
+    sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [case for case in BESIDE if case.endswith("-replay")]
+    alone = run(1, tmp_path, "float64", cases)
+    monkeypatch.setenv("SHARDING", sharding)
+    many = run(2, tmp_path, "float64", cases)
+    for case in cases:
+        one, other = alone["found"][case], many["found"][case]
+        assert one["metrics"]["router/replay_disagreement"] > 0.5
+        assert distance(one["changed"], other["changed"]) < 1e-9
+        assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.slow
 def test_shards_of_a_machine_and_the_same_ones_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = ["full-prefix-tied-beta", "lora-padded-untied-iterations"]
     alone = run(1, tmp_path, "float32", cases)

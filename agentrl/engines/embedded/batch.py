@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import anyio
 import numpy as np
@@ -20,6 +20,7 @@ from agentrl.types import Completion, KeptTokens, SamplingParams
 
 if TYPE_CHECKING:
     from agentrl.engines.embedded.model_view import InferenceModel
+    from agentrl.engines.embedded.router_log import RouterLog, RouterRecorder
     from agentrl.rollout.engine_protocol import Meter
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -38,6 +39,7 @@ class Request:
     versions: list[int] = field(default_factory=list)
     stop_reason: Literal["stop", "length"] | None = None
     cancelled: bool = False
+    routed: RouterLog | None = None  # of an engine that records what its routers choose
     wake: anyio.Event = field(default_factory=anyio.Event)  # the request is done or drives, or the engine failed
 
     def __post_init__(self) -> None:
@@ -83,7 +85,17 @@ class Request:
         assert self.stop_reason is not None
         sampled = tuple(self.ids[self.prompt_length :])
         kept = None if self.kept is None else KeptTokens.collect(self.kept)
-        return Completion(sampled, tuple(self.logprobs), tuple(self.versions), self.stop_reason, kept)
+        routed, start = None, self.params.routed_experts_start
+        if self.routed is not None and start is not None:
+            routed = self.routed.read(start, len(self.ids) - 1)  # the last token passes in the next turn
+        return Completion(sampled, tuple(self.logprobs), tuple(self.versions), self.stop_reason, kept, routed)
+
+
+class KeptRow(NamedTuple):
+    """The keys and values of a session, or of a part of it, and the experts that its tokens went to."""
+
+    values: Tensor
+    routed: RouterLog | None
 
 
 def mark_seen(rows: Sequence[Request], logits: Tensor) -> Tensor:
@@ -113,6 +125,7 @@ class RowBatch(Protocol):
     sessions: SessionCache[Any]
     capacity: int
     waiting: deque[Request]
+    recorder: RouterRecorder | None
 
     @property
     def rows(self) -> list[Request]:
@@ -157,11 +170,12 @@ class ContinuousBatch:
 
     model: InferenceModel
     cache: SlotCache
-    sessions: SessionCache[Tensor]
+    sessions: SessionCache[KeptRow]
     capacity: int
     prefill_tokens: int
     rows: list[Request] = field(default_factory=list)
     waiting: deque[Request] = field(default_factory=deque)
+    recorder: RouterRecorder | None = None
 
     def remove_finished(self) -> bool:
         """Remove rows that are done, moving the last row into each hole. Return True if a caller waits for one."""
@@ -170,7 +184,8 @@ class ContinuousBatch:
             row = self.rows[slot]
             if not row.cancelled:
                 values = self.cache.read(slot, row.cached).clone()
-                self.sessions.put(row.session, row.ids[: row.cached], values, values.nbytes)
+                size = values.nbytes + (row.routed.nbytes if row.routed is not None else 0)
+                self.sessions.put(row.session, row.ids[: row.cached], KeptRow(values, row.routed), size)
                 finished = True
             last = self.rows.pop()
             if last is not row:
@@ -184,7 +199,7 @@ class ContinuousBatch:
         One pass takes up to ``prefill_tokens`` of new work, padding included; a longer prompt comes alone. A row for
         which the cache has no room waits until others have left.
         """
-        joining: list[tuple[Request, Tensor | None]] = []
+        joining: list[tuple[Request, KeptRow | None]] = []
         later: list[Request] = []
         computing: set[tuple[int, ...]] = set()
         longest = 0
@@ -196,7 +211,7 @@ class ContinuousBatch:
             if prefix is None and prompt in computing:
                 later.append(row)  # a sibling computes this prompt in this very pass
                 continue
-            row.cached = 0 if prefix is None else prefix.shape[3]
+            row.cached = 0 if prefix is None else prefix.values.shape[3]
             longest = max(longest, row.uncached)
             if not self._has_room([*self.rows, *(r for r, _ in joining), row]):
                 later.append(row)
@@ -216,10 +231,11 @@ class ContinuousBatch:
         positions = max(row.prompt_length + row.params.max_tokens for row in rows)
         return len(rows) == 1 or self.cache.fits(len(rows), positions)
 
-    def _add_rows(self, joining: list[tuple[Request, Tensor | None]]) -> None:
+    def _add_rows(self, joining: list[tuple[Request, KeptRow | None]]) -> None:
         for row, prefix in sorted(joining, key=lambda j: (j[0].uncached, j[0].cached)):  # neighbours are padded alike
             if prefix is not None:
-                self.cache.write(len(self.rows), prefix)
+                self.cache.write(len(self.rows), prefix.values)
+            begin_log(self.recorder, row, None if prefix is None else prefix.routed)
             self.rows.append(row)
 
     def compute_logits(self, meter: Meter) -> Tensor:
@@ -237,10 +253,13 @@ class ContinuousBatch:
         states = self.model(batch)
         meter.passes += 1
         meter.prefilled += sum(n for tokens in new if (n := len(tokens)) > 1)
+        if self.recorder is not None:
+            record_experts(self.recorder, self.rows[first : first + len(new)], list(map(len, new)))
         return states if batch.last is None else states[batch.last]
 
     def restart(self) -> None:
         self.clear_sessions()
+        restart_logs(self.rows)
         self.waiting.extendleft(reversed(self.rows))
         self.rows.clear()
 
@@ -255,7 +274,7 @@ class ContinuousBatch:
     def clear_sessions(self) -> None:
         self.sessions.clear()
 
-    def _find_prefix(self, row: Request) -> Tensor | None:
+    def _find_prefix(self, row: Request) -> KeptRow | None:
         """Find keys and values of a prefix of the row: of its session's last turn, or of a row with the same prompt.
 
         One token is always left to compute: its state gives the next logits.
@@ -266,18 +285,45 @@ class ContinuousBatch:
         shared = row.prompt_length - 1
         if length < shared and (other := self._find_sibling(row.ids[:shared])) is not None:
             return other
-        return own[1][:, :, :, :length] if own is not None and length else None
+        return _cut(own[1], length) if own is not None and length else None
 
-    def _find_sibling(self, prefix: list[int]) -> Tensor | None:
+    def _find_sibling(self, prefix: list[int]) -> KeptRow | None:
         """Find keys and values of those tokens in another row or session that begins with them."""
         length = len(prefix)
         for slot, row in enumerate(self.rows):
             if row.cached >= length and row.ids[:length] == prefix:
-                return self.cache.read(slot, length)
-        for ids, values in self.sessions.values():
+                return KeptRow(self.cache.read(slot, length), row.routed)
+        for ids, kept in self.sessions.values():
             if ids[:length] == prefix:
-                return values[:, :, :, :length]
+                return _cut(kept, length)
         return None
+
+
+def _cut(kept: KeptRow, length: int) -> KeptRow:
+    return kept._replace(values=kept.values[:, :, :, :length])
+
+
+def begin_log(recorder: RouterRecorder | None, row: Request, source: RouterLog | None) -> None:
+    """Begin the log of a row that joins, with what its cached tokens brought."""
+    if recorder is not None:
+        row.routed = recorder.new_log() if row.routed is None else row.routed
+        row.routed.begin(source, row.cached)
+
+
+def record_experts(recorder: RouterRecorder, rows: Sequence[Request], counts: Sequence[int]) -> None:
+    """Append the experts of a pass to the logs of its rows, each of which brought so many tokens."""
+    experts, first = recorder.take(), 0
+    for row, count in zip(rows, counts, strict=True):
+        assert row.routed is not None
+        row.routed.append(experts[first : first + count])
+        first += count
+
+
+def restart_logs(rows: Sequence[Request]) -> None:
+    """Note that all tokens of rows will pass again."""
+    for row in rows:
+        if row.routed is not None:
+            row.routed.restart()
 
 
 def _common_prefix_length(a: list[int], b: list[int]) -> int:

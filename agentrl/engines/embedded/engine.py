@@ -26,6 +26,7 @@ from torch import Tensor
 from agentrl.engines.embedded.batch import NEUTRAL, Request, RowBatch, mark_allowed, mark_seen
 from agentrl.engines.embedded.model_view import InferenceModel
 from agentrl.engines.embedded.plain_view import PlainModel
+from agentrl.engines.embedded.router_log import RouterRecorder
 from agentrl.engines.embedded.sampling import sample_tokens
 from agentrl.errors import UserError
 from agentrl.models.kept_tokens import encode_kept
@@ -58,6 +59,7 @@ class TransformersEngine:
         snapshot: sample from a copy of the weights, taken now and by ``update_weights``, so that a learner may
             change its own at any time.
         dtype: of the matrix products, and so of the copies of the matrices; by default that of the model's weights.
+        return_routed_experts: record which experts the routers of a mixture of experts choose, and return them.
     """
 
     reports_kept = True
@@ -74,14 +76,16 @@ class TransformersEngine:
         threads: int | None = None,
         snapshot: bool = False,
         dtype: torch.dtype | None = None,
+        return_routed_experts: bool = False,
     ) -> None:
         model = unwrap_model(model)
+        self.returns_routed_experts = return_routed_experts
         small = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < SMALL
         self._threads, self._dtype = threads or (1 if small else None), dtype
         self._limits = capacity, prefill_tokens, keep_bytes
         with self._use_threads():
             self._model = _open_model(model, snapshot=snapshot, dtype=dtype)
-        self._batch: RowBatch = self._model.new_batch(*self._limits)
+        self._batch: RowBatch = self._new_batch()
         self.max_context = min(max_context or self._model.max_context, self._model.max_context)
         self.version, self.meter = 0, Meter()
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
@@ -157,6 +161,8 @@ class TransformersEngine:
                 f"{len(token_ids)} tokens of context and {params.max_tokens} to sample do not fit "
                 f"in {self.max_context} positions"
             )
+        if params.routed_experts_start is not None and not self.returns_routed_experts:
+            raise UserError("routed experts are asked for, and this engine was made without return_routed_experts")
         lowest, highest = find_bounds(token_ids)
         if lowest < 0 or highest >= self._vocabulary:
             wrong = next(t for t in token_ids if not 0 <= t < self._vocabulary)
@@ -182,6 +188,18 @@ class TransformersEngine:
         self._wake()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
+
+    def _new_batch(self) -> RowBatch:
+        """Make an empty batch of the model, whose routers are recorded where that is wanted."""
+        batch: RowBatch = self._model.new_batch(*self._limits)
+        if self.returns_routed_experts:
+            if isinstance(self._model, PlainModel) and self._model.way is None:
+                raise UserError(
+                    f"learner.router_replay: {type(self._model.model).__name__} is sampled from {self._model.cost}, "
+                    "and what its routers choose is not recorded; leave it out"
+                )
+            batch.recorder = RouterRecorder(self._model.model)
+        return batch
 
     def _work(self) -> None:
         """Run passes until a row is finished, nothing is left to do, or the time slice is over."""
@@ -235,7 +253,7 @@ class TransformersEngine:
             if not self._model.update(model):
                 waiting = self._batch.waiting
                 self._model = _open_model(model, snapshot=False, dtype=self._dtype)
-                self._batch = self._model.new_batch(*self._limits)
+                self._batch = self._new_batch()
                 self._batch.waiting = waiting
             self.version = version
 

@@ -7,19 +7,20 @@ group go together from their prompt on. A stack is copied only when rows join or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentrl.engines.embedded.batch import Request
+from agentrl.engines.embedded.batch import Request, begin_log, record_experts, restart_logs
 from agentrl.engines.embedded.kv_cache import SessionCache
 from agentrl.engines.embedded.own_cache import OwnCache, count_bytes, describe_cache, select_rows, stack_caches
 
 if TYPE_CHECKING:
     from agentrl.engines.embedded.plain_view import PlainModel
+    from agentrl.engines.embedded.router_log import RouterLog, RouterRecorder
     from agentrl.rollout.engine_protocol import Meter
 
 
@@ -36,15 +37,23 @@ class _Stack:
             yield _Stack(self.rows[start : start + rows_each], None)
 
 
+class _KeptCache(NamedTuple):
+    """The cache of a session, and the experts that its tokens went to."""
+
+    cache: OwnCache
+    routed: RouterLog | None
+
+
 @dataclass
 class PlainBatch:
     """A `RowBatch` whose rows are computed by the model itself, with its own cache."""
 
     model: PlainModel
-    sessions: SessionCache[OwnCache]
+    sessions: SessionCache[_KeptCache]
     capacity: int
     prefill_tokens: int
     waiting: deque[Request] = field(default_factory=deque)
+    recorder: RouterRecorder | None = None
     _stacks: list[_Stack] = field(default_factory=list)
 
     @property
@@ -71,7 +80,7 @@ class PlainBatch:
         """Keep a row's cache for the session's next turn, if that can begin with it."""
         if cache is not None and self.model.way is not None and self.model.way.extends:
             own = select_rows(cache, [index])
-            self.sessions.put(row.session, row.ids[: row.cached], own, count_bytes(own))
+            self.sessions.put(row.session, row.ids[: row.cached], _KeptCache(own, row.routed), count_bytes(own))
 
     def admit_waiting(self) -> int:
         joining: list[Request] = []
@@ -95,8 +104,10 @@ class PlainBatch:
             if kept is not None and len(kept[0]) < len(row.ids) and row.ids[: len(kept[0])] == kept[0]:
                 row.cached = len(kept[0])
                 reused += row.cached
-                self._stacks.append(_Stack([row], select_rows(kept[1], [0])))
+                begin_log(self.recorder, row, kept[1].routed)
+                self._stacks.append(_Stack([row], select_rows(kept[1].cache, [0])))
             else:
+                begin_log(self.recorder, row, None)
                 fresh.setdefault(len(row.ids), []).append(row)
         for length, rows in fresh.items():
             together = max(1, self.prefill_tokens // length) if self.model.stacks else 1
@@ -124,12 +135,15 @@ class PlainBatch:
         if stack.cache is not None:
             logits, stack.cache = self.model.run([r.ids for r in rows], rows[0].uncached, stack.cache)
             computed = rows[0].uncached * len(rows)
+            if self.recorder is not None:
+                record_experts(self.recorder, rows, [rows[0].uncached] * len(rows))
         else:  # rows that are alike are computed once
             alike = list({tuple(row.ids): row.ids for row in rows}.values())
             index = {tuple(ids): i for i, ids in enumerate(alike)}
             source = [index[tuple(row.ids)] for row in rows]
             logits, cache = self.model.run(alike, len(alike[0]), None)
             computed = len(alike[0]) * len(alike)
+            self._record_alike(rows, source, len(alike[0]))
             if len(alike) < len(rows):
                 logits, cache = logits[source], None if cache is None else select_rows(cache, source)
             stack.cache = cache
@@ -137,8 +151,17 @@ class PlainBatch:
         meter.prefilled += computed if computed > len(rows) else 0
         return logits
 
+    def _record_alike(self, rows: Sequence[Request], source: Sequence[int], length: int) -> None:
+        """Append the experts of whole rows to their logs; those that are alike were computed once."""
+        if self.recorder is not None:
+            experts = self.recorder.take()
+            for row, index in zip(rows, source, strict=True):
+                assert row.routed is not None
+                row.routed.append(experts[index * length : (index + 1) * length])
+
     def restart(self) -> None:
         self.clear_sessions()
+        restart_logs(self.rows)
         self.waiting.extendleft(reversed(self.rows))
         self._stacks.clear()
 

@@ -22,6 +22,7 @@ MIN_SHARED_TOKENS = (
 )
 
 TokenIds = NDArray[np.int32]
+Keys = NDArray[np.int32] | NDArray[np.int64]  # of tokens: a row shares those that have the same key as another's
 _NONE = np.empty(0, np.int32)
 
 
@@ -51,14 +52,18 @@ class PrefixForest:
     token_index: Sequence[TokenIds]
 
 
-def build_forest(rows: Sequence[TokenIds | Sequence[int]]) -> PrefixForest:
-    """Build the forest of some rows, best in lexicographic order: only neighbours are compared."""
+def build_forest(rows: Sequence[TokenIds | Sequence[int]], keys: Sequence[Keys] | None = None) -> PrefixForest:
+    """Build the forest of some rows, best in lexicographic order: only neighbours are compared.
+
+    Args:
+        keys: of the rows' tokens, where those are not shared wherever they are the same ones.
+    """
     arrays = [np.asarray(row, np.int32) for row in rows]
     lengths: list[int] = []
     siblings: list[SiblingNodes] = []
     ids, positions, index = [_NONE], [_NONE], [[_NONE] for _ in rows]  # pieces, a node each
     at = 0
-    for ancestors, nodes in _find_siblings(arrays):
+    for ancestors, nodes in _find_siblings(arrays if keys is None else keys):
         siblings.append(SiblingNodes(ancestors, range(len(lengths), len(lengths) + len(nodes))))
         for run, begin, end in nodes:
             places = np.arange(at, at + end - begin, dtype=np.int32)
@@ -72,24 +77,25 @@ def build_forest(rows: Sequence[TokenIds | Sequence[int]]) -> PrefixForest:
     return PrefixForest(np.concatenate(ids), np.concatenate(positions), lengths, siblings, token_index)
 
 
-def count_forest_tokens(rows: Sequence[TokenIds]) -> int:
+def count_forest_tokens(rows: Sequence[Keys]) -> int:
     """Count the tokens of the forest of some rows, without building it."""
     return sum(end - begin for _, nodes in _find_siblings(rows) for _, begin, end in nodes)
 
 
-def encode_order(row: TokenIds) -> bytes:
+def encode_orders(rows: Sequence[Keys]) -> list[bytes]:
     """Return bytes that compare as rows do: by their first different token, and a beginning before the whole."""
-    return row.astype(">u4").tobytes()
+    width = max((row.itemsize for row in rows), default=4)
+    return [row.astype(f">u{width}").tobytes() for row in rows]
 
 
-def common_prefix_length(one: TokenIds, other: TokenIds) -> int:
+def common_prefix_length(one: Keys, other: Keys) -> int:
     """Count the tokens that both rows begin with."""
     shorter = min(len(one), len(other))
     differ = one[:shorter] != other[:shorter]
     return int(differ.argmax()) if differ.any() else shorter
 
 
-def _find_siblings(rows: Sequence[TokenIds]) -> Iterator[tuple[tuple[int, ...], list[tuple[range, int, int]]]]:
+def _find_siblings(rows: Sequence[Keys]) -> Iterator[tuple[tuple[int, ...], list[tuple[range, int, int]]]]:
     """Find the nodes with one parent, parents first: their ancestors, and of each the rows that pass through it.
 
     Beside these stand the positions of the node's first token, and of the one behind its last.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import TemplateError
 from agentrl.renderer import HistoryRewriter, Renderer
+from agentrl.rollout.routed_experts import ask_for_experts
 from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.threads.conversation import (
     Digest,
@@ -207,13 +208,14 @@ class ThreadForest:
             max_tokens=room,
             stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
         )
+        params = ask_for_experts(params, thread.segments)
         started = context.lanes.clock()
         completion = await context.engine.generate(prompt, params, session=self.name_session(thread.branch))
         seconds = context.lanes.clock() - started
         if params.stop is not None:
             completion = params.stop.cut_completion(completion)
         context.tokens += len(completion.token_ids)
-        thread.append(Segment("model", completion.token_ids, completion.logprobs, completion.versions, completion.kept))
+        thread.append(completion.segment())
         stop = params.stop.strings if params.stop is not None else ()
         reply = self.renderer.parse_response(completion.token_ids, prompt_ids=prompt, tools=thread.tools, stop=stop)
         thread.messages.append(reply.message())
