@@ -29,7 +29,7 @@ from agentrl.players.recipe import Recipe
 from agentrl.renderer.chat_template import list_templates, set_defaults
 from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.renderer.template import TemplateRenderer
-from agentrl.rollout.engine_protocol import GrammarTaker, OpenEngine
+from agentrl.rollout.engine_protocol import GrammarTaker, OpenEngine, returns_routed_experts
 from agentrl.rollout.rollout import Rollout, check_deadlines
 from agentrl.rollout.sub_agents import check_own_context
 from agentrl.runtime.memory import collect_garbage_seldom, keep_freed_memory
@@ -64,6 +64,8 @@ class TrainingResources:
         if isinstance(rollout, LeasedRollout):
             rollout.controller, rollout.context = self.controller, self.config.rollout.context
         rollout.sampling = replace(rollout.sampling, grammar=self.grammar)
+        if split == "train" and returns_routed_experts(self.engine):
+            rollout.sampling = replace(rollout.sampling, routed_experts_start=0)
         let_agents_play(rollout, self.gateway)
         return rollout
 
@@ -102,6 +104,11 @@ def build_sampler(config: TrainConfig, loaded: Policy | None = None, *, learns: 
         raise ConfigError(
             f"rollout.structured_outputs: engine {config.engine.name} samples by no grammar; take --engine "
             "transformers, server or launched"
+        )
+    if learns and config.learner.router_replay and not returns_routed_experts(engine):
+        raise ConfigError(
+            f"learner.router_replay: engine {config.engine.name} does not say which experts its routers chose; take "
+            "--engine transformers, vllm, server or launched, or leave it out"
         )
     return Sampler(config, loaded, renderer, engine, grammar)
 
@@ -264,7 +271,7 @@ def check_engine_processes(e: EngineConfig, *, deterministic: bool = False) -> N
 
 def leave_out_learner(config: TrainConfig) -> TrainConfig:
     """Return the config of a run that learns nothing: beside its engine there are the weights alone."""
-    learner = config.learner.model_copy(update={"beta": 0.0, "optimizer_offload": True})
+    learner = config.learner.model_copy(update={"beta": 0.0, "optimizer_offload": True, "router_replay": False})
     rollout = config.rollout.model_copy(update={"max_staleness": 0})
     return config.model_copy(update={"learner": learner, "rollout": rollout})
 

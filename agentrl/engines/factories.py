@@ -69,6 +69,7 @@ def transformers(
         max_context=config.engine.max_model_len,
         threads=threads,
         dtype=None if dtype == "auto" else getattr(torch, dtype),
+        return_routed_experts=config.learner.router_replay,
     )
     if config.deterministic:  # rounding depends on the rows beside a row, and on what was cached
         return open_engine(capacity=1, keep_bytes=0)
@@ -103,6 +104,7 @@ def vllm(
         threads=threads,
         update=update,
         gpu_share=divide_gpu(config, model, gpu_share),
+        return_routed_experts=config.learner.router_replay,
     )
 
 
@@ -141,6 +143,7 @@ def server(
         weight_sync_timeout_s=weight_sync_timeout_s,
         rendezvous=build_rendezvous(master_address, port_range),
         weight_transfer=weight_transfer,
+        return_routed_experts=config.learner.router_replay,
     )
 
 

@@ -8,6 +8,7 @@ the model's miniature.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,18 @@ class Routers:
     names: tuple[str, ...]
     experts: int
     top_k: int
+
+    def list_layers(self) -> tuple[int, ...]:
+        """List the numbers of the model's layers that the routers are in.
+
+        Raises:
+            NotProven: a router is in none, or a layer has several.
+        """
+        found = [re.search(r"\.layers\.(\d+)\.", f".{name}.") for name in self.names]
+        layers = tuple(int(one[1]) for one in found if one is not None)
+        if len(layers) < len(self.names) or len(set(layers)) < len(layers):
+            raise NotProven(f"its routers, such as {self.names[0]}, are not one in a numbered layer")
+        return layers
 
     @contextmanager
     def choose(self, model: PreTrainedModel, choose: Choose) -> Iterator[None]:

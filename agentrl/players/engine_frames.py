@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.players.connection import Fields, Shown
 from agentrl.renderer.stop_strings import StopStrings
-from agentrl.types import Completion, KeptTokens, SamplingParams
+from agentrl.types import Completion, KeptTokens, RoutedExperts, SamplingParams
 
 _NUMBERS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
 
@@ -17,6 +17,8 @@ def describe_params(params: SamplingParams) -> Fields:
     """Describe the sampling of a turn as JSON can hold it."""
     described: Fields = {name: getattr(params, name) for name in _NUMBERS}
     described["stop_token_ids"] = params.stop_token_ids
+    if params.routed_experts_start is not None:
+        described["routed_experts_start"] = params.routed_experts_start
     if params.stop is not None:
         described["stop"] = params.stop.strings
     if params.grammar is not None:
@@ -32,6 +34,7 @@ def build_params(described: Shown, decode: Callable[[Sequence[int]], str], gramm
         stop_token_ids=tuple(described["stop_token_ids"]),
         stop=StopStrings(tuple(stop), decode) if stop else None,
         grammar=grammar if described.get("grammar") else None,
+        routed_experts_start=described.get("routed_experts_start"),
     )
 
 
@@ -50,6 +53,9 @@ def pack_completion(completion: Completion) -> tuple[Fields, list[bytes]]:
         parts = completion.kept.words, completion.kept.ends, completion.kept.numbers
         fields["kept"] = [len(part) for part in parts]
         body += parts
+    if (routed := completion.routed_experts) is not None:
+        fields["routed"] = [routed.experts.typecode, len(routed.experts), routed.layers, routed.top_k]
+        body.append(routed.experts)
     return fields, [part.tobytes() for part in body]
 
 
@@ -67,4 +73,8 @@ def unpack_completion(fields: Shown, body: bytes) -> Completion:
     token_ids, logprobs = tuple(take("i", count)), tuple(take("f" if fields["narrow"] else "d", count))
     versions = (fields["version"],) * count if "version" in fields else tuple(take("i", count))
     kept = KeptTokens(*(take("i", n) for n in fields["kept"])) if "kept" in fields else None
-    return Completion(token_ids, logprobs, versions, fields["stop"], kept)
+    routed = None
+    if "routed" in fields:
+        kind, number, *shape = fields["routed"]
+        routed = RoutedExperts(take(kind, number), *shape)
+    return Completion(token_ids, logprobs, versions, fields["stop"], kept, routed)

@@ -1,8 +1,9 @@
 """A group on its way from a player: what is decided on in the frame's header, the rest as JSON and arrays behind it.
 
 header   of each member: task, stop, rewards, weights, step_rewards, metrics, fault, temperature, shared_turns
-body     three lengths of four bytes; JSON: messages, calls, timings, info, threads, the segments' shapes;
-         int32: token ids, versions, sets of kept tokens; float32 and float64: logprobs, in the narrower that holds them
+body     four lengths of four bytes; JSON: messages, calls, timings, info, threads, the segments' shapes;
+         int32: token ids, versions, sets of kept tokens; float32 and float64: logprobs, in the narrower that holds
+         them; bytes: routed experts, of 8 or 16 bits
 
 Nothing is rounded, and reading a group runs nothing. It is read where somebody looks at it: the controller decides by
 the header alone.
@@ -19,32 +20,46 @@ from typing import Any
 from agentrl.players.connection import Fields, Shown
 from agentrl.runs.episode_info import jsonable_info
 from agentrl.runtime import worker_wire
-from agentrl.types import CallRecord, Fault, Group, KeptTokens, Segment, Stop, Thread, ThreadRole, Trajectory
+from agentrl.types import (
+    CallRecord,
+    Fault,
+    Group,
+    KeptTokens,
+    RoutedExperts,
+    Segment,
+    Stop,
+    Thread,
+    ThreadRole,
+    Trajectory,
+)
 
-_LENGTHS = struct.Struct("<III")  # bytes of the JSON, numbers of int32, numbers of float32
+_LENGTHS = struct.Struct("<IIII")  # bytes of the JSON, numbers of int32, of float32, of float64
 _SETS = ("words", "ends", "numbers")
 
 
 def pack_group(group: Group) -> tuple[Fields, list[bytes]]:
     """Pack a group: fields of a frame's header, and the parts of its body."""
-    numbers, narrow, wide = array("i"), array("f"), array("d")
-    members = [_pack_details(t, numbers, narrow, wide) for t in group]
+    numbers, narrow, wide, experts = array("i"), array("f"), array("d"), bytearray()
+    members = [_pack_details(t, numbers, narrow, wide, experts) for t in group]
     details = json.dumps(members).encode()
-    lengths = _LENGTHS.pack(len(details), len(numbers), len(narrow))
+    lengths = _LENGTHS.pack(len(details), len(numbers), len(narrow), len(wide))
     header = {"task": group.task, "members": [_pack_outcome(t) for t in group]}
-    return header, [lengths, details, numbers.tobytes(), narrow.tobytes(), wide.tobytes()]
+    return header, [lengths, details, numbers.tobytes(), narrow.tobytes(), wide.tobytes(), bytes(experts)]
 
 
 def unpack_group(header: Shown, body: bytes) -> Group:
     """Read what `pack_group` wrote. Raises ValueError: it is nothing that it writes."""
     try:
-        size, integers, floats = _LENGTHS.unpack_from(body)
+        size, integers, floats, doubles = _LENGTHS.unpack_from(body)
         at = _LENGTHS.size + size
         details = json.loads(body[_LENGTHS.size : at])
+        single, double = at + 4 * integers, at + 4 * (integers + floats)
+        end = double + 8 * doubles
         arrays = _Arrays(
-            _read_array("i", body[at : at + 4 * integers]),
-            _read_array("f", body[at + 4 * integers : at + 4 * (integers + floats)]),
-            _read_array("d", body[at + 4 * (integers + floats) :]),
+            _read_array("i", body[at:single]),
+            _read_array("f", body[single:double]),
+            _read_array("d", body[double:end]),
+            _read_array("B", body[end:]),
         )
         members = zip(header["members"], details, strict=True)
         return Group(header["task"], tuple(_unpack(outcome, detail, arrays) for outcome, detail in members))
@@ -67,9 +82,11 @@ def _pack_outcome(t: Trajectory) -> Fields:
     }
 
 
-def _pack_details(t: Trajectory, numbers: array[int], narrow: array[float], wide: array[float]) -> Fields:
+def _pack_details(
+    t: Trajectory, numbers: array[int], narrow: array[float], wide: array[float], experts: bytearray
+) -> Fields:
     return {
-        "segments": [_pack_segment(s, numbers, narrow, wide) for s in t.segments],
+        "segments": [_pack_segment(s, numbers, narrow, wide, experts) for s in t.segments],
         "messages": t.messages,
         "timings": dict(t.timings),
         "calls": [[c.turn, c.name, c.status, c.seconds, c.span] for c in t.calls],
@@ -78,7 +95,9 @@ def _pack_details(t: Trajectory, numbers: array[int], narrow: array[float], wide
     }
 
 
-def _pack_segment(s: Segment, numbers: array[int], narrow: array[float], wide: array[float]) -> list[Any]:
+def _pack_segment(
+    s: Segment, numbers: array[int], narrow: array[float], wide: array[float], experts: bytearray
+) -> list[Any]:
     numbers.extend(s.token_ids)
     shape: list[Any] = [s.author, len(s.token_ids)]
     if s.logprobs is None or s.versions is None:
@@ -95,6 +114,10 @@ def _pack_segment(s: Segment, numbers: array[int], narrow: array[float], wide: a
         for part in parts:
             numbers.extend(part)
         shape.append([len(part) for part in parts])
+    if (routed := s.routed_experts) is not None:
+        experts += routed.experts.tobytes()
+        own = [routed.experts.typecode, len(routed.experts), routed.layers, routed.top_k]
+        shape += [own] if s.kept is not None else [None, own]
     return shape
 
 
@@ -125,8 +148,8 @@ def unpack_outcome(outcome: Shown) -> Fields:
 class _Arrays:
     """The numbers of a group, which segments take one after the other."""
 
-    def __init__(self, numbers: array[int], narrow: array[float], wide: array[float]) -> None:
-        self._arrays: dict[str, array[Any]] = {"i": numbers, "f": narrow, "d": wide}
+    def __init__(self, numbers: array[int], narrow: array[float], wide: array[float], experts: array[int]) -> None:
+        self._arrays: dict[str, array[Any]] = {"i": numbers, "f": narrow, "d": wide, "B": experts}
         self._at = dict.fromkeys(self._arrays, 0)
 
     def take(self, kind: str, count: int) -> array[Any]:
@@ -163,8 +186,16 @@ def _unpack_segment(shape: Sequence[Any], arrays: _Arrays) -> Segment:
     kind, version = shape[2:4]
     logprobs = tuple(arrays.take(kind, count))
     versions = tuple(arrays.take("i", count)) if version is None else (version,) * count
-    kept = KeptTokens(*(arrays.take("i", n) for n in shape[4])) if len(shape) > 4 else None
-    return Segment(author, token_ids, logprobs, versions, kept)
+    kept = KeptTokens(*(arrays.take("i", n) for n in shape[4])) if len(shape) > 4 and shape[4] else None
+    routed = _unpack_experts(shape[5], arrays) if len(shape) > 5 else None
+    return Segment(author, token_ids, logprobs, versions, kept, routed)
+
+
+def _unpack_experts(shape: Sequence[Any], arrays: _Arrays) -> RoutedExperts:
+    kind, number, layers, top_k = shape
+    if kind not in ("B", "H"):
+        raise ValueError(f"it has routed experts of kind {kind!r:.20}")
+    return RoutedExperts(_read_array(kind, arrays.take("B", number * array(kind).itemsize).tobytes()), layers, top_k)
 
 
 def _read_array(kind: str, content: bytes) -> array[Any]:

@@ -46,6 +46,7 @@ def describe_terms(rollout: Rollout, context: str) -> Fields:
         "sampling": {name: getattr(sampling, name) for name in _NUMBERS},
         "stop": None if sampling.stop is None else list(sampling.stop.strings),
         "grammar": sampling.grammar is not None,
+        "routed_experts": sampling.routed_experts_start is not None,
         "oversample": rollout.oversample,
         "branching": None if branching is None else [branching.turn, branching.branches],
         "folding": None if folding is None else [context, folding.budget, folding.summary_tokens],
@@ -118,7 +119,12 @@ async def open_spec(described: Shown) -> AsyncIterator[EnvSpec]:
 def build_rollout(terms: Shown, spec: EnvSpec, engine: Engine, renderer: Renderer, grammar: Any) -> Rollout:
     """Build the rollout that `describe_terms` described."""
     stop = None if terms["stop"] is None else StopStrings(tuple(terms["stop"]), renderer.decode)
-    sampling = SamplingParams(**terms["sampling"], stop=stop, grammar=grammar if terms["grammar"] else None)
+    sampling = SamplingParams(
+        **terms["sampling"],
+        stop=stop,
+        grammar=grammar if terms["grammar"] else None,
+        routed_experts_start=0 if terms["routed_experts"] else None,
+    )
     limits, options = EpisodeLimits(**terms["limits"]), unpack_plain(terms["options"])
     rollout = Rollout(spec, engine, renderer, limits, sampling, terms["split"], options)
     rollout.oversample = terms["oversample"]

@@ -93,6 +93,11 @@ class RoutedExpertsReporter(Protocol):
     returns_routed_experts: bool
 
 
+def returns_routed_experts(engine: object) -> bool:
+    """Return True for an engine that was made to say which experts its routers chose."""
+    return isinstance(engine, RoutedExpertsReporter) and engine.returns_routed_experts
+
+
 @runtime_checkable
 class GrammarTaker(Protocol):
     """An engine that samples only what `SamplingParams.grammar` allows."""

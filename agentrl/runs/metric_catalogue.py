@@ -108,6 +108,18 @@ STEP = (
         _OBJECTIVE,
     ),
     _Described("aux_loss", "balancing loss of a mixture of experts, before its coefficient", "", _LEARNER),
+    _Described(
+        "router/replay_disagreement",
+        "of replayed tokens and layers: those that the policy's own router would send to another set of experts",
+        "share",
+        "agentrl/learner/router_replay.py",
+    ),
+    _Described(
+        "router/replayed",
+        "tokens of forwarded rows, prompts included, whose experts the engine says (learner.router_replay)",
+        "share",
+        "agentrl/learner/router_replay.py",
+    ),
     _Described("kl", "mean of k3, exp(d) - d - 1 with d = log p_ref - log p (times r by default)", "nats", _OBJECTIVE),
     _Described(
         "sampling/sampling_logp_difference/PICK",

@@ -104,6 +104,11 @@ class LearnerConfig(Section):
     router_aux_loss_coef: float | None = Field(
         None, ge=0, description="of the balancing loss of a mixture of experts; the model's own by default, 0: none"
     )
+    router_replay: bool = Field(
+        False,
+        description="tokens of a mixture of experts go to the experts that the engine's routers chose (R3), where it "
+        "says them",
+    )
     cast_lm_head_to_fp32: bool = Field(False, description="compute logits in float32, of weights in fewer bits too")
     bf16: bool = Field(False, description="multiply in bfloat16 while learning; weights and the rest stay in float32")
     gradient_checkpointing: bool = Field(False, description="less memory, a third more time: layers compute again")

@@ -134,6 +134,7 @@ def build_loss_settings(config: TrainConfig, spec: EnvSpec) -> LossSettings:
         param_offload=c.param_offload,
         bf16=c.bf16,
         router_aux_loss_coef=c.router_aux_loss_coef,
+        router_replay=c.router_replay,
     )
 
 

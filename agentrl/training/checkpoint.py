@@ -37,7 +37,7 @@ from agentrl.settings.documents import open_regular, read_bounded
 from agentrl.settings.schema import TrainConfig
 from agentrl.training import plain_state
 
-VERSION = "7"  # another one where a state has other parts, or its classes have
+VERSION = "8"  # another one where a state has other parts, or its classes have
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
 _MAX_BYTES = 256 << 20  # of the first

@@ -25,16 +25,18 @@ from agentrl.health.monitor import HealthMonitor
 from agentrl.models.saved_tensor import SavedTensor, StagedTensor
 from agentrl.rollout.scheduler import ScheduledGroup, SchedulerState
 from agentrl.runs.overlap import PromptOverlap
-from agentrl.types import CallRecord, Fault, Group, KeptTokens, Segment, Stop, Trajectory
+from agentrl.types import CallRecord, Fault, Group, KeptTokens, RoutedExperts, Segment, Stop, Trajectory
 
 CLASSES: Mapping[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(CallRecord, DeadEnd, Estimate, Evaluation, Fault, Group, HealthMonitor, KeptTokens, Measurement, Outcome),
-        *(PassRate, PromptOverlap, ScheduledGroup, SchedulerState, Segment, Stop, Trajectory),
+        *(PassRate, PromptOverlap, RoutedExperts, ScheduledGroup, SchedulerState, Segment, Stop, Trajectory),
     )
 }
 _TAG = "~"  # names the kind of a value that JSON has no word for
+_ARRAYS = {"i": "int32", "B": "uint8", "H": "uint16"}  # Python's codes of arrays that a state holds
+_CODES = {name: code for code, name in _ARRAYS.items()}
 _LONG = 256  # numbers, from which on a list of them is a tensor
 _DEPTH = 60  # of values in values
 
@@ -80,8 +82,9 @@ def _encode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
         return _encode_items(kind.__name__, list(value), tensors, depth - 1)
     if isinstance(value, Mapping):
         return _encode_mapping(value, tensors, depth - 1)
-    if isinstance(value, array) and value.typecode == "i":
-        return {_TAG: "int32", "name": _keep(torch.tensor(value, dtype=torch.int32), tensors)}
+    if isinstance(value, array) and value.typecode in _ARRAYS:
+        numbers = np.array(value, _ARRAYS[value.typecode])
+        return {_TAG: numbers.dtype.name, "name": _keep(torch.from_numpy(numbers.view(f"i{value.itemsize}")), tensors)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {_TAG: "array", "name": _keep(torch.from_numpy(value.copy()), tensors)}
     if isinstance(value, np.generic | Enum):
@@ -141,8 +144,8 @@ def _decode(tree: Any, tensors: Mapping[str, Tensor | SavedTensor], depth: int) 
         return {key: _decode(item, tensors, depth - 1) for key, item in tree.items()}
     if kind == "tensor":
         return tensors[tree["name"]]
-    if kind == "int32":
-        return array("i", _read(tensors[tree["name"]]).to(torch.int32).numpy().tobytes())
+    if kind in _CODES:
+        return array(_CODES[kind], _read(tensors[tree["name"]]).numpy().tobytes())
     if kind == "array":
         return _read(tensors[tree["name"]]).numpy().copy()
     if kind in CLASSES:

@@ -86,14 +86,14 @@ def test_replayed_experts_teach_as_in_one_process(
     sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [case for case in BESIDE if case.endswith("-replay")]
-    alone = run(1, tmp_path, "float64", cases)
+    alone = run(1, tmp_path, "float32", cases)
     monkeypatch.setenv("SHARDING", sharding)
-    many = run(2, tmp_path, "float64", cases)
+    many = run(2, tmp_path, "float32", cases)
     for case in cases:
         one, other = alone["found"][case], many["found"][case]
         assert one["metrics"]["router/replay_disagreement"] > 0.5
-        assert distance(one["changed"], other["changed"]) < 1e-9
-        assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-5, abs=1e-6)
+        assert distance(one["changed"], other["changed"]) < 1e-5
+        assert other["metrics"] == pytest.approx(one["metrics"], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -80,5 +80,7 @@ def test_a_trainings_every_number_is_described(loss: str, tmp_path: Path) -> Non
         "faults/provoked",
         "oversample/cancelled",
         "aux_loss",  # of mixtures of experts
+        "router/replay_disagreement",
+        "router/replayed",
         "stage",  # of runs that have several
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from time import perf_counter
@@ -54,6 +55,7 @@ class VLLMEngine:
         stall_timeout_s: after half of it without an answer, a request asks vLLM for a sign of life; after
             twice of it, vLLM has died.
         gpu_share: how a GPU is divided that is the learner's too; half of it by default.
+        return_routed_experts: let vLLM say which experts the routers chose.
     """
 
     def __init__(
@@ -66,8 +68,13 @@ class VLLMEngine:
         update: UpdateMode = "in-flight",
         stall_timeout_s: float = 60.0,
         gpu_share: GpuShare | None = None,
+        return_routed_experts: bool = False,
     ) -> None:
         self._model = unwrap_model(model)
+        self.returns_routed_experts = return_routed_experts
+        self._layers: tuple[int, ...] = ()  # that route
+        if return_routed_experts:
+            self._layers = launch.find_routed_layers(self._model, on_cpu=self._model.device.type == "cpu")
         self._config = self._model.config.get_text_config()
         limit = int(self._config.max_position_embeddings)
         self.capacity, self.max_context = capacity, min(max_context or limit, limit)
@@ -140,7 +147,11 @@ class VLLMEngine:
         self.meter.prefilled += len(token_ids) - reused
         logprobs = [entry[token].logprob for entry, token in zip(sampled.logprobs, sampled.token_ids, strict=True)]
         spans = [(s.version, s.start, s.end) for s in sampled.weight_versions or ()]
-        return requests.build_completion(sampled.token_ids, logprobs, spans, params)
+        routed = None
+        if params.routed_experts_start is not None:
+            tokens = len(token_ids) + len(sampled.token_ids)
+            routed = requests.read_experts(sampled.routed_experts, tokens, params, self._layers)
+        return requests.build_completion(sampled.token_ids, logprobs, spans, params, routed)
 
     def end_session(self, session: str) -> None:
         """Keep everything: vLLM's prefix cache drops what was used longest ago."""
@@ -232,7 +243,9 @@ class VLLMEngine:
     async def _check_logprobs(self) -> None:
         """Check that logprobs are those of the distribution that is sampled from; record how far off they are."""
         ids = draw_probe_prompt(self._vocabulary, self.max_context)
-        completion = await self.generate(ids, PROBE_PARAMS, session="probe")
+        start = 0 if self.returns_routed_experts else None
+        params = replace(PROBE_PARAMS, routed_experts_start=start)
+        completion = await self.generate(ids, params, session="probe")
         self.mismatch = check_logprobs(self._model, ids, completion)
         self.meter = Meter()
 
@@ -326,6 +339,7 @@ class VLLMEngine:
             cache_bytes=launch.compute_cache_bytes(self._config, dtype, self.capacity * self.max_context),
             backend=launch.choose_transfer_backend(self._model),
             rank=self._rank,
+            return_routed_experts=self.returns_routed_experts,
         )
         with launch.use_environment(threads), launch.preserve_process_state(), launch.block_interrupts():
             engine_args = AsyncEngineArgs(

@@ -18,9 +18,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.engines.vllm import lora_sender
 from agentrl.engines.vllm.parent_watch import OWNER
+from agentrl.engines.vllm.requests import RETURN_FLAG
 from agentrl.engines.vllm.transfer_backend import MEMORY, RECEIVERS
 from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.errors import UserError
+from agentrl.models.lm_head import NotProven
+from agentrl.models.routers import find_routers
 
 VERSIONS = ("0.32", "0.33")
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
@@ -75,11 +78,13 @@ def build_engine_arguments(
     cache_bytes: int | None,
     backend: str,
     rank: int = 0,
+    return_routed_experts: bool = False,
 ) -> dict[str, object]:
     """Build vLLM's engine arguments; a server's flags are the same ones.
 
     Args:
         rank: the largest of an adapter; 0 without one.
+        return_routed_experts: say which experts the routers chose.
 
     Raises:
         UserError: vLLM does not support the rank.
@@ -95,6 +100,8 @@ def build_engine_arguments(
         "worker_extension_cls": "agentrl.engines.vllm.weight_receiver.WorkerExtension",
         "weight_transfer_config": {"backend": RECEIVERS.get(backend, backend)},
     }
+    if return_routed_experts:
+        arguments[RETURN_FLAG] = True
     if rank:  # two slots: with one, vLLM gives the adapter also to rows that want none
         arguments |= {"enable_lora": True, "max_lora_rank": lora_sender.choose_max_rank(rank), "max_loras": 2}
     if not torch.cuda.is_available():
@@ -103,6 +110,29 @@ def build_engine_arguments(
         # generator back, which only those of GPUs can.
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_context, 4096)}
     return arguments
+
+
+def find_routed_layers(model: PreTrainedModel, *, on_cpu: bool) -> tuple[int, ...]:
+    """Find the numbers of the layers whose routed experts vLLM returns.
+
+    Args:
+        on_cpu: vLLM is, too.
+
+    Raises:
+        UserError: vLLM returns none there, or the model has no such layers.
+    """
+    if on_cpu:
+        raise UserError(
+            "learner.router_replay: vLLM's CPU build returns no routed experts (they need its second model runner, and "
+            "that one needs Triton); take --engine transformers"
+        )
+    try:
+        return find_routers(model).list_layers()
+    except NotProven as reason:
+        raise UserError(
+            f"learner.router_replay: the experts that vLLM returns of {type(model).__name__} cannot be read: {reason}; "
+            "leave it out"
+        ) from None
 
 
 def choose_transfer_backend(model: PreTrainedModel) -> str:

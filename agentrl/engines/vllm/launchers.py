@@ -22,6 +22,7 @@ from anyio import to_thread
 
 from agentrl.engines.vllm.m2n_sender import find_m2n_problem
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
+from agentrl.engines.vllm.requests import RETURN_FLAG
 from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.engines.vllm.transfer_backend import M2N, NCCL, plan_backend
 from agentrl.errors import ContractError, UserError, author_errors
@@ -82,6 +83,8 @@ def plan_servers(config: TrainConfig, count: int, backend: str | None = None) ->
         words["--trust_remote_code"] = "true"
     if config.learner.cast_lm_head_to_fp32:
         words["--cast_lm_head_to_fp32"] = "true"
+    if config.learner.router_replay:
+        words[f"--vllm.{RETURN_FLAG}"] = "true"
     flags = [part for pair in words.items() for part in pair]
     return ServerPlan(count, (sys.executable, "-m", "agentrl", "serve", *flags))
 
@@ -109,6 +112,7 @@ class LaunchedEngine(ServerEngine):
             update=update,
             weight_sync_timeout_s=weight_sync_timeout_s,
             rendezvous=rendezvous,
+            return_routed_experts=config.learner.router_replay,
         )
         self._launcher, self._plan, self._servers = launcher, plan, AsyncExitStack()
 

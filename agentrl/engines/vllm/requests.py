@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+from array import array
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import UserError
 from agentrl.rollout.token_context import find_bounds, write_json
-from agentrl.types import Completion, SamplingParams
+from agentrl.types import Completion, RoutedExperts, SamplingParams
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+RETURN_FLAG = "enable_return_routed_experts"  # vLLM's
 MIN_TEMPERATURE = 0.01  # vLLM takes lower temperatures, but for 0, as this one
 
 
@@ -37,7 +44,9 @@ def check_request(token_ids: Sequence[int], params: SamplingParams, vocabulary: 
 
 def build_sampling_params(params: SamplingParams) -> dict[str, object]:
     """Build sampling parameters in vLLM's names. Turns end at the stop tokens alone, not at the model's end token."""
+    start = params.routed_experts_start
     return {
+        **({} if start is None else {"routed_experts_prompt_start": start}),
         "temperature": params.temperature,
         "max_tokens": params.max_tokens,
         "top_p": params.top_p,
@@ -67,18 +76,66 @@ def write_request(token_ids: Sequence[int], params: SamplingParams, adapter: str
     return b'{"token_ids":%b,%b' % (write_json(token_ids), json.dumps(body).encode()[1:])
 
 
-def parse_answer(answer: Any, params: SamplingParams) -> tuple[Completion, int] | None:
+def parse_answer(
+    answer: Any, params: SamplingParams, prompt_tokens: int = 0, layers: Sequence[int] = ()
+) -> tuple[Completion, int] | None:
     """Read a server's answer: the turn, and how many tokens of its prompt were in the cache.
 
     None where the server was started anew meanwhile, and has its first weights again.
+
+    Args:
+        prompt_tokens, layers: of the prompt, and the model's that route, for routed experts.
+
+    Raises:
+        UserError: routed experts are asked for, and the server returns none.
     """
     choice = answer["choices"][0]
     spans = [(s["version"], s["start"], s["end"]) for s in choice["weight_versions"] or ()]
     if any(not version.isdecimal() for version, _, _ in spans):
         return None
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    completion = build_completion(choice["token_ids"], logprobs, spans, params)
+    routed = None
+    if params.routed_experts_start is not None:
+        routed = read_experts(
+            _decode_array(choice.get("routed_experts")), prompt_tokens + len(choice["token_ids"]), params, layers
+        )
+    completion = build_completion(choice["token_ids"], logprobs, spans, params, routed)
     return completion, int((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+
+
+def _decode_array(text: str | None) -> NDArray[Any] | None:
+    """Decode an array of a server's answer: a file of numpy in base 64."""
+    import numpy as np
+
+    return None if text is None else np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+
+
+def read_experts(
+    rows: NDArray[Any] | None, tokens: int, params: SamplingParams, layers: Sequence[int]
+) -> RoutedExperts:
+    """Read the experts that vLLM returns, (tokens, all layers, top_k), of the layers that route.
+
+    Args:
+        tokens: of prompt and turn; the last one has not passed.
+
+    Raises:
+        UserError: vLLM returns none.
+        RuntimeError: they are of other tokens or layers than those that were asked for.
+    """
+    if rows is None:
+        raise UserError(
+            "vLLM returns no routed experts, which learner.router_replay needs: start it with agentrl serve --model "
+            f"MODEL --vllm.{RETURN_FLAG} (on a GPU; docs/engines.md)"
+        )
+    wanted = tokens - 1 - (params.routed_experts_start or 0)
+    least = max(layers, default=0) + 1
+    if rows.ndim != 3 or len(rows) != wanted or rows.shape[1] < least:
+        raise RuntimeError(
+            f"vLLM returns routed experts of shape {rows.shape}, not of {wanted} tokens and {least} layers or more"
+        )
+    flat = array("B" if rows.itemsize == 1 else "H")
+    flat.frombytes(rows[:, list(layers)].astype("u1" if rows.itemsize == 1 else "u2").tobytes())
+    return RoutedExperts(flat, len(layers), rows.shape[2])
 
 
 def build_completion(
@@ -86,6 +143,7 @@ def build_completion(
     logprobs: Sequence[float],
     spans: Iterable[tuple[str, int, int]],  # version, first token, past the last
     params: SamplingParams,
+    routed: RoutedExperts | None = None,
 ) -> Completion:
     """Build the completion of what vLLM sampled.
 
@@ -100,5 +158,5 @@ def build_completion(
     stopped = text_ended or (bool(ids) and ids[-1] in params.stop_token_ids)
     if len(versions) != len(ids) or not (stopped or len(ids) == params.max_tokens):
         raise RuntimeError(f"vLLM ended a request after {len(ids)} of {params.max_tokens} tokens")
-    completion = Completion(ids, tuple(logprobs), versions, "stop" if stopped else "length")
+    completion = Completion(ids, tuple(logprobs), versions, "stop" if stopped else "length", routed_experts=routed)
     return params.stop.cut_completion(completion) if params.stop is not None else completion

@@ -43,6 +43,7 @@ class Replica:
         deadline: of a stage of a weight transfer.
         rendezvous: where nccl meets.
         on_lost: called with a sentence when it goes down.
+        layers: numbers of the layers whose routed experts are read.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Replica:
         deadline: SyncDeadline,
         rendezvous: Rendezvous = ANYWHERE,
         on_lost: Callable[[str], None],
+        layers: Sequence[int] = (),
     ) -> None:
+        self._layers = layers
         self.url, self.up, self.status = url.rstrip("/"), False, "was not reached yet"
         self.sessions: set[str] = set()
         self.max_context = 1 << 30
@@ -85,7 +88,8 @@ class Replica:
         """
         content = requests.write_request(token_ids, params, lora_sender.ADAPTER_NAME if self._rank else "")
         async with self._drain.request(), self._slots:
-            answer = requests.parse_answer(await self._while_up(self._post(content)), params)
+            found = await self._while_up(self._post(content))
+            answer = requests.parse_answer(found, params, len(token_ids), self._layers)
             if answer is None:
                 raise self.mark_lost("was restarted, and has its first weights again")
             return answer

@@ -11,12 +11,13 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import torch
 
-from agentrl.engines.vllm import lora_sender, requests, weight_sender
+from agentrl.engines.vllm import launch, lora_sender, requests, weight_sender
 from agentrl.engines.vllm.fleet_weights import FleetWeights
 from agentrl.engines.vllm.keyed_http import find_key
 from agentrl.engines.vllm.logprob_check import PROBE_PARAMS, LogprobMismatch, check_logprobs, draw_probe_prompt
@@ -64,6 +65,7 @@ class ServerEngine:
             longer is lost, and the others get the weights.
         rendezvous: where GPUs meet to send weights.
         weight_transfer: how weights go to the servers; auto: as they were started for.
+        return_routed_experts: the servers say which experts the routers chose; they were started for that.
     """
 
     takes_grammars = True
@@ -81,8 +83,11 @@ class ServerEngine:
         weight_sync_timeout_s: float = 10.0,
         rendezvous: Rendezvous = ANYWHERE,
         weight_transfer: TransferBackend = "auto",
+        return_routed_experts: bool = False,
     ) -> None:
         self._model = unwrap_model(model)
+        self.returns_routed_experts = return_routed_experts
+        self._layers = launch.find_routed_layers(self._model, on_cpu=False) if return_routed_experts else ()
         self._urls, self._capacity_each, self._update = tuple(urls), capacity, update
         self._start_s, self._patience_s, self._sync_s = start_s, patience_s, weight_sync_timeout_s
         self._rendezvous, self._transfer = rendezvous, weight_transfer
@@ -116,8 +121,9 @@ class ServerEngine:
             await self._connect_all()
             self.max_context = min(self.max_context, *(r.max_context for r in self.replicas))
             ids = draw_probe_prompt(self._vocabulary, self.max_context)
+            params = replace(PROBE_PARAMS, routed_experts_start=0 if self.returns_routed_experts else None)
             for replica in self.replicas:
-                completion, _ = await replica.generate(ids, PROBE_PARAMS)
+                completion, _ = await replica.generate(ids, params)
                 self.mismatch = check_logprobs(self._model, ids, completion)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -171,6 +177,7 @@ class ServerEngine:
             "urls": [Secret(r.url).reveal() for r in self.replicas],
             "keys": [find_key(r.url) for r in self.replicas],
             "vocabulary": self._vocabulary,
+            "routed_layers": self._layers,
             "adapter": lora_sender.ADAPTER_NAME if lora_sender.find_adapter_rank(self._weights.model) else "",
         }
 
@@ -204,6 +211,7 @@ class ServerEngine:
             deadline=deadline,
             rendezvous=self._rendezvous,
             on_lost=lambda text: self.on_message(text),
+            layers=self._layers,
         )
 
     async def _generate_anywhere(

@@ -36,8 +36,8 @@ class TurnServers:
     """An engine that samples turns with vLLM servers.
 
     Args:
-        described: ``urls``, ``keys``, ``capacity`` of all, ``max_context``, ``vocabulary``, and ``adapter``, the name
-            of what is trained beside the model.
+        described: ``urls``, ``keys``, ``capacity`` of all, ``max_context``, ``vocabulary``, ``adapter``, the name of
+            what is trained beside the model, and ``routed_layers``, whose experts are read.
     """
 
     takes_grammars = True
@@ -46,6 +46,7 @@ class TurnServers:
         self.capacity, self.max_context = int(described["capacity"]), int(described["max_context"])
         self.meter, self.version = Meter(), 0
         self._vocabulary, self._adapter = int(described["vocabulary"]), str(described["adapter"])
+        self._layers = tuple(map(int, described["routed_layers"]))
         self._servers = [_TurnServer(url, key) for url, key in zip(described["urls"], described["keys"], strict=True)]
         self._clock = asyncio.get_running_loop().time
 
@@ -61,7 +62,7 @@ class TurnServers:
         while True:
             server = self._choose(session)
             try:
-                completion, reused = await self._ask(server, content, params)
+                completion, reused = await self._ask(server, content, params, len(token_ids))
             except HttpLost as error:
                 server.sessions.discard(session)
                 server.avoided_until = self._clock() + AVOIDED_S
@@ -76,7 +77,9 @@ class TurnServers:
             self.meter.prefilled += len(token_ids) - reused
             return completion
 
-    async def _ask(self, server: _TurnServer, content: bytes, params: SamplingParams) -> tuple[Completion, int]:
+    async def _ask(
+        self, server: _TurnServer, content: bytes, params: SamplingParams, prompt_tokens: int
+    ) -> tuple[Completion, int]:
         server.running += 1
         try:
             status, body = await server.http.post(content)
@@ -89,7 +92,7 @@ class TurnServers:
             raise HttpLost(f"refuses the key: {text.strip():.300}")
         if status != 200:
             raise HttpLost(f"answered {status}: {text:.200}")
-        answer = requests.parse_answer(json.loads(body), params)
+        answer = requests.parse_answer(json.loads(body), params, prompt_tokens, self._layers)
         if answer is None:
             raise HttpLost("was started anew, and has its first weights")
         return answer
