@@ -398,6 +398,11 @@ class TrainConfig(Section):
             raise ValueError(
                 "learner.advantage demonstrated is of demonstrations, and sft.data names none: agentrl sft"
             )
+        if self.sft.data and self.learner.router_replay:
+            raise ValueError(
+                "learner.router_replay is of experts that an engine chose, and nobody sampled the demonstrations of "
+                "sft.data: leave it out"
+            )
         if self.sft.data and self.stages:
             raise ValueError("stages are of rollouts, and sft.data of demonstrations: two runs, one after the other")
         return self

@@ -5,6 +5,8 @@ It can be stopped or killed as it reaches a path, which a vLLM that takes a minu
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import socket
 import threading
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -30,6 +33,7 @@ class FakeVLLM(ThreadingHTTPServer):
         self.stop_at = self.kill_at = ""  # a path
         self.backend, self.init_infos = "memory", list[dict[str, Any]]()
         self.receive: Callable[[FakeVLLM], None] | None = None  # takes what is broadcast
+        self.returns_experts = False
         self.running = threading.Event()
         self.running.set()
         self.lock = threading.Lock()
@@ -89,7 +93,22 @@ class FakeVLLM(ThreadingHTTPServer):
         spans = [{"version": self.version, "start": 0, "end": len(sampled)}]
         content = [{"logprob": p} for p in logprobs]
         choice = {"token_ids": sampled, "logprobs": {"content": content}, "weight_versions": spans}
+        if self.returns_experts:
+            choice["routed_experts"] = self.choose_experts(ids + sampled, params.get("routed_experts_prompt_start", 0))
         return {"choices": [choice], "usage": {"prompt_tokens_details": None}}
+
+    @torch.no_grad()
+    def choose_experts(self, ids: list[int], start: int) -> str:
+        """The experts of the tokens from ``start`` on as vLLM writes them: of each layer, zeros of one without any."""
+        output = self.model(input_ids=torch.tensor([ids[:-1]]), output_router_logits=True)
+        top_k = self.model.config.num_experts_per_tok
+        rows = torch.zeros(len(ids) - 1, self.model.config.num_hidden_layers, top_k, dtype=torch.uint8)
+        routed = [i for i, layer in enumerate(self.model.model.layers) if hasattr(layer.mlp, "experts")]
+        for layer, logits in zip(routed, output.router_logits, strict=True):
+            rows[:, layer] = logits.topk(top_k, -1).indices.to(torch.uint8)
+        with io.BytesIO() as buffer:
+            np.save(buffer, rows[start:].numpy())
+            return base64.b64encode(buffer.getvalue()).decode()
 
 
 class _Handler(BaseHTTPRequestHandler):

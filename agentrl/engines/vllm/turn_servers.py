@@ -46,7 +46,7 @@ class TurnServers:
         self.capacity, self.max_context = int(described["capacity"]), int(described["max_context"])
         self.meter, self.version = Meter(), 0
         self._vocabulary, self._adapter = int(described["vocabulary"]), str(described["adapter"])
-        self._layers = tuple(map(int, described["routed_layers"]))
+        self._layers = tuple(map(int, described.get("routed_layers", ())))
         self._servers = [_TurnServer(url, key) for url, key in zip(described["urls"], described["keys"], strict=True)]
         self._clock = asyncio.get_running_loop().time
 

@@ -123,6 +123,17 @@ def convert_reduction(value: object) -> object:
     return known[name]
 
 
+def convert_router_replay(value: object) -> object:
+    """Return whether the experts that the engine chose are replayed: verl's mode R3."""
+    mode = _get_word(value)
+    if mode not in ("disabled", "R3"):
+        raise ValueError(
+            f"experts are replayed as the engine chose them, R3, or not at all, disabled; not {mode}, which replays "
+            "those of the learner's own pass for the old logprobs"
+        )
+    return mode == "R3"
+
+
 def convert_logger(value: object) -> object:
     """Return verl's trackers: all but the console."""
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []

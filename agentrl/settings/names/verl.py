@@ -9,6 +9,7 @@ from agentrl.settings.names.convert import (
     convert_logger,
     convert_rank,
     convert_reduction,
+    convert_router_replay,
     convert_top_k,
 )
 from agentrl.settings.names.foreign import ForeignName, absent, here, joint, nothing
@@ -79,6 +80,9 @@ VERL_NAMES: tuple[ForeignName, ...] = (
         "token-mean is dapo, seq-mean-token-mean is grpo, seq-mean-token-sum-norm is dr_grpo",
         convert_reduction,
     ),
+    here(f"{_ACTOR}.router_replay.mode", "disabled", "learner.router_replay", "R3 is true", convert_router_replay),
+    absent(f"{_ACTOR}.router_replay.record_file", None, "what was chosen is in memory, and in a run's checkpoints"),
+    absent(f"{_ACTOR}.router_replay.replay_file", None, "what was chosen is in memory, and in a run's checkpoints"),
     absent(f"{_ACTOR}.strategy", "fsdp", _SHARD),
     absent(f"{_ACTOR}.ulysses_sequence_parallel_size", 1, _CONTEXT),
     here(f"{_ACTOR}.fsdp_config.param_offload", False, "learner.param_offload", "the optimizer is there too"),
@@ -111,6 +115,9 @@ VERL_NAMES: tuple[ForeignName, ...] = (
     ),
     nothing(f"{_ROLLOUT}.max_num_batched_tokens", 8192, "vLLM's own choice"),
     nothing(f"{_ROLLOUT}.enforce_eager", False, "vLLM's own choice"),
+    nothing(
+        f"{_ROLLOUT}.enable_rollout_routing_replay", False, "learner.router_replay asks the engine for what it chose"
+    ),
     nothing(f"{_ROLLOUT}.free_cache_engine", True, "vLLM sleeps where the learner shares its GPU"),
     nothing(f"{_ROLLOUT}.enable_chunked_prefill", True, "vLLM's own choice"),
     nothing(f"{_ROLLOUT}.load_format", "dummy", "vLLM is sent the weights"),

@@ -38,6 +38,7 @@ VLLM_NAMES: tuple[ForeignName, ...] = (
     nothing("disable_log_stats", False, "what the engine does is in metrics.jsonl"),
     nothing("logprobs", None, "the logprob of every sampled token is kept"),
     nothing("logprobs_mode", "raw_logprobs", "logprobs are of the distribution that is sampled from"),
+    nothing("enable_return_routed_experts", False, "learner.router_replay asks vLLM for them"),
     nothing("enable_lora", False, _LORA),
     nothing("max_lora_rank", 16, _LORA),
     nothing("max_loras", 1, _LORA),

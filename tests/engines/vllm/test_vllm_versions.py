@@ -39,7 +39,7 @@ READ = {  # what is read of what vLLM gives, class by class
     "vllm.v1.engine.core_client.BackgroundResources": {"ctx", "engine_manager"},
     "vllm.v1.engine.utils.CoreEngineProcManager": {"processes"},
     "vllm.outputs.RequestOutput": {"outputs", "num_cached_tokens", "finished"},
-    "vllm.outputs.CompletionOutput": {"token_ids", "logprobs", "weight_versions"},
+    "vllm.outputs.CompletionOutput": {"token_ids", "logprobs", "weight_versions", "routed_experts"},
     "vllm.outputs.WeightVersionSpan": {"version", "start", "end"},
     "vllm.logprobs.Logprob": {"logprob"},
     "vllm.sampling_params.RequestOutputKind": {"CUMULATIVE", "FINAL_ONLY"},
@@ -55,7 +55,7 @@ READ = {  # what is read of what vLLM gives, class by class
     },
     f"{TOKENS}.GenerateRequest": {"token_ids", "sampling_params", "model"},
     f"{TOKENS}.GenerateTokensResponse": {"choices", "usage"},
-    f"{TOKENS}.GenerateTokensChoice": {"token_ids", "logprobs", "weight_versions"},
+    f"{TOKENS}.GenerateTokensChoice": {"token_ids", "logprobs", "weight_versions", "routed_experts"},
     f"{TOKENS}.GenerateLogProbs": {"content"},
     f"{TOKENS}.GenerateLogProbsContent": {"logprob"},
     "vllm.entrypoints.serve.engine.protocol.UsageInfo": {"prompt_tokens_details"},
@@ -130,10 +130,18 @@ def test_engine_arguments_flags_and_sampling_parameters_are_there(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     known = vllm.fields("vllm.engine.arg_utils.AsyncEngineArgs")
     arguments = launch.build_engine_arguments(
-        "model", torch.float32, max_context=64, capacity=4, cache_bytes=1, backend="memory", rank=8
+        "model",
+        torch.float32,
+        max_context=64,
+        capacity=4,
+        cache_bytes=1,
+        backend="memory",
+        rank=8,
+        return_routed_experts=True,
     )
+    assert requests.RETURN_FLAG in arguments
     assert not arguments.keys() - known
-    sampling = SamplingParams()
+    sampling = SamplingParams(routed_experts_start=3)
     assert not {*requests.build_sampling_params(sampling), *requests.build_text_params(sampling)} - vllm.fields(
         "vllm.sampling_params.SamplingParams"
     )
