@@ -33,7 +33,7 @@ class FakeVLLM(ThreadingHTTPServer):
         self.stop_at = self.kill_at = ""  # a path
         self.backend, self.init_infos = "memory", list[dict[str, Any]]()
         self.receive: Callable[[FakeVLLM], None] | None = None  # takes what is broadcast
-        self.returns_experts = False
+        self.returns_experts, self.max_context = False, 128
         self.running = threading.Event()
         self.running.set()
         self.lock = threading.Lock()
@@ -46,7 +46,7 @@ class FakeVLLM(ThreadingHTTPServer):
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
-            return 200, {"data": [{"max_model_len": 128}]}
+            return 200, {"data": [{"max_model_len": self.max_context}]}
         if path == "/get_world_size":
             return 200, {"world_size": 1}
         if path == "/collective_rpc":

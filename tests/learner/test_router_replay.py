@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, OlmoeConfig, OlmoeForCausalLM
@@ -220,6 +221,22 @@ def test_gradients_are_those_of_routers_written_by_hand_and_the_gate_has_one(pac
         torch.testing.assert_close(moved[name], expected, atol=2e-6, rtol=1e-3)
         gates += name.endswith("gate.weight") and float(moved[name].abs().max()) > 1e-4
     assert gates == LAYERS
+
+
+@pytest.mark.parametrize("packing", ["padded", "prefix"])
+def test_an_adapter_learns_by_them_too(packing: str) -> None:
+    torch.manual_seed(1)
+    policy = get_peft_model(build("qwen3_moe"), LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.3)
+    rows = make_rows()
+    settings = LossSettings(packing=packing, threads=1, router_replay=True, router_aux_loss_coef=0.0)
+    optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.0)
+    learner = Learner(policy, [optimizer], settings)
+    learner.update(rows)
+    for values, row in zip(learner.old_logprobs, rows, strict=True):
+        torch.testing.assert_close(values, score_by_hand(policy, "qwen3_moe", row).detach(), atol=2e-5, rtol=1e-5)
 
 
 def test_tokens_are_shared_only_where_they_go_to_the_same_experts() -> None:

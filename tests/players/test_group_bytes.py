@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.players.arrived import take_group
-from agentrl.players.engine_frames import pack_completion, unpack_completion
+from agentrl.players.engine_frames import build_params, describe_params, pack_completion, unpack_completion
 from agentrl.players.group_bytes import pack_group, unpack_group
 from agentrl.training.plain_state import decode, encode
 from agentrl.types import (
@@ -22,6 +22,8 @@ from agentrl.types import (
     Fault,
     Group,
     KeptTokens,
+    RoutedExperts,
+    SamplingParams,
     Segment,
     Stop,
     Thread,
@@ -30,14 +32,16 @@ from agentrl.types import (
 )
 
 KEPT = KeptTokens(array("i", [1, 2, 3]), array("i", [2, 3]), array("i", [0, 1, 0]))
+ROUTED = RoutedExperts(array("B", [0, 255] * 5), 1, 2)
+WIDE = RoutedExperts(array("H", [0, 511, 7]), 1, 1)
 
 
 def make_trajectory(**values: Any) -> Trajectory:
     segments = (
         Segment("prompt", (1, 2, 3)),
-        Segment("model", (4, 5, 6), (-0.5, -1.25, -0.1), (3, 3, 4), KEPT),
+        Segment("model", (4, 5, 6), (-0.5, -1.25, -0.1), (3, 3, 4), KEPT, ROUTED),
         Segment("env", (7,)),
-        Segment("model", (8,), (-0.25,), (4,)),
+        Segment("model", (8,), (-0.25,), (4,), None, WIDE),
         Segment("model", (9, 9)),
     )
     messages = ({"role": "user", "content": "half a \ud83d pair, and €"},)
@@ -102,12 +106,28 @@ def test_a_header_of_another_number_of_members_is_refused() -> None:
         unpack_group(header, b"".join(parts))
 
 
+@pytest.mark.parametrize("routed", [None, ROUTED, WIDE])
 @pytest.mark.parametrize("kept", [None, KEPT])
-def test_a_completion_crosses_as_it_is(kept: KeptTokens | None) -> None:
+def test_a_completion_crosses_as_it_is(kept: KeptTokens | None, routed: RoutedExperts | None) -> None:
     for versions in ((2, 2, 2), (2, 2, 3)):
-        completion = Completion((5, 6, 7), (-0.1, -0.5, -1.0), versions, "length", kept)
+        completion = Completion((5, 6, 7), (-0.1, -0.5, -1.0), versions, "length", kept, routed)
         fields, body = pack_completion(completion)
         assert unpack_completion(json.loads(json.dumps(fields)), b"".join(body)) == completion
+
+
+@pytest.mark.parametrize("start", [None, 0, 17])
+def test_what_a_turn_asks_for_crosses(start: int | None) -> None:
+    params = SamplingParams(max_tokens=3, routed_experts_start=start)
+    assert build_params(json.loads(json.dumps(describe_params(params))), str) == replace(params, stop_token_ids=())
+
+
+def test_experts_cost_a_group_their_bytes() -> None:
+    def measure(routed: RoutedExperts | None) -> int:
+        segment = Segment("model", (1, 2), (-0.5, -0.5), (0, 0), None, routed)
+        return sum(map(len, pack_group(Group(1, (Trajectory(1, (segment,), (), Stop.TERMINATED),)))[1]))
+
+    many = RoutedExperts(array("B", [3]) * 48_000, 48, 8)
+    assert measure(many) - measure(None) < 48_000 + 40
 
 
 def test_a_group_that_arrived_is_read_when_it_is_looked_into() -> None:

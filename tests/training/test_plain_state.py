@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections import Counter, deque
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentrl.health.monitor import HealthMonitor
 from agentrl.rollout.scheduler import ScheduledGroup, SchedulerState
 from agentrl.runs.overlap import PromptOverlap
 from agentrl.training.plain_state import decode, encode
-from agentrl.types import CallRecord, Fault, Group, KeptTokens, Segment, Stop, Trajectory
+from agentrl.types import CallRecord, Fault, Group, KeptTokens, RoutedExperts, Segment, Stop, Trajectory
 
 
 def again(value: Any) -> Any:
@@ -31,6 +32,8 @@ TRAJECTORY = Trajectory(
         Segment("prompt", tuple(range(500))),
         Segment("model", tuple(range(599)), LONG, (3,) * 599),
         Segment("model", (1, 2), LONG[:2], (3, 3), KeptTokens.collect([b"\1\0\0\0", b"\1\0\0\0\2\0\0\0"])),
+        Segment("model", (1, 2), LONG[:2], (3, 3), None, RoutedExperts(array("B", [0, 255] * 300), 3, 2)),
+        Segment("model", (1, 2), LONG[:2], (3, 3), None, RoutedExperts(array("H", [0, 65_535, 7]), 1, 1)),
     ),
     ({"role": "user", "content": "half a pair: \ud83d"},),
     Stop.FAULT,

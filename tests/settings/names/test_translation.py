@@ -258,6 +258,9 @@ def test_values_without_a_counterpart_are_refused_with_the_way_out(values: dict[
         ({"trainer.logger": ["console", "wandb"]}, {"run.trackers": ["wandb"]}),
         ({"rollout.name": "hf"}, {"engine.name": "transformers"}),
         ({"actor.ppo_micro_batch_size_per_gpu": 4}, {}),
+        ({"router_replay.mode": "R3", "enable_rollout_routing_replay": True}, {"learner.router_replay": True}),
+        ({"actor_rollout_ref.actor.router_replay.mode": "disabled"}, {"learner.router_replay": False}),
+        ({"enable_return_routed_experts": True}, {}),
     ],
 )
 def test_verl_s_names_are_read_by_their_paths_and_by_the_ends_of_these(
@@ -275,6 +278,8 @@ def test_verl_s_names_are_read_by_their_paths_and_by_the_ends_of_these(
         ({"data.train_batch_size": 64, "ppo_mini_batch_size": 24}, "24 prompts at a time do not make up the 64"),
         ({"rollout.name": "sglang"}, "there is no engine 'sglang' here"),
         ({"tensor_parallel_size": 2}, "agentrl serve has --tp"),
+        ({"router_replay.mode": "R2"}, "experts are replayed as the engine chose them, R3, or not at all"),
+        ({"router_replay.record_file": "experts.pt"}, "what was chosen is in memory, and in a run's checkpoints"),
     ],
 )
 def test_what_verl_and_vllm_have_and_this_has_not_is_refused(values: dict[str, Any], sentence: str) -> None:
