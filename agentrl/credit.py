@@ -101,12 +101,12 @@ class EpisodeCredit:
         kept = _cut(t.kept, spans) if any(s.kept for s in t.segments) else ()
         starts = (0, *accumulate(b - a for a, b in spans[:-1]))
         ids, logprobs = _cut(t.token_ids, spans), _cut(t.logprobs, spans)
-        routed = [
+        routed = tuple(
             (start + place - a, experts.take(0, b - place))
             for place, experts in t.routed_experts
             for start, (a, b) in zip(starts, spans, strict=True)
             if a <= place < b
-        ]
+        )
         return Sample(ids, _cut(mask, spans), logprobs, _cut(by_token, spans), kept, starts, routed)
 
 

