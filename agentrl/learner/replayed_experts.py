@@ -52,7 +52,7 @@ class ReplayedExperts:
 
     def hash(self) -> NDArray[np.int64]:
         """Compute a number of 32 bits for the experts of each token, (tokens,), the highest bit set."""
-        flat = self.chosen.reshape(len(self.chosen), -1)
+        flat = np.sort(self.chosen, -1).reshape(len(self.chosen), -1)  # a set, in whatever order it was said
         factors = np.random.default_rng(0).integers(1, 1 << 63, flat.shape[1], dtype=np.uint64) | np.uint64(1)
         hashes = np.full(len(self.known), _SAID, np.int64)
         own = ((flat.astype(np.uint64) + np.uint64(1)) * factors).sum(1, dtype=np.uint64)  # modulo 2**64

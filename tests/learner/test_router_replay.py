@@ -18,8 +18,13 @@ from torch.nn.functional import linear
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
 from agentrl.errors import UserError
+from agentrl.learner import hidden_states
+from agentrl.learner.hidden_states import PREFIX
 from agentrl.learner.learner import Learner, LossSettings
+from agentrl.learner.losses.objective import LossMetrics
 from agentrl.learner.packing import MicroBatch, pack_by_prefix
+from agentrl.learner.prefix_tree.attention import build_layout
+from agentrl.learner.prefix_tree.flex_attention import FlexLayout
 from agentrl.learner.router_replay import RouterReplay
 from agentrl.learner.row_arrays import RowArrays
 from agentrl.types import RoutedExperts, Sample
@@ -226,7 +231,7 @@ def test_gradients_are_those_of_routers_written_by_hand_and_the_gate_has_one(pac
 @pytest.mark.parametrize("packing", ["padded", "prefix"])
 def test_an_adapter_learns_by_them_too(packing: str) -> None:
     torch.manual_seed(1)
-    policy = get_peft_model(build("qwen3_moe"), LoraConfig(r=4, target_modules="all-linear"))
+    policy = get_peft_model(build("qwen3_moe"), LoraConfig(r=4, target_modules=["q_proj", "v_proj", "o_proj"]))
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.3)
@@ -249,6 +254,14 @@ def test_tokens_are_shared_only_where_they_go_to_the_same_experts() -> None:
     rows = [RowArrays.read(row) for row in (one, one, replace(one, routed_experts=[(0, other)]))]
     assert len(MicroBatch(rows[:2], [1.0, 1.0]).forest.token_ids) == 60
     assert len(MicroBatch(rows[1:], [1.0, 1.0]).forest.token_ids) == 60 + 15
+    turned = RoutedExperts(its.experts[::-1], LAYERS, TOP_K)
+    for token in range(59):  # the same sets, each in another order
+        for layer in range(LAYERS):
+            at = (token * LAYERS + layer) * TOP_K
+            turned.experts[at : at + TOP_K] = its.experts[at : at + TOP_K][::-1]
+    assert turned != its
+    alike = [rows[0], RowArrays.read(replace(one, routed_experts=[(0, turned)]))]
+    assert len(MicroBatch(alike, [1.0, 1.0]).forest.token_ids) == 60
     unsaid = RowArrays.read(replace(one, routed_experts=[]))
     assert len(MicroBatch([rows[0], unsaid], [1.0, 1.0]).forest.token_ids) == 120
     (batch,) = pack_by_prefix([*rows, unsaid], [1.0] * 4, 1000)
@@ -256,6 +269,24 @@ def test_tokens_are_shared_only_where_they_go_to_the_same_experts() -> None:
     assert sorted(map(len, batch.forest.token_index)) == [60] * 4
     for row, places in zip(batch.rows, batch.forest.token_index, strict=True):
         assert batch.forest.token_ids[places].tolist() == row.token_ids.tolist()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_a_forest_padded_to_whole_blocks_replays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: what stands behind the last token takes the learner's own choice, and is counted nowhere."""
+    model, batch = build("qwen3_moe"), MicroBatch.read(make_rows())
+    replay, states, shares = RouterReplay.find(model), [], []
+    for layout in (build_layout, FlexLayout):
+        monkeypatch.setattr(hidden_states, "build_layout", layout)
+        metrics = LossMetrics()
+        with PREFIX.context(model), replay.replay(model, batch, shares_prefixes=True) as replayed:
+            states.append(PREFIX.compute_states(model, batch))
+        replayed.record(metrics)
+        shares.append(metrics.values())
+    torch.testing.assert_close(*states, atol=1e-4, rtol=1e-4)
+    assert shares[0] == pytest.approx(shares[1], abs=0.01)
+    assert 0.5 < shares[0]["router/replay_disagreement"] < 1.0
 
 
 def test_several_iterations_and_optimizer_steps_replay_the_same() -> None:
