@@ -24,7 +24,7 @@ from agentrl.learner.hidden_states import PREFIX, Packing
 from agentrl.learner.logprobs import token_logprobs
 from agentrl.learner.losses.losses import entropy_threshold
 from agentrl.learner.packing import MicroBatch, make_idle_batch
-from agentrl.learner.router_replay import Replayed, RouterReplay
+from agentrl.learner.router_replay import BatchReplay, RouterReplay
 from agentrl.learner.sampling_rules import SamplingRules
 from agentrl.learner.sharding import ShardedPolicy, read_local
 from agentrl.learner.updates import Update
@@ -69,21 +69,21 @@ class ForwardPasses:
         with multiply_in_bf16(self._bf16_layers):
             yield
 
-    def replayed(self, packing: Packing, batch: MicroBatch) -> AbstractContextManager[Replayed | None]:
+    def replay_experts(self, packing: Packing, batch: MicroBatch) -> AbstractContextManager[BatchReplay | None]:
         """Send the tokens of a micro-batch, inside, to the experts that its rows bring; None where they bring none."""
         if self._router_replay is None or not batch.has_experts:
             return nullcontext()
         return self._router_replay.replay(self.policy, batch, shares_prefixes=packing is PREFIX)
 
     @contextmanager
-    def differentiated(self, packing: Packing, batch: MicroBatch) -> Iterator[Replayed | None]:
-        """Let a pass of a micro-batch inside be followed by its backward pass; return what `replayed` does.
+    def differentiated(self, packing: Packing, batch: MicroBatch) -> Iterator[BatchReplay | None]:
+        """Let a pass of a micro-batch inside be followed by its backward pass; return what `replay_experts` does.
 
         With gradient checkpointing layers keep only their inputs for it. transformers would do so in training mode
         alone, in which dropout is on.
         """
         own = [layer.forward for layer in self.checkpointed]
-        with packing.context(unwrap_model(self.policy)), self.replayed(packing, batch) as replayed:
+        with packing.context(unwrap_model(self.policy)), self.replay_experts(packing, batch) as replayed:
             for layer, forward in zip(self.checkpointed, own, strict=True):
                 layer.forward = partial(checkpoint, forward, use_reentrant=False)
             try:
@@ -118,7 +118,7 @@ class ForwardPasses:
         if self.settings.top_entropy_quantile < 1.0:
             return  # they came with the entropies
         for batch, state in update.shard:
-            with self.replayed(packing, batch):
+            with self.replay_experts(packing, batch):
                 state.old_logprobs = self.compute_logprobs(packing, batch)[0]
         self.idle(packing, update)
 
@@ -136,7 +136,7 @@ class ForwardPasses:
     def mark_high_entropy(self, packing: Packing, update: Update) -> float:
         """Mark the step's tokens of the highest entropy; return how many there are. The threshold is that of all."""
         for batch, state in update.shard:
-            with self.replayed(packing, batch):
+            with self.replay_experts(packing, batch):
                 state.old_logprobs, state.high_entropy_mask = self.compute_logprobs(packing, batch)
         self.idle(packing, update)
         entropies = [s.high_entropy_mask.cpu() for _, s in update.shard if s.high_entropy_mask is not None]

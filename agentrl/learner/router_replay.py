@@ -58,7 +58,7 @@ class RouterReplay:
     @contextmanager
     def replay(
         self, policy: PreTrainedModel | PeftModel, batch: MicroBatch, *, shares_prefixes: bool
-    ) -> Iterator[Replayed]:
+    ) -> Iterator[BatchReplay]:
         """Let the passes of a micro-batch in this block take the experts that its rows bring.
 
         Raises:
@@ -69,7 +69,7 @@ class RouterReplay:
         device = next(model.parameters()).device
         counts = count_rows(batch, shares_prefixes=shares_prefixes)
         known, chosen, counts = (copy_to_device(t, device) for t in (known, chosen, counts))
-        replayed = Replayed(known, chosen, counts)
+        replayed = BatchReplay(known, chosen, counts)
         try:
             with self.routers.choose(model, replayed.choose):
                 yield replayed
@@ -102,8 +102,8 @@ class RouterReplay:
 
 
 @dataclass
-class Replayed:
-    """What is replayed in the passes of one micro-batch.
+class BatchReplay:
+    """The replay in the passes of one micro-batch.
 
     Args:
         known: the positions whose experts are known, (positions,).
