@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+import anyio
+
 from agentrl.errors import UserError
 from agentrl.settings.entries import player_launcher
 
 KILLED_S, FAILED_S = 10.0, 60.0  # within which a player that is killed, or fails by itself, has not come up
-MOST_QUICK, END_S = 3, 5.0
+MOST_QUICK, END_S = 3, 10.0
 _TAIL = 2_000  # bytes of what a player wrote last
 
 
@@ -50,7 +52,8 @@ async def _run_locally(plan: PlayerPlan) -> AsyncIterator[None]:
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        with anyio.CancelScope(shield=True):  # a player that is given no time leaves its agents' processes behind
+            await asyncio.wait(tasks)
 
 
 @player_launcher(explain="processes of this machine; one that dies is started again")

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
+
 from agentrl.engines.server_keys import LOCAL, create_server_key, remove_server_key
 from agentrl.errors import ConfigError, author_errors
 from agentrl.gateway.open_gateway import AgentPlan
@@ -95,7 +97,8 @@ async def open_players(config: TrainConfig, recipe: Recipe, engine: OpenEngine) 
             try:
                 yield controller
             finally:
-                await controller.close()  # players end by themselves then
+                with anyio.CancelScope(shield=True):
+                    await controller.close()  # players end by themselves then
     finally:
         with suppress(OSError):
             remove_server_key(port, key)
