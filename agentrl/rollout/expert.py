@@ -180,14 +180,25 @@ class _Expert:
 
     async def summarize(self, messages: list[Message]) -> dict[str, Any]:
         """Return the summary that the environment writes for its expert, as the API has it. Raises as `take_turn`."""
-        text: object = await self._bounded(partial(self.env.summarize, messages))
+        what = self.what.replace(".expert of", ".summarize of", 1)
+        text: object = await self._bounded(partial(self._summarize, messages, what), what)
         if not isinstance(text, str) or not text.strip():
-            what = self.what.replace(".expert of", ".summarize of")
             raise ContractError(f"{what} returned {text!r:.80}; it returns the text of a summary")
         return _wire(Reply(text), self.episode.turn)
 
-    async def _bounded(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Return what the environment's code returns in time. Raises as `take_turn`."""
+    async def _summarize(self, messages: list[Message], what: str) -> object:
+        summary: Any = self.env.summarize(messages)
+        if not hasattr(summary, "__await__"):
+            raise ContractError(f"{what} must be `async def` (a plain method is for a class of `sync = True`)")
+        return await summary
+
+    async def _bounded(self, act: Callable[[], Awaitable[T]], what: str = "") -> T:
+        """Return what the environment's code returns in time. Raises as `take_turn`.
+
+        Args:
+            what: the method, as errors name it; the expert by default.
+        """
+        what, kind = what or self.what, "summary" if what else "turn"
         limit_s = self.episode.context.limits.turn_timeout_s
         with anyio.move_on_after(limit_s):
             try:
@@ -197,8 +208,8 @@ class _Expert:
             except (StopAsyncIteration, _Ended):
                 raise ContractError(self._describe_end()) from None
             except (Exception, SystemExit) as error:
-                raise ContractError(f"{self.what} raised {describe_raised(error)}") from error
-        raise ContractError(f"{self.what} took over {limit_s:g} s for a turn (rollout.turn_timeout_s)")
+                raise ContractError(f"{what} raised {describe_raised(error)}") from error
+        raise ContractError(f"{what} took over {limit_s:g} s for a {kind} (rollout.turn_timeout_s)")
 
     async def _advance(self, messages: list[Message]) -> ExpertTurn:
         """Start the expert, or send it the messages that answered its last turn."""

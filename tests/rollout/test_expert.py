@@ -211,9 +211,9 @@ class Summing(Sums):
         return f"It is {messages[-1]['content']}."
 
 
-def play_folded(cls: type[Env]) -> list[ExpertEpisode]:
+def play_folded(cls: type[Env], **limits: Any) -> list[ExpertEpisode]:
     async def run() -> list[ExpertEpisode]:
-        config = RolloutConfig(context="fold", context_budget=2)
+        config = RolloutConfig(context="fold", context_budget=2, **limits)
         async with EnvSpec(cls).open() as spec:
             return await play_expert(spec, [3], config, measure=lambda messages, tools: len(messages))
 
@@ -280,5 +280,24 @@ def test_a_summary_that_raises_is_named() -> None:
         async def summarize(self, messages: list[Message]) -> str:
             raise KeyError("page")
 
-    with pytest.raises(ContractError, match=r"Broken\.expert of .*task 3 raised KeyError: 'page'"):
+    with pytest.raises(ContractError, match=r"Broken\.summarize of .*task 3 raised KeyError: 'page'"):
         play_folded(Broken)
+
+
+def test_a_plain_summary_of_an_async_environment_is_named() -> None:
+    class Plain(Summing):
+        def summarize(self, messages: list[Message]) -> Any:
+            return "It is 4."
+
+    with pytest.raises(ContractError, match=r"Plain\.summarize of .*task 3 must be `async def`"):
+        play_folded(Plain)
+
+
+def test_a_summary_that_takes_too_long_is_named() -> None:
+    class Slow(Summing):
+        async def summarize(self, messages: list[Message]) -> str:
+            await anyio.sleep(600)
+            return "It is 4."
+
+    with pytest.raises(ContractError, match=r"Slow\.summarize of .*task 3 took over 0\.5 s for a summary"):
+        play_folded(Slow, turn_timeout_s=0.5)
