@@ -157,6 +157,12 @@ class FoldedContexts:
         return turns
 
 
+def is_summarized(messages: Sequence[Message]) -> bool:
+    """Return True if the last of a context's messages is the summary that it was asked for."""
+    asked = messages[-2] if len(messages) > 1 else None
+    return asked is not None and asked["role"] == "user" and str(asked["content"]).endswith(REQUEST)
+
+
 def _count_turns(segments: Sequence[Segment]) -> int:
     return sum(s.author == "model" for s in segments)
 

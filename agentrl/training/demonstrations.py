@@ -22,9 +22,10 @@ from agentrl.renderer.template import TemplateRenderer
 from agentrl.resources import TrainingResources
 from agentrl.rollout.demonstration import Demonstration
 from agentrl.rollout.expert import play_expert
+from agentrl.rollout.folding import is_summarized
 from agentrl.rollout.scheduler import SchedulerState, StepBatch
 from agentrl.runs.atomic import replace_atomically
-from agentrl.settings.schema import TrainConfig
+from agentrl.settings.schema import RolloutConfig, TrainConfig
 from agentrl.settings.sft import BY_DEFAULT, EXPERT
 from agentrl.types import Group, JsonSchema, Message, Trajectory
 
@@ -196,11 +197,38 @@ def _render(
         say(f"{why.total()} of {len(demonstrations)} demonstrations are left out, such as {first}")
     turns, tokens = sum(t.turns for t in episodes), sum(t.sampled_tokens for t in episodes)
     say(f"{len(episodes)} demonstrations, {turns} turns, {tokens:,} tokens to learn")
-    longest = [max(len(s.token_ids) for s in t.segments if s.author == "model") for t in episodes]
-    limit = resources.config.rollout.max_tokens
-    if longer := sum(n > limit for n in longest):
-        say(
-            f"{longer} of them have turns of up to {max(longest)} tokens, and one that is sampled ends after {limit}: "
-            f"--rollout.max_tokens {max(longest)}"
-        )
+    for note in (_explain_rest(len(episodes), resources.config), *_explain_lengths(episodes, resources.config.rollout)):
+        if note:
+            say(note)
     return episodes
+
+
+def _explain_rest(count: int, config: TrainConfig) -> str:
+    """Say how many demonstrations no step takes; empty where each is taken, as where contexts are whole.
+
+    An expert's episode is as many demonstrations as it has contexts, which nobody knows before it has played.
+    """
+    size = min(config.sft.batch_size, count)
+    if config.steps * size >= count:
+        return ""
+    steps = f"{config.steps} step{'s' * (config.steps != 1)} of {size}"
+    return f"{steps} learn {config.steps * size} of them; one pass is --steps {ceil(count / size)}"
+
+
+def _explain_lengths(episodes: Sequence[Trajectory], rollout: RolloutConfig) -> list[str]:
+    """Say how many have turns, or a summary, longer than those that are sampled; none where all are short enough."""
+    turns, summaries = list[int](), list[int]()
+    for t in episodes:
+        lengths = [len(s.token_ids) for s in t.segments if s.author == "model"]
+        if rollout.context != "whole" and is_summarized(t.messages):
+            summaries.append(lengths.pop())
+        turns.append(max(lengths, default=0))
+    return [
+        f"{longer} of them have {what} of up to {max(lengths)} tokens, and one that is sampled ends after {limit}: "
+        f"--rollout.{name} {max(lengths)}"
+        for what, lengths, limit, name in (
+            ("turns", turns, rollout.max_tokens, "max_tokens"),
+            ("summaries", summaries, rollout.summary_tokens, "summary_tokens"),
+        )
+        if (longer := sum(n > limit for n in lengths))
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,29 @@ def test_a_turn_longer_than_one_that_is_sampled_is_told_of(tmp_path: Path, capsy
     sft("math-tools", steps=1, sft={"tasks": 4}, run={"dir": str(tmp_path / "run")}, **few)
     said = " ".join("".join(capsys.readouterr()).split())
     assert "one that is sampled ends after 8: --rollout.max_tokens" in said
+
+
+def fold(folder: Path, **more: Any) -> None:
+    rollout = {"context": "fold", "context_budget": 220, **more.pop("rollout", {})}
+    sft("search-qa", rollout=rollout, run={"dir": str(folder)}, eval={"every": 0, "final_tasks": 1}, **more)
+
+
+def test_a_summary_longer_than_one_that_is_sampled_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fold(tmp_path / "run", steps=1, sft={"tasks": 4}, rollout={"summary_tokens": 8})
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert re.search(r"have summaries of up to \d+ tokens, and one that is sampled ends after 8: --rollout.summ", said)
+    assert "--rollout.max_tokens" not in said
+
+
+def test_contexts_that_no_step_takes_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An epoch is counted in the expert's episodes, before it has played: each is several demonstrations."""
+    fold(tmp_path / "run", sft={"tasks": 4, "batch_size": 4})
+    said = " ".join("".join(capsys.readouterr()).split())
+    count = len((tmp_path / "run" / "demonstrations.jsonl").read_text().splitlines())
+    assert count > 4
+    assert f"1 step of 4 learn 4 of them; one pass is --steps {ceil(count / 4)}" in said
+    assert "summary_tokens" not in said
+    fold(tmp_path / "whole", sft={"tasks": 4, "batch_size": 4}, rollout={"context": "whole", "context_budget": None})
+    assert "one pass" not in " ".join("".join(capsys.readouterr()).split())

@@ -27,15 +27,21 @@ time.sleep(600)
 """
 
 
+async def wait_for(path: Path) -> None:
+    for _ in range(1200):
+        if await anyio.Path(path).exists():
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError(path)
+
+
 async def test_a_player_of_a_run_that_is_cancelled_ends_by_itself(tmp_path: Path) -> None:
     """What is killed at once leaves the processes of its agents behind."""
     command = (sys.executable, "-c", TAKES_TIME, str(tmp_path))
     plan = PlayerPlan(1, command, {}, "http://localhost", lambda text: None, lambda error: None)
     with anyio.CancelScope() as scope:
-        async with subprocess(plan):  # type: ignore[attr-defined]
-            with anyio.fail_after(60):
-                while not (tmp_path / "started").exists():
-                    await asyncio.sleep(0.05)
+        async with subprocess(plan):
+            await wait_for(tmp_path / "started")
             scope.cancel()
             await asyncio.sleep(600)
     assert scope.cancelled_caught
