@@ -87,8 +87,9 @@ class Table:
         return process
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
-        while not condition():  # noqa: ASYNC110  of a condition that has no event
-            await asyncio.sleep(0.01)
+        with anyio.fail_after(300):
+            while not condition():  # noqa: ASYNC110  of a condition that has no event
+                await asyncio.sleep(0.01)
 
 
 def start_player(url: str, *words: str, key: str = KEY, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
