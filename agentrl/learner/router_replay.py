@@ -23,8 +23,8 @@ from agentrl.learner.packing import MicroBatch
 from agentrl.learner.router_balance import count_rows
 from agentrl.learner.row_arrays import Int64
 from agentrl.models.device_copy import copy_to_device
-from agentrl.models.lm_head import NotProven, unwrap_model
-from agentrl.models.routers import Routers, find_routers
+from agentrl.models.lm_head import unwrap_model
+from agentrl.models.routers import Routers, find_routers, refuse_replay
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -47,13 +47,8 @@ class RouterReplay:
             UserError: it has none, or they cannot be replayed; the sentence says why.
         """
         model = unwrap_model(policy)
-        try:
+        with refuse_replay(f"the experts of {type(model).__name__} cannot be replayed"):
             return cls(find_routers(model))
-        except NotProven as reason:
-            raise UserError(
-                f"learner.router_replay: the experts of {type(model).__name__} cannot be replayed: {reason}; leave it "
-                "out"
-            ) from None
 
     @contextmanager
     def replay(
@@ -70,11 +65,8 @@ class RouterReplay:
         counts = count_rows(batch, shares_prefixes=shares_prefixes)
         known, chosen, counts = (copy_to_device(t, device) for t in (known, chosen, counts))
         replayed = BatchReplay(known, chosen, counts)
-        try:
-            with self.routers.choose(model, replayed.choose):
-                yield replayed
-        except NotProven as reason:
-            raise UserError(f"learner.router_replay: {type(model).__name__}: {reason}; leave it out") from None
+        with refuse_replay(type(model).__name__), self.routers.choose(model, replayed.choose):
+            yield replayed
 
     def _place(self, batch: MicroBatch, *, shares_prefixes: bool) -> tuple[Tensor, Tensor]:
         """Place rows' experts where their tokens stand in a pass: (positions,) and (positions, layers, top_k)."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from agentrl.errors import UserError
 from agentrl.models.lm_head import NotProven
 from agentrl.models.miniature import build_miniature
 
@@ -110,6 +111,15 @@ class _TopK(TorchFunctionMode):
         if chosen is own:
             return output
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+
+@contextmanager
+def refuse_replay(what: str) -> Iterator[None]:
+    """Raise UserError for a NotProven of this block: ``what`` cannot be, the reason, and the setting to leave out."""
+    try:
+        yield
+    except NotProven as reason:
+        raise UserError(f"learner.router_replay: {what}: {reason}; leave it out") from None
 
 
 def find_routers(model: PreTrainedModel) -> Routers:

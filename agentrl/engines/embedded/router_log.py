@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.errors import UserError
-from agentrl.models.lm_head import NotProven
-from agentrl.models.routers import find_routers
+from agentrl.models.routers import find_routers, refuse_replay
+from agentrl.rollout.routed_experts import pack_experts
 from agentrl.types import RoutedExperts
 
 Experts = NDArray[np.uint8] | NDArray[np.uint16]  # (tokens, layers, top_k)
@@ -26,13 +23,8 @@ class RouterRecorder:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        try:
+        with refuse_replay(f"the experts of {type(model).__name__} cannot be recorded"):
             self.routers = find_routers(model)
-        except NotProven as reason:
-            raise UserError(
-                f"learner.router_replay: the experts of {type(model).__name__} cannot be recorded: {reason}; leave it "
-                "out"
-            ) from None
         self._chosen: dict[int, Tensor] = {}
         self._choosing = self.routers.choose(model, self._note)
         self._choosing.__enter__()  # as long as the model is sampled from
@@ -43,15 +35,16 @@ class RouterRecorder:
 
     def new_log(self) -> RouterLog:
         """Make an empty log of a row."""
-        shape = (0, len(self.routers.names), self.routers.top_k)
-        if self.routers.experts <= 256:
-            return RouterLog(np.empty(shape, np.uint8))
-        return RouterLog(np.empty(shape, np.uint16))
+        return RouterLog(self._narrow(torch.empty(0, len(self.routers.names), self.routers.top_k)))
 
     def take(self) -> Experts:
         """Return the experts of the last pass's tokens."""
         chosen = torch.stack([self._chosen[place] for place in range(len(self.routers.names))], 1)
         self._chosen.clear()
+        return self._narrow(chosen)
+
+    def _narrow(self, chosen: Tensor) -> Experts:
+        """Convert numbers of experts to as few bits as hold them all."""
         if self.routers.experts <= 256:
             return chosen.to(torch.uint8).cpu().numpy()
         return chosen.to(torch.int32).cpu().numpy().astype(np.uint16)
@@ -103,6 +96,4 @@ class RouterLog:
         earlier = len(self._first)
         now = self._now[: self._length]
         experts = np.concatenate([self._first[start:stop], now[max(start, earlier) : max(stop, earlier)]])
-        flat = array("B" if experts.itemsize == 1 else "H")
-        flat.frombytes(experts.tobytes())
-        return RoutedExperts(flat, *experts.shape[1:])
+        return pack_experts(experts)

@@ -22,8 +22,7 @@ from agentrl.engines.vllm.requests import RETURN_FLAG
 from agentrl.engines.vllm.transfer_backend import MEMORY, RECEIVERS
 from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.errors import UserError
-from agentrl.models.lm_head import NotProven
-from agentrl.models.routers import find_routers
+from agentrl.models.routers import find_routers, refuse_replay
 
 VERSIONS = ("0.32", "0.33")
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first
@@ -126,13 +125,8 @@ def find_routed_layers(model: PreTrainedModel, *, on_cpu: bool) -> tuple[int, ..
             "learner.router_replay: vLLM's CPU build returns no routed experts (they need its second model runner, and "
             "that one needs Triton); take --engine transformers"
         )
-    try:
+    with refuse_replay(f"the experts that vLLM returns of {type(model).__name__} cannot be read"):
         return find_routers(model).list_layers()
-    except NotProven as reason:
-        raise UserError(
-            f"learner.router_replay: the experts that vLLM returns of {type(model).__name__} cannot be read: {reason}; "
-            "leave it out"
-        ) from None
 
 
 def choose_transfer_backend(model: PreTrainedModel) -> str:

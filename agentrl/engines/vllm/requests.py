@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
-from array import array
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import UserError
+from agentrl.rollout.routed_experts import pack_experts
 from agentrl.rollout.token_context import find_bounds, write_json
 from agentrl.types import Completion, RoutedExperts, SamplingParams
 
@@ -133,9 +133,7 @@ def read_experts(
         raise RuntimeError(
             f"vLLM returns routed experts of shape {rows.shape}, not of {wanted} tokens and {least} layers or more"
         )
-    flat = array("B" if rows.itemsize == 1 else "H")
-    flat.frombytes(rows[:, list(layers)].astype("u1" if rows.itemsize == 1 else "u2").tobytes())
-    return RoutedExperts(flat, len(layers), rows.shape[2])
+    return pack_experts(rows[:, list(layers)].astype("u1" if rows.itemsize == 1 else "u2"))
 
 
 def build_completion(
