@@ -10,12 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agentrl.runtime.lanes import IDLE
 from agentrl.runtime.stalls import Wait
 
 MOST_PROCESSES = 128  # of a line; the others of a kind are one row
 MOST_THINGS = 12  # that a process is at, of a line
 LONGEST_NAME = 80  # characters
 MORE = "other things"
+OWN_WORK = {  # of the run's own process, by the lanes of `wait/`
+    "learn": "learns",
+    "sync": "new weights",
+    "write": "writes",
+    "checkpoint": "writes",
+    "evaluate": "an evaluation",
+    IDLE: "between steps",
+}
 
 
 class Doing(NamedTuple):

@@ -13,7 +13,7 @@ import anyio
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.roll_call import RankPlace
 from agentrl.rollout.engine_protocol import ServerLister
-from agentrl.runtime.activity import Doing, ProcessActivity, describe_activities, sum_waits
+from agentrl.runtime.activity import OWN_WORK, Doing, ProcessActivity, describe_activities, sum_waits
 from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
 from agentrl.runtime.stalls import Wait, describe_waits
@@ -24,16 +24,8 @@ LOOK_S, COST = 0.25, 0.02  # between two looks, which take no larger share of th
 WRITE_S = 2.0  # between two writes of waits.json
 TOLD_S = 5.0  # that a rank has kept others waiting, when it is named
 
-# What the run itself is at: its word, and what a player without an episode waits for meanwhile.
-_OWN = {
-    EPISODES: ("rollouts", "a group"),
-    "learn": ("learns", "the learner"),
-    "sync": ("new weights", "new weights"),
-    "evaluate": ("an evaluation", "a group"),
-    "write": ("writes", "the learner"),
-    "checkpoint": ("writes", "the learner"),
-    IDLE: ("between steps", "the learner"),
-}
+# Beside what the run itself is at, by that: what a player without an episode waits for; the learner for all else.
+_IDLE_FOR = {EPISODES: "a group", "evaluate": "a group", "sync": "new weights"}
 
 
 @asynccontextmanager
@@ -83,7 +75,9 @@ class ProcessWatch:
         training = self._training
         resources, (at, _) = training.trainer.resources, training.recorder.timeline.find_current()
         evaluates = bool(training.evaluations.waits())
-        own, idle = _OWN.get("evaluate" if evaluates and at == IDLE else at, _OWN[IDLE])
+        at = "evaluate" if evaluates and at == IDLE else at
+        own = "rollouts" if at == EPISODES else OWN_WORK.get(at, OWN_WORK[IDLE])
+        idle = _IDLE_FOR.get(at, "the learner")
         activities = list_ranks(self._process_group.list_places(), own)
         controller, engine = resources.controller, resources.engine
         if isinstance(engine, ServerLister):

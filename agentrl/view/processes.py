@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.runtime.activity import OWN_WORK
 from agentrl.settings.documents import parse_json, read_bounded
 from agentrl.types import is_number
 from agentrl.view.metrics_file import MetricsFile
@@ -21,15 +22,6 @@ OLD_S = 10.0  # since the run told last what it is at: then it does not any more
 _MOST_BYTES = 4 << 20  # of waits.json
 _KINDS = ("learner", "rank", "server", "rollouts", "player")
 
-# What the learner's process does itself, by the lanes of `wait/`; it waits for rollouts in all others.
-_LEARNER = {
-    "learn": "learns",
-    "sync": "new weights",
-    "write": "writes",
-    "checkpoint": "writes",
-    "evaluate": "an evaluation",
-    "idle": "between steps",
-}
 _LANES = {
     "generate": "the engine",
     "env": "environments",
@@ -128,8 +120,8 @@ def _sum_learner(metrics: MetricsFile, steps: set[int]) -> tuple[_Row, dict[str,
         for name, seconds in line.items():
             if name.startswith("wait/") and seconds:
                 lane = name.removeprefix("wait/")
-                row.add({_LEARNER.get(lane, "rollouts"): seconds}, 0)
-                if lane not in _LEARNER:
+                row.add({OWN_WORK.get(lane, "rollouts"): seconds}, 0)
+                if lane not in OWN_WORK:
                     waited.add({_name_lane(lane): seconds}, 0)
     return row, waited.seconds
 
