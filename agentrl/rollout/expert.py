@@ -23,6 +23,7 @@ from agentrl.errors import ContractError, InfraError, UserError, describe_raised
 from agentrl.renderer.call_formats.hermes import make_call_id
 from agentrl.renderer.json_lines import ChatRenderer, decode_conversation, encode_lines
 from agentrl.rollout.episode import Episode
+from agentrl.rollout.folding import CountTokens
 from agentrl.rollout.rollout import Rollout
 from agentrl.runtime.threads import open_task_group
 from agentrl.settings.schema import RolloutConfig
@@ -42,7 +43,6 @@ from agentrl.types import (
 
 T = TypeVar("T")
 CAPACITY = 32  # episodes at once; the tools have limits of their own
-CountTokens = Callable[[Sequence[Message], Sequence[JsonSchema]], int]
 _HOW = "it yields a text, a ToolCall, several of them, or a Reply"
 
 
@@ -188,7 +188,7 @@ class _Expert:
 
     async def _summarize(self, messages: list[Message], what: str) -> object:
         summary: Any = self.env.summarize(messages)
-        if not hasattr(summary, "__await__"):
+        if not inspect.isawaitable(summary):
             raise ContractError(f"{what} must be `async def` (a plain method is for a class of `sync = True`)")
         return await summary
 

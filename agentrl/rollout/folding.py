@@ -27,6 +27,7 @@ REQUEST = (
 )
 SUMMARY = "This is your summary of the work so far; go on from it:"
 BeginContext = Callable[[Sequence[Message], str], Sequence[Message]]
+CountTokens = Callable[[Sequence[Message], Sequence[JsonSchema]], int]
 
 
 @context(explain="one context, however long it grows")
@@ -55,7 +56,7 @@ class Folding:
     begin: BeginContext
     budget: int
     summary_tokens: int = 256
-    measure: Callable[[Sequence[Message], Sequence[JsonSchema]], int] | None = None
+    measure: CountTokens | None = None
 
 
 @dataclass
