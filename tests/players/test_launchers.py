@@ -36,7 +36,7 @@ async def wait_for(path: Path) -> None:
 
 
 async def test_a_player_of_a_run_that_is_cancelled_ends_by_itself(tmp_path: Path) -> None:
-    """What is killed at once leaves the processes of its agents behind."""
+    """A player that is killed at once leaves the processes of its agents behind."""
     command = (sys.executable, "-c", TAKES_TIME, str(tmp_path))
     plan = PlayerPlan(1, command, {}, "http://localhost", lambda text: None, lambda error: None)
     with anyio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""What a player builds of what it is told: the run's own renderer, of the tokenizer's files, without torch."""
+"""A player builds of what it is told: the run's own renderer, of the tokenizer's files, without torch."""
 
 from __future__ import annotations
 

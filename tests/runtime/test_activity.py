@@ -1,4 +1,4 @@
-"""What processes are at, in seconds that sum to those that they were there."""
+"""Activities of processes, in seconds that sum to those that they were there."""
 
 from __future__ import annotations
 

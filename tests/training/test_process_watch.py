@@ -1,4 +1,4 @@
-"""Who waits on whom in a run: one sentence, and what each process is at."""
+"""The watch over a run's processes: one sentence, and what each process is at."""
 
 from __future__ import annotations
 

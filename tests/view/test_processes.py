@@ -1,4 +1,4 @@
-"""Who waits on whom, as the page is told it: over some steps, and now; of old and of damaged folders too."""
+"""The page of who waits on whom, as it is told: over some steps, and now; of old and of damaged folders too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the embedded engine says of its routers is what transformers' own pass over the same tokens chooses."""
+"""The embedded engine's word on its routers is what transformers' own pass over the same tokens chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM says of its routers: read from its outputs in process and from its server's answers, by stand-ins.
+"""vLLM's word on its routers: read from its outputs in process and from its server's answers, by stand-ins.
 
 vLLM's CPU build says nothing of them, so that it is run here by nobody.
 """

@@ -1,4 +1,4 @@
-"""What each server is at, as the run's own requests and those of players tell it."""
+"""The activity of each server, as the run's own requests and those of players tell it."""
 
 from __future__ import annotations
 
