@@ -20,6 +20,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import anyio
+
 from agentrl.errors import UserError
 
 Fields = dict[str, Any]  # of a header, as JSON has them
@@ -177,7 +179,8 @@ def _is_key(shown: str, key: str) -> bool:
 async def _read_head(reader: asyncio.StreamReader) -> list[str]:
     """Read the lines of an HTTP head. Raises ConnectionEnded: it is none."""
     try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _OPENING_S)
+        with anyio.fail_after(_OPENING_S):  # asyncio.wait_for may lose a cancellation that comes with the answer
+            head = await reader.readuntil(b"\r\n\r\n")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
         raise ConnectionEnded("does not speak HTTP") from None
     if len(head) > _LONGEST_HEAD:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import anyio
+
 import agentrl
 from agentrl.engines.vllm.turn_servers import TurnServers
 from agentrl.errors import UserError
@@ -126,10 +128,6 @@ class Player:
             ConnectionEnded: the controller is gone.
         """
         share_tools(self.connection, self._ask)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
-                loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
         async with AsyncExitStack() as held, self.engine:
             receiving, beating = asyncio.create_task(self._receive()), asyncio.create_task(self._beat())
             try:
@@ -322,7 +320,8 @@ async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
             connection.send(
                 "hello", name=name, wire=WIRE, agentrl=agentrl.__version__, python=list(sys.version_info[:2])
             )
-            welcome = await asyncio.wait_for(connection.receive(), 60.0)
+            with anyio.fail_after(60.0):  # asyncio.wait_for may lose a cancellation that comes with the answer
+                welcome = await connection.receive()
         except (OSError, ConnectionEnded, TimeoutError) as error:
             if clock() - begun >= wait_s:
                 raise UserError(
@@ -340,6 +339,38 @@ async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
         raise UserError(f"{url} refuses this player: {welcome.fields.get('why', welcome.kind)}")
 
 
+@dataclass
+class _Ending:
+    """A signal's wish that a player ends: one that has joined hands its leases on, another ends at once."""
+
+    why: str = ""
+    _joining: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _player: Player | None = None
+
+    def listen(self) -> None:
+        """Listen to SIGTERM and Ctrl-C, from before this player joins."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
+                loop.add_signal_handler(number, self._end, signal.Signals(number).name)
+
+    def _end(self, why: str) -> None:
+        self.why = why
+        if self._player is None:
+            self._joining.cancel()
+        else:
+            self._player.leave(why)
+
+    async def join(self, *arguments: Any) -> Player | None:
+        """Return the player that `join` does; None where it is told to end meanwhile."""
+        self._player = None
+        with anyio.CancelScope() as self._joining:
+            self._player = await join(*arguments)
+        if self.why and self._player is not None:  # it had joined in that very moment
+            self._player.leave(self.why)
+        return self._player
+
+
 async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> int:
     """Join a run and play until it is over, again where the connection is lost; return how many groups were played.
 
@@ -347,9 +378,13 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
         ConnectionEnded: it is lost, and ``wait_s`` is 0.
         UserError: nobody answers for so long, or this player is refused, or cannot play.
     """
-    groups = 0
+    groups, ending = 0, _Ending()
+    ending.listen()
     while True:
-        player = await join(url, key, name, wait_s, say)
+        player = await ending.join(url, key, name, wait_s, say)
+        if player is None:
+            say(f"was ended by {ending.why}; {groups} groups were played")
+            return groups
         say(f"player {player.welcome.fields['name']} has joined {url}")
         try:
             await player.run()

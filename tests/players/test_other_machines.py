@@ -84,8 +84,14 @@ async def test_a_machine_that_is_cut_off_loses_its_groups_to_the_other(machines:
         seats = {seat.name: seat for seat in controller.seats.values()}
         playing = asyncio.create_task(table.rollout(seconds=0.05).batch(range(30), 2, seed=3))
         await table.wait_for(lambda: all(controller.book.count_episodes(s.number) for s in seats.values()))
+        lost = seats[machines[1].name]
+
+        def lose() -> bool:
+            lost.quiet = 7200.0  # as if that were long ago; what had arrived before may still be read
+            return lost.number not in controller.seats
+
         machines[1].cut_off()
-        seats[machines[1].name].quiet = 7200.0  # as if that were long ago
+        await table.wait_for(lose)
         groups = await playing
         assert [seat.name for seat in controller.seats.values()] == [machines[0].name]
     assert without_times(groups) == without_times(await roll_out_here(list(range(30)), 2, seed=3))

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.players.connection import KEY_ENV
-from tests.helpers.players import KEY, open_table, roll_out_here, start_player, without_times
+from agentrl.players.connection import KEY_ENV, ConnectionEnded, accept, open_listener, start_server
+from tests.helpers.players import BYTES, KEY, open_table, roll_out_here, start_player, without_times
 
 pytestmark = pytest.mark.anyio
 TASKS = list(range(40))
@@ -54,6 +55,35 @@ async def test_players_are_killed_stopped_and_told_to_end_and_nothing_is_lost() 
     assert without_times(groups) == without_times(await roll_out_here(TASKS, 2, seed=3))
     assert [p.returncode for p in (early, late)] in ([0, 0], [-9, -9], [0, -9], [-9, 0])
     assert not any("Traceback" in text for text in table.said)
+
+
+@pytest.mark.parametrize("moment", ["hello", "welcome"])
+async def test_a_player_that_is_told_to_end_while_it_joins_ends(moment: str) -> None:
+    """The signal comes together with the answer that it waits for, or before there is one."""
+    seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = await accept(reader, writer, KEY)
+        assert connection is not None
+        await connection.receive()
+        player.send_signal(signal.SIGTERM)
+        if moment == "welcome":
+            engine = {"kind": "forwarded", "capacity": 8, "max_context": 1024}
+            connection.send("welcome", name="one", timeout_s=60.0, renderer=BYTES, engine=engine, agent=None)
+        with suppress(ConnectionEnded):
+            while (frame := await connection.receive()).kind != "leaving":
+                pass
+            seen.set_result(frame.fields["why"])
+        await connection.close()
+
+    listener = open_listener("127.0.0.1", 0)
+    server = await start_server(listener, answer)
+    async with server:
+        player = start_player(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        said = (await asyncio.to_thread(player.communicate, timeout=120))[1].decode()
+    assert player.returncode == 0, said
+    assert "ended by SIGTERM; 0 groups were played" in said
+    assert not seen.done() or seen.result() == "was ended by SIGTERM"
 
 
 @pytest.mark.parametrize(
