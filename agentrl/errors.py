@@ -21,6 +21,8 @@ class UserError(Exception):
     A notebook shows the sentence, and no traceback.
     """
 
+    exit_status = 2
+
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows instead of a traceback."""
         return [f"agentrl: {self}"]
@@ -28,6 +30,12 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """A setting that does not exist, has the wrong type, or contradicts another one."""
+
+
+class ProcessLostError(UserError):
+    """Another process of the run is gone. Nobody's mistake: the same command may succeed, and the CLI exits 75."""
+
+    exit_status = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class ContractError(UserError):

@@ -40,12 +40,14 @@ class Arguments(Generic[OptionsT]):
         options: the verb's own.
         files: the TOML files before the first option, in order.
         settings: the settings of a run that the command line gives.
+        words: the same as they are typed, one a setting.
     """
 
     names: list[str]
     options: OptionsT
     files: list[Layer]
     settings: Layer
+    words: tuple[str, ...] = ()
 
     @property
     def layers(self) -> list[Layer]:
@@ -111,7 +113,7 @@ class Command(Generic[OptionsT]):
                 self._check_setting(path)
                 others.append(f"--{path}={text}")
         options = self._convert(own)
-        return Arguments(names, options, [read_toml(Path(f)) for f in files], read_overrides(others))
+        return Arguments(names, options, [read_toml(Path(f)) for f in files], read_overrides(others), (*others,))
 
     def refuse(self, words: Sequence[str], hint: str = "") -> ConfigError:
         """Make the error that says what the verb takes, and what it was given."""

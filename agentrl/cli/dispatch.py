@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint
 from agentrl.cli.output import print_traceback, silence_when_closed
 from agentrl.errors import Interrupted, UserError, suggest
 from agentrl.runtime.interruption import raise_signals_as_interrupts
+from agentrl.runtime.parent_watch import OWNER, end_with_parent
 from agentrl.settings import registry
 from agentrl.view.escaping import escape_controls
 
@@ -45,7 +46,8 @@ Run = Callable[[Sequence[str]], int]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status.
 
-    It is 0, 2 for a user's mistake, or 128 + n after signal n (Ctrl-C 130, SIGTERM 143).
+    It is 0, 2 for a user's mistake, 75 where another process of the run was lost, or 128 + n after signal n (Ctrl-C
+    130, SIGTERM 143).
     """
     sys.excepthook = print_traceback
     with silence_when_closed(), raise_signals_as_interrupts() as came:
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(list(sys.argv[1:] if arguments is None else arguments))
         except UserError as error:
             print(f"agentrl: {escape_controls(str(error))}", file=sys.stderr)
-            return 2
+            return error.exit_status
         except KeyboardInterrupt as error:
             by = error.signal if isinstance(error, Interrupted) else (came or [signal.SIGINT])[0]
             print("agentrl: interrupted" + f" by {by.name}" * (by != signal.SIGINT), file=sys.stderr)
@@ -70,6 +72,8 @@ def _run(words: Sequence[str]) -> int:
         print(f"agentrl {__version__}")
         return 0
     _quiet_threads()
+    if OWNER in os.environ:  # a launcher has started this process
+        end_with_parent()
     return _find_command(words[0])(words[1:])
 
 

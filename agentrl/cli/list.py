@@ -32,6 +32,7 @@ _PLURALS: Mapping[str, RegistryKind] = {
     **{"losses": "loss", "advantages": "advantage", "importance_sampling": "importance_sampling"},
     **{"optimizers": "optimizer", "samplers": "sampler", "engines": "engine", "call_formats": "call_format"},
     **{"metrics": "metric", "panels": "panel", "launchers": "launcher", "player_launchers": "player_launcher"},
+    **{"run_launchers": "run_launcher"},
 }
 
 

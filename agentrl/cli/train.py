@@ -20,6 +20,7 @@ from agentrl.settings.loader import Layer, flatten
 from agentrl.settings.schema import TrainConfig
 from agentrl.settings.section import Section
 from agentrl.settings.trust import read_run_layer
+from agentrl.settings.values import RunLauncherName
 
 TEXT = """\
   agentrl train --env math-tools
@@ -29,6 +30,7 @@ TEXT = """\
   agentrl train run.toml --seed 1
 
   agentrl train --resume runs/last                   # resumes from its newest checkpoint; --steps 100 to go further
+  agentrl train --launcher ray --ranks 4 --servers 2 --players 8 --env math-tools --model Qwen/Qwen3-0.6B
 
 Later settings win: the model's own recommendations, then the file, then the command line.
 """
@@ -43,7 +45,32 @@ class ResumeOptions(Section):
     )
 
 
-def _run(arguments: Arguments[ResumeOptions]) -> int:
+class _TrainOptions(ResumeOptions):
+    launcher: RunLauncherName | None = Field(
+        None,
+        description="what starts the processes of the run: agentrl list run_launchers; local where there are several",
+    )
+    ranks: int = Field(1, ge=1, description="processes of the learner that the launcher starts")
+    servers: int = Field(0, ge=0, description="vLLM servers that the launcher starts, which the run samples from")
+    serve: dict[str, Any] = Field({}, description="of each server, as for agentrl serve: --serve.tp 4")
+    cpus: float = Field(1.0, gt=0, description="CPUs of a node, for each rank and each server, on Ray")
+    max_restarts: int = Field(3, ge=0, description="how often the ranks begin again, after one of them has ended")
+    wait_s: float = Field(60.0, ge=0, description="how long the launcher waits for room on a cluster")
+
+
+_LAUNCHED = ("ranks", "servers", "serve", "cpus", "max_restarts", "wait_s")
+
+
+def _run(arguments: Arguments[_TrainOptions]) -> int:
+    own = arguments.options
+    if own.launcher is not None or own.ranks > 1 or own.servers:
+        from agentrl.cli.launched_run import launch_run
+
+        return launch_run(arguments, own.launcher or "local", build_layers)
+    if given := [name for name in _LAUNCHED if name in own.model_fields_set]:
+        raise ConfigError(
+            f"--{given[0]} is for what a launcher starts, and nothing does: --launcher, --ranks, --servers"
+        )
     config = build_model_config(*build_layers(arguments))
     return run_training(config)
 
@@ -101,7 +128,7 @@ COMMAND = Command(
     "[FILE.toml] --env NAME [--SETTING VALUE ...]",
     TEXT,
     _run,
-    ResumeOptions,
+    _TrainOptions,
     settings=lambda name: True,
     footer="and --env.NAME: agentrl list ENV shows an environment's own",
 )

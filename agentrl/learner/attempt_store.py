@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable
 
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError
 from agentrl.learner.roll_call import SharedStore
 
 POLL_S = 0.1
@@ -24,7 +24,7 @@ def agree_on_attempt(store: SharedStore, rank: int, world_size: int, timeout_s: 
     word of an earlier attempt answers nobody.
 
     Raises:
-        UserError: a process did not come.
+        ProcessLostError: a process did not come.
     """
     deadline = time.monotonic() + timeout_s
     own = uuid.uuid4().hex
@@ -53,10 +53,10 @@ def _take_word(store: SharedStore, rank: int, own: str, deadline: float) -> str:
 
 
 def _wait(store: SharedStore, keys: Iterable[str], late: str, deadline: float, polls: int | None = None) -> bool:
-    """Wait until a store has keys; return whether it has. Raises UserError at the deadline."""
+    """Wait until a store has keys; return whether it has. Raises ProcessLostError at the deadline."""
     while not store.check(list(keys)):
         if time.monotonic() > deadline:
-            raise UserError(late)
+            raise ProcessLostError(late)
         time.sleep(POLL_S)
         if polls is not None and (polls := polls - 1) < 0:
             return False

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.rendezvous import rendezvous
 
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError
 from agentrl.learner.attempt_store import agree_on_attempt
 from agentrl.learner.roll_call import RankPlace, RollCall, SharedStore
 from agentrl.runtime.interruption import ignore_signals
@@ -149,13 +149,13 @@ def is_restarted() -> bool:
 
 @contextmanager
 def explain_lost_processes() -> Iterator[None]:
-    """Turn the error of a collective whose other side is gone into a UserError."""
+    """Turn the error of a collective whose other side is gone into a ProcessLostError."""
     try:
         yield
     except RuntimeError as error:
         if not any(word in str(error) for word in _LOST):
             raise
-        raise UserError(
+        raise ProcessLostError(
             "another one of the learner's processes is gone, in the middle of a step "
             f"({str(error).strip().splitlines()[-1]:.200}); what is saved is in the run's checkpoints: "
             "agentrl train --resume RUN, or torchrun --max-restarts N begins there by itself"
@@ -174,7 +174,8 @@ def init_process_group(rank_timeout_s: float | None = None) -> ProcessGroup:
         return ProcessGroup()
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        local_rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)  # some launchers show each its own
     rank = int(os.environ["RANK"])
     if rank:
         ignore_signals()  # rank 0 decides when all end

@@ -19,7 +19,7 @@ from math import ceil
 from typing import Any, Protocol
 
 import agentrl
-from agentrl.errors import ConfigError, ContractError, TemplateError, UserError
+from agentrl.errors import ConfigError, ContractError, ProcessLostError, TemplateError, UserError
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, accept, start_server
 from agentrl.players.engine_door import EngineDoor
 from agentrl.players.leases import Lease, LeaseBook
@@ -35,7 +35,7 @@ from agentrl.runtime.stalls import Wait
 WIRE = 1  # the version of what is said
 LOOK_S, HELLO_S = 1.0, 30.0
 SHARE_STEP = 1 / 16  # of its episodes in play, by which a player's part has to grow before it is told
-_ERRORS = {cls.__name__: cls for cls in (UserError, ConfigError, ContractError, TemplateError)}
+_ERRORS = {cls.__name__: cls for cls in (UserError, ConfigError, ContractError, ProcessLostError, TemplateError)}
 
 
 class Listener(Protocol):

@@ -58,19 +58,42 @@ async def run_on_ray(plan: PlayerPlan) -> AsyncIterator[None]:
                     ray.cancel(ref, force=True)
 
 
-def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
+def connect(setting: str) -> Any:
+    """Return the module ray, connected to the cluster at ``$RAY_ADDRESS``, or to the one that this machine is in.
+
+    Args:
+        setting: that asks for it, as a sentence names it.
+
+    Raises:
+        UserError: there is no cluster.
+    """
     import ray
 
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    if "://" in address:
+        raise UserError(
+            f"{setting}: $RAY_ADDRESS is {address}, which is no address of a cluster's head node, such as 10.0.0.5:6379, "
+            "or auto on one of its nodes"
+        )
     if not ray.is_initialized():
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"players.launcher ray: there is no Ray cluster here ({error!s:.200}): begin one with ray start "
-                "--head, or put its address into $RAY_ADDRESS"
+                f"{setting}: there is no Ray cluster here ({error!s:.200}): begin one with ray start --head, or put "
+                "its address into $RAY_ADDRESS"
             ) from None
-    cpus = float(os.environ.get(CPUS_ENV, "1"))
-    options: dict[str, Any] = {"num_cpus": cpus, "max_retries": -1, "retry_exceptions": True}
+    return ray
+
+
+def count_cpus() -> float:
+    """Count the CPUs of a node that a player takes."""
+    return float(os.environ.get(CPUS_ENV) or "1")
+
+
+def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
+    ray = connect("players.launcher ray")
+    options: dict[str, Any] = {"num_cpus": count_cpus(), "max_retries": -1, "retry_exceptions": True}
     remote = ray.remote(run_player).options(**options, scheduling_strategy="SPREAD")
     url, key = _find_reachable(plan.url, ray), plan.environment[KEY_ENV]
     return ray, [remote.remote(url, key) for _ in range(plan.count)]

@@ -13,6 +13,7 @@ this declaration, and torch is not needed to read it.
     engine               (policy, config) -> an OpenEngine
     context              (prompt, summary) -> the messages that the next context begins with
     player_launcher      (plan) -> an async context manager, within which the plan's players run
+    run_launcher         (plan, say) -> an async context manager of the places that ranks and servers run at
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class _Declare:
 advantage, importance_sampling = _Declare("advantage"), _Declare("importance_sampling")
 optimizer, sampler = _Declare("optimizer"), _Declare("sampler")
 engine, call_format = _Declare("engine"), _Declare("call_format")
-context, player_launcher = _Declare("context"), _Declare("player_launcher")
+context, player_launcher, run_launcher = _Declare("context"), _Declare("player_launcher"), _Declare("run_launcher")
 
 
 def as_entry(kind: str, thing: object) -> Entry:

@@ -28,6 +28,7 @@ EntryKind = Literal[
     "call_format",
     "context",
     "player_launcher",
+    "run_launcher",
 ]
 _PlainKind = Literal["env", "tool", "model", "reward", "command", "callback", "panel", "metric", "launcher", "gpu"]
 RegistryKind = _PlainKind | EntryKind
@@ -43,6 +44,7 @@ _MODULES: Mapping[str, Sequence[str]] = {  # whose entries are agentrl's own; th
     "call_format": ("agentrl.models.call_formats",),
     "context": ("agentrl.rollout.folding",),
     "player_launcher": ("agentrl.players.launchers",),
+    "run_launcher": ("agentrl.launch.run_launchers",),
 }
 
 

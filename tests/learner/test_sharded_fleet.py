@@ -23,7 +23,7 @@ from agentrl.models.source import locate_model
 pytestmark = pytest.mark.vllm
 SETTINGS = (
     "--env math-tools --steps 40 --eval.every 0 --eval.final_tasks 128 --run.save_every 2 --learner.rank_timeout_s 120 "
-    "--engine server --engine.weight_sync_timeout_s 60"
+    "--engine server --engine.weight_sync_timeout_s 60 --players 2"
 )
 
 
@@ -42,6 +42,26 @@ def find_rank(process: subprocess.Popen[bytes], rank: int) -> int:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     word = f"RANK={rank}".encode()
     return next(int(pid) for pid in children if word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+def find_player(folder: Path) -> int:
+    """Find a player of the run: a child of the process that rolls out."""
+    rank = next(pid for pid in list_processes(str(folder)) if b"RANK=0" in read(pid, "environ"))
+    children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+    return next(int(pid) for pid in children if b"player" in read(int(pid), "cmdline"))
+
+
+def list_processes(word: str) -> list[int]:
+    """List the processes whose command line has a word."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in pids if word.encode() in b" ".join(read(pid, "cmdline"))]
+
+
+def read(pid: int, name: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def count_steps(folder: Path) -> int:
@@ -70,6 +90,8 @@ def test_one_of_each_is_killed_and_the_run_comes_to_the_usual_reward(tmp_path: P
             again = VLLMServer(ServerSettings(locate_model("nano"), port=two.port))
             while f"{two.url} is back" not in log.read_text() and process.poll() is None:  # it starts for a minute
                 time.sleep(0.2)
+            wait_for(9, run, process)
+            os.kill(find_player(run), signal.SIGKILL)
             wait_for(12, run, process)
             pid = find_rank(process, 1)
             os.kill(pid, signal.SIGKILL)
@@ -79,6 +101,7 @@ def test_one_of_each_is_killed_and_the_run_comes_to_the_usual_reward(tmp_path: P
             if again is not None:
                 again.close()
     told, summary = log.read_text(), json.loads((run / "summary.json").read_text())
+    print("\n" + told)
     assert "going on after step" in told
     assert f"{two.url} is back" in told
     assert summary["reward_after"] > summary["reward_before"] + 0.4

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.engines.vllm import lora_sender
-from agentrl.engines.vllm.parent_watch import OWNER
 from agentrl.engines.vllm.requests import RETURN_FLAG
 from agentrl.engines.vllm.transfer_backend import MEMORY, RECEIVERS
 from agentrl.engines.vllm.weight_sender import PolicyWeights
 from agentrl.errors import UserError
 from agentrl.models.routers import find_routers, refuse_replay
+from agentrl.runtime.parent_watch import OWNER
 
 VERSIONS = ("0.32", "0.33")
 SMALL = 20_000_000  # parameters; below it a second thread on the CPU mostly waits for the first

@@ -26,6 +26,7 @@ from agentrl.engines.vllm.requests import RETURN_FLAG
 from agentrl.engines.vllm.server_pool import ServerEngine
 from agentrl.engines.vllm.transfer_backend import M2N, NCCL, plan_backend
 from agentrl.errors import ContractError, UserError, author_errors
+from agentrl.runtime.parent_watch import OWNER
 from agentrl.settings.registry import load_registered
 from agentrl.settings.schema import TrainConfig
 
@@ -170,7 +171,12 @@ async def local(plan: ServerPlan) -> AsyncIterator[Sequence[str]]:
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
     # A session of its own: Ctrl-C in the terminal does not reach it; the run ends it.
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, OWNER: str(os.getpid())},  # where the run is killed, nobody else would end it
     )
 
 

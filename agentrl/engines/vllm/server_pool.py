@@ -35,7 +35,7 @@ from agentrl.engines.vllm.transfer_backend import (
     find_setting_problem,
 )
 from agentrl.engines.vllm.weight_client import SyncDeadline
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError, UserError
 from agentrl.models.lm_head import unwrap_model
 from agentrl.rollout.engine_protocol import Meter
 from agentrl.runtime.activity import ProcessActivity
@@ -129,7 +129,7 @@ class ServerEngine:
             with anyio.CancelScope(shield=True):
                 await self.close()
             if isinstance(error, ServerLost):
-                raise UserError(f"engine server: {error}; {START_HINT}") from None
+                raise ProcessLostError(f"engine server: {error}; {START_HINT}") from None
             raise
         self._watch_task = asyncio.create_task(self._watch_replicas())
         return self
@@ -225,7 +225,7 @@ class ServerEngine:
                 return await replica.generate(token_ids, params)
             except ServerLost as error:
                 lost.append(str(error))
-        raise UserError(f"engine server: {ATTEMPTS} servers were lost over one turn: {'; '.join(lost)}")
+        raise ProcessLostError(f"engine server: {ATTEMPTS} servers were lost over one turn: {'; '.join(lost)}")
 
     @property
     def _up(self) -> list[Replica]:
@@ -249,7 +249,9 @@ class ServerEngine:
                 await self._reconnected.wait()
         if not self._up:
             states = "; ".join(f"{r.url} {r.status}" for r in self.replicas)
-            raise UserError(f"engine server: no server is left, for {self._patience_s:g} s: {states}. {START_HINT}")
+            raise ProcessLostError(
+                f"engine server: no server is left, for {self._patience_s:g} s: {states}. {START_HINT}"
+            )
         return self._up
 
     async def _await_answer(self, replica: Replica) -> None:

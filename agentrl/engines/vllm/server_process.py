@@ -20,10 +20,10 @@ import torch
 
 from agentrl.engines.server_keys import KEY_ENV, create_server_key, remove_server_key
 from agentrl.engines.vllm import launch
-from agentrl.engines.vllm.parent_watch import end_with_parent
 from agentrl.engines.vllm.server_flags import format_flag
 from agentrl.engines.vllm.tool_parsers import OWN, PLUGIN
 from agentrl.errors import UserError
+from agentrl.runtime.parent_watch import end_with_parent
 from agentrl.settings.load import LoadConfig
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"

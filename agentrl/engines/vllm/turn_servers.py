@@ -16,7 +16,7 @@ from agentrl.engines.server_keys import REFUSALS
 from agentrl.engines.vllm import requests
 from agentrl.engines.vllm.keyed_http import GENERATE, KeyedHttp
 from agentrl.engines.vllm.lean_http import HttpLost
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError, UserError
 from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
 
@@ -68,7 +68,7 @@ class TurnServers:
                 server.avoided_until = self._clock() + AVOIDED_S
                 if self._clock() - begun > PATIENCE_S:
                     lost = f"{server.url} {error}"
-                    raise UserError(f"no server has sampled a turn for {PATIENCE_S:g} s: {lost}") from None
+                    raise ProcessLostError(f"no server has sampled a turn for {PATIENCE_S:g} s: {lost}") from None
                 if all(s.avoided_until > self._clock() for s in self._servers):
                     await asyncio.sleep(AVOIDED_S / 4)
                 continue

@@ -25,8 +25,8 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from agentrl.engines.vllm.lora_sender import ADAPTER_NAME, ADAPTER_SLOT, UNREADABLE
-from agentrl.engines.vllm.parent_watch import end_with_parent
 from agentrl.engines.vllm.transfer_backend import GLOO, MEMORY, RECEIVERS
+from agentrl.runtime.parent_watch import end_with_parent
 
 
 @dataclass

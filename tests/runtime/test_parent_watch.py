@@ -12,11 +12,11 @@ import pytest
 
 OWNER = """
 import os, subprocess, sys
-child = "import os, sys; sys.stdin.read(1); from agentrl.engines.vllm.parent_watch import end_with_parent"
+child = "import os, sys; sys.stdin.read(1); from agentrl.runtime.parent_watch import end_with_parent"
 child += "; end_with_parent(); print(os.getpid(), flush=True); import time; time.sleep(300)"
 reading, writing = os.pipe()
 subprocess.Popen(
-    [sys.executable, "-c", child], stdin=reading, env={**os.environ, "AGENTRL_VLLM_OWNER": str(os.getpid())}
+    [sys.executable, "-c", child], stdin=reading, env={**os.environ, "AGENTRL_OWNER": str(os.getpid())}
 )
 os.close(reading)
 if sys.argv[1] == "later":
@@ -43,7 +43,7 @@ def owned(process: Path) -> list[str]:
         words = (process / "environ").read_bytes().split(b"\0")
     except OSError:
         return []
-    return [w.decode().partition("=")[2] for w in words if w.startswith(b"AGENTRL_VLLM_OWNER=")]
+    return [w.decode().partition("=")[2] for w in words if w.startswith(b"AGENTRL_OWNER=")]
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""A watch on the processes that this one is of: it ends with its parent, and with the one that started vLLM."""
+"""A watch on the processes that this one is of: it ends with its parent, and with the one that started both."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import threading
 import time
 
-OWNER = "AGENTRL_VLLM_OWNER"  # the environment variable with the process that started vLLM
+OWNER = "AGENTRL_OWNER"  # the environment variable with the process that started this one, or its parent
 
 
 def end_with_parent() -> None:
-    """Start a thread that ends this process when its parent is gone, or the owner: vLLM's imports take long, and
-    the parent may be gone before this is called.
+    """Start a thread that ends this process when its parent is gone, or the owner: imports take long, and the parent
+    may be gone before this is called.
     """
     watched = os.getppid(), int(os.environ.get(OWNER) or os.getppid())
     threading.Thread(target=_watch, args=watched, name="agentrl parent watch", daemon=True).start()

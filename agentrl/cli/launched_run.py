@@ -1,0 +1,126 @@
+"""``agentrl train --launcher ...``: the command whose run is other processes, here or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.cli import serve
+from agentrl.cli.arguments import Arguments
+from agentrl.environments.spec import EnvSpec
+from agentrl.errors import ConfigError, UserError
+from agentrl.launch.run_process import RunPlan, Write
+from agentrl.launch.supervisor import supervise
+from agentrl.models.policy import build_model_config
+from agentrl.runs.folder import name_run_folder
+from agentrl.settings.catalogue import describe_algorithm
+from agentrl.settings.loader import Layer, flatten
+from agentrl.settings.schema import TrainConfig
+
+if TYPE_CHECKING:
+    from agentrl.cli.train import _TrainOptions
+
+_SOMEWHERE = "http://127.0.0.1:1"  # of servers that are not started yet
+_CHOSEN = ("model", "dtype", "host", "port", "api_key_env")  # of servers: by the run, or by where they are
+
+
+def launch_run(
+    arguments: Arguments[_TrainOptions], launcher: str, build_layers: Callable[[Arguments[Any]], list[Layer]]
+) -> int:
+    """Start the processes of a run, show what the first of its ranks writes, and return the exit status of that one."""
+    own = arguments.options
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"--launcher {launcher} starts the learner's processes itself, and this is one of {os.environ['WORLD_SIZE']} "
+            "that torchrun started: leave out torchrun, or the launcher with --ranks and --servers"
+        )
+    servers = [("--servers", {"engine": {"name": "server", "urls": [_SOMEWHERE]}})] if own.servers else []
+    config = build_model_config(*servers, *build_layers(arguments))
+    _check(own, config)
+    EnvSpec.from_config(config)
+    describe_algorithm(config)
+    return supervise(_build_plan(arguments, config), launcher, _relay, _say)
+
+
+def _check(own: _TrainOptions, config: TrainConfig) -> None:
+    """Refuse what the launcher's servers do not go together with."""
+    if own.servers and (config.engine.name != "server" or tuple(config.engine.urls or ()) != (_SOMEWHERE,)):
+        given = f"engine.name {config.engine.name}" if config.engine.name != "server" else "engine.urls"
+        raise ConfigError(f"--servers {own.servers} starts the servers that the run samples from: leave out {given}")
+    if own.serve and not own.servers:
+        raise ConfigError("--serve is of the servers that --servers starts, and there are none")
+    if chosen := [name for name in _CHOSEN if name in own.serve]:
+        raise ConfigError(f"--serve.{chosen[0]} is the run's own, or the launcher's choice: leave it out")
+
+
+def _build_plan(arguments: Arguments[_TrainOptions], config: TrainConfig) -> RunPlan:
+    own = arguments.options
+    resumes = ["--resume", str(own.resume)] if own.resume else []
+    folder = Path(config.run.dir) if config.run.dir else name_run_folder("runs", config.env["name"])
+    words = ["train", *(name for name, _ in arguments.files), *resumes, *(["--trust"] if own.trust else [])]
+    words += [*arguments.words, *([] if own.resume else ["--run.dir", str(folder.absolute())])]
+    serving = _choose_serving(own, config)
+    return RunPlan(
+        tuple(words),
+        tuple(serving),
+        ranks=own.ranks,
+        servers=own.servers,
+        players=config.players.count,
+        cpus=own.cpus,
+        server_gpus=int(own.serve.get("tp", 1)) * int(own.serve.get("dp", 1)),
+        max_restarts=own.max_restarts,
+        wait_s=own.wait_s,
+        folder=str(Path.cwd()),
+    )
+
+
+def _choose_serving(own: _TrainOptions, config: TrainConfig) -> list[str]:
+    """Choose the words of a server: the run's model and limits, and what the user adds. Raises ConfigError."""
+    if not own.servers:
+        return []
+    from agentrl.engines.vllm.launchers import plan_servers
+
+    _, _, _, *words = plan_servers(config, own.servers).command
+    words += [word for name, value in flatten(own.serve).items() for word in (f"--{name}", _spell(value))]
+    serve.COMMAND.parse(words[1:])
+    return words
+
+
+def _spell(value: object) -> str:
+    """Spell a value as it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _relay(name: str) -> Write:
+    """Return what shows the output of a process: the first rank's as it is, lines of others with their name."""
+    return _show if name == "rank 0" else _NamedLines(name).write
+
+
+def _show(stream: str, data: bytes) -> None:
+    if data:
+        out = sys.stdout if stream == "out" else sys.stderr
+        out.write(data.decode(errors="replace"))
+        out.flush()
+
+
+class _NamedLines:
+    """Whole lines of a process, each with its name before it."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._left = name, b""
+
+    def write(self, _stream: str, data: bytes) -> None:
+        *lines, self._left = (self._left + data).split(b"\n")
+        for line in lines:
+            _say_line(f"[{self._name}] {line.decode(errors='replace')}")
+
+
+def _say(sentence: str) -> None:
+    _say_line(f"agentrl: {sentence}")
+
+
+def _say_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

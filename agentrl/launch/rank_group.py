@@ -1,0 +1,187 @@
+"""The learner's ranks: started together, and all of them again, from the newest checkpoint, where one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import anyio
+
+from agentrl.errors import UserError
+from agentrl.launch.endings import as_exit_status, describe_status, is_mistake
+from agentrl.launch.run_process import PlaceLost, RunProcess, Write
+
+REASON_S = 5.0  # that the first rank has to say why another one ended
+END_S = 20.0  # that it has to end by itself
+AGAIN_S = 1.0
+Relay = Callable[[str], Write]  # of a process, by its name
+
+Ending = int | PlaceLost
+
+
+class RankGroup:
+    """The ranks of one run.
+
+    Args:
+        words: returns those of ``agentrl`` for every rank, as servers are now.
+        environment: variables beside torch's.
+        max_restarts: how often they are started again after one has ended.
+        wait_s: how long a place may take to be found again.
+        relay: returns what takes the output of a process.
+        say: takes a sentence for whoever looks at the run.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[RunProcess],
+        words: Callable[[], Sequence[str]],
+        environment: Mapping[str, str],
+        *,
+        max_restarts: int,
+        wait_s: float,
+        relay: Relay,
+        say: Callable[[str], None],
+    ) -> None:
+        self._processes, self._words, self._environment = tuple(processes), words, environment
+        self._max_restarts, self._wait_s, self._relay, self._say = max_restarts, wait_s, relay, say
+        self._ended_by: signal.Signals | None = None  # the user
+        self._renewed = False  # ended by us, to be started with other words
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def end(self, number: signal.Signals) -> None:
+        """Let the run save and end, as after a signal in the terminal."""
+        self._ended_by = number
+        self._send(number)
+
+    def renew(self) -> None:
+        """Let the run save and end, and start it again with the words as they are then."""
+        self._renewed = True
+        self._send(signal.SIGTERM)
+
+    async def run(self) -> int:
+        """Run them until the run is over; return its exit status.
+
+        Raises:
+            UserError: there is no place for one any more.
+        """
+        attempt = failures = 0
+        while True:
+            self._renewed = False
+            rank, ending = await self._run_once(attempt)
+            if ending == 0 or self._ended_by is not None:
+                return as_exit_status(ending) if isinstance(ending, int) else 1
+            name = self._processes[rank].name
+            how = describe_status(ending) if isinstance(ending, int) else f"is lost: {ending}"
+            if not self._renewed:
+                failures += 1
+                final = is_mistake(ending) if isinstance(ending, int) else False
+                if final or failures > self._max_restarts:
+                    if not final:
+                        self._say(f"{name} {how}, after {self._max_restarts} restarts (--max_restarts)")
+                    return as_exit_status(ending) if isinstance(ending, int) else 1
+                count = f"{failures} of {self._max_restarts} restarts"
+                self._say(f"{name} {how}; the learner's processes begin again at the newest checkpoint ({count})")
+            attempt += 1
+
+    async def _run_once(self, attempt: int) -> tuple[int, Ending]:
+        """Start all; return which one ended first, and how, once all have ended."""
+        try:
+            with anyio.fail_after(self._wait_s):
+                addresses = [await self._locate(process) for process in self._processes]
+        except TimeoutError:
+            raise UserError(f"there is no room for the learner's processes again, for {self._wait_s:g} s") from None
+        order = sorted(range(len(addresses)), key=lambda n: addresses.index(addresses[n]))  # a machine's are neighbours
+        ranks = [self._processes[n] for n in order]
+        try:
+            port = await ranks[0].reserve_port()
+            for rank, process in enumerate(ranks):
+                torch = describe_rank(rank, [addresses[n] for n in order], port, attempt)
+                await process.start(self._words(), {**self._environment, **torch})
+            following = [asyncio.create_task(_follow(process, self._relay(process.name))) for process in ranks]
+        except PlaceLost as lost:
+            return 0, lost
+        try:
+            rank, ending = await self._await_end(following)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._clear(following)
+        return order[rank], ending
+
+    async def _await_end(self, following: Sequence[asyncio.Task[Ending]]) -> tuple[int, Ending]:
+        """Wait until the first rank ends, or another one fails; return which, and how."""
+        first = following[0]
+        left = set(following)
+        while not first.done():
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if failed := [task for task in done if task.result() != 0 and task is not first]:
+                await asyncio.wait([first], timeout=REASON_S)
+                if first.done():
+                    break
+                self._send(signal.SIGTERM)
+                await asyncio.wait([first], timeout=END_S)
+                return following.index(failed[0]), failed[0].result()
+        others = [(n, t.result()) for n, t in enumerate(following) if n and t.done() and t.result() not in (0, 1)]
+        ending = first.result()
+        if ending == 0 or not others or (isinstance(ending, int) and is_mistake(ending)):
+            await asyncio.wait(following, timeout=END_S if ending == 0 else REASON_S)
+            return 0, ending
+        return others[0]
+
+    async def _locate(self, process: RunProcess) -> str:
+        """Return the address of a process's machine; of another one where it is gone meanwhile."""
+        while True:
+            try:
+                return await process.locate()
+            except PlaceLost:
+                await anyio.sleep(AGAIN_S)
+
+    async def _clear(self, following: Sequence[asyncio.Task[Ending]]) -> None:
+        for process in self._processes:
+            with suppress(PlaceLost):
+                await process.kill()
+        await asyncio.wait(following, timeout=END_S)
+        for task in following:
+            task.cancel()
+
+    def _send(self, number: int) -> None:
+        """Signal the first rank, which decides when all end."""
+
+        async def send() -> None:
+            with suppress(PlaceLost):
+                await self._first.send_signal(number)
+
+        task = asyncio.create_task(send())
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    @property
+    def _first(self) -> RunProcess:
+        return self._processes[0]
+
+
+async def _follow(process: RunProcess, write: Write) -> Ending:
+    try:
+        return await process.follow(write)
+    except PlaceLost as lost:
+        return lost
+
+
+def describe_rank(rank: int, addresses: Sequence[str], port: int, attempt: int) -> dict[str, str]:
+    """Describe a rank in torchrun's variables: how many there are, which one it is, where they meet.
+
+    Args:
+        addresses: of every rank's machine, those of one machine next to each other.
+        attempt: how often they were started before.
+    """
+    here = addresses[rank]
+    return {
+        "WORLD_SIZE": str(len(addresses)),
+        "RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(addresses.count(here)),
+        "LOCAL_RANK": str(rank - addresses.index(here)),
+        "MASTER_ADDR": addresses[0],
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+    }

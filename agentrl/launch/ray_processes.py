@@ -1,0 +1,181 @@
+"""Ranks and servers as tasks of an existing Ray cluster, which places them by their resources. Ray is an extra.
+
+A task holds one process, which it starts, reads and signals by plain strings and numbers. A placement group keeps the
+room of all of them together. Where a node is lost, Ray finds another place for what was there, if there is room.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from agentrl.errors import UserError
+from agentrl.launch.child_process import ChildProcess
+from agentrl.launch.run_process import PlaceLost, Placement, RunPlan, Write, refuse_room
+from agentrl.players import ray_tasks
+from agentrl.players.connection import KEY_ENV
+from agentrl.settings.registry import check_package
+
+CALLS = 8  # of one task at a time: it is read while it is signalled
+
+
+class RayChild(ChildProcess):
+    """A process of a node, as Ray holds it."""
+
+    def locate(self) -> str:
+        """Return the node's address."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def start_in(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
+        """Start it in the folder of the command, or in that of a Ray job; return why that cannot be, if so."""
+        import ray
+
+        here = os.path.isdir(folder)
+        if not here and not ray.get_runtime_context().runtime_env.get("working_dir"):
+            return (
+                f"there is no folder {folder} on the node {self.locate()}: run the command in one that is on a disk that "
+                "all nodes have, or by ray job submit --working-dir"
+            )
+        return self.start(words, environment, folder if here else None)
+
+
+class RayProcess:
+    """A process of a run as a task of a cluster."""
+
+    def __init__(self, name: str, ray: Any, group: Any, index: int, bundle: Mapping[str, float], folder: str) -> None:
+        self.name, self._ray, self._folder, self._task = name, ray, folder, None
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._options = {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0),
+            "max_concurrency": CALLS,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        }
+
+    async def locate(self) -> str:
+        return str(await self._call("locate"))
+
+    async def reserve_port(self) -> int:
+        return int(await self._call("reserve_port"))
+
+    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        if problem := await self._call("start_in", list(words), dict(environment), self._folder):
+            raise UserError(f"--launcher ray: {self.name} cannot be started: {problem}")
+
+    async def follow(self, write: Write) -> int:
+        while True:
+            out, err, status = await self._call("poll")
+            write("out", out)
+            write("err", err)
+            if status is not None:
+                return int(status)
+
+    async def send_signal(self, number: int) -> None:
+        await self._call("send_signal", int(number))
+
+    async def kill(self) -> None:
+        if self._task is not None:
+            await self._call("kill")
+
+    async def _call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the task, which is begun by the first one, and again after it was lost."""
+        if self._task is None:
+            self._task = self._ray.remote(RayChild).options(**self._options).remote()
+        try:
+            return await getattr(self._task, method).remote(*arguments)
+        except self._ray.exceptions.RayActorError as error:
+            self._task = None
+            raise PlaceLost(f"{error!s:.200}".strip().splitlines()[-1]) from None
+
+
+@asynccontextmanager
+async def place_on_ray(plan: RunPlan, say: Callable[[str], None]) -> AsyncIterator[Placement]:
+    """Find places on the cluster at ``$RAY_ADDRESS``, or on the one that this machine is a node of.
+
+    Raises:
+        UserError: Ray is not installed, there is no cluster, or no room in it.
+    """
+    check_package("--launcher ray", "ray", "ray")
+    ray = await to_thread.run_sync(partial(ray_tasks.connect, "--launcher ray"))
+    bundles = _describe_bundles(plan, has_gpu=ray.cluster_resources().get("GPU", 0) > 0)
+    group = await _reserve(ray, plan, bundles, say)
+    try:
+        processes = [
+            RayProcess(name, ray, group, index, bundle, plan.folder)
+            for index, (name, bundle) in enumerate(zip(plan.list_names(), bundles, strict=True))
+        ]
+        environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        words = ("--players.launcher", "ray", "--players.host", "0.0.0.0") if plan.players else ()
+        if plan.players:
+            environment[KEY_ENV] = os.environ.get(KEY_ENV) or secrets.token_urlsafe(32)
+        try:
+            yield Placement(processes, words, environment, shared_host=True)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for process in processes:
+                    with suppress(PlaceLost):
+                        await process.kill()
+    finally:
+        with suppress(Exception):  # of a cluster that is gone
+            ray.util.remove_placement_group(group)
+
+
+def _describe_bundles(plan: RunPlan, *, has_gpu: bool) -> list[dict[str, float]]:
+    """Describe what each process takes of a node."""
+    gpus = plan.list_gpus() if has_gpu else [0] * len(plan.list_gpus())
+    return [{"CPU": plan.cpus, **({"GPU": float(own)} if own else {})} for own in gpus]
+
+
+async def _reserve(ray: Any, plan: RunPlan, bundles: Sequence[Mapping[str, float]], say: Callable[[str], None]) -> Any:
+    """Reserve the room of all ranks and servers, beside which the players have theirs.
+
+    Raises:
+        UserError: there is none for ``plan.wait_s``.
+    """
+    from ray.util.placement_group import placement_group
+
+    players = plan.players * ray_tasks.count_cpus()
+    asked = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU")}
+    free = ray.available_resources()
+    if any(free.get(kind, 0.0) < need + players * (kind == "CPU") for kind, need in asked.items()):
+        say(f"--launcher ray: {_describe_room(ray)}; waiting for room, up to {plan.wait_s:g} s")
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK", name="")
+    deadline = anyio.current_time() + plan.wait_s
+    ready = False
+    try:
+        while not (ready := ready or await to_thread.run_sync(partial(group.wait, 1))) or (
+            ray.available_resources().get("CPU", 0.0) < players
+        ):
+            if anyio.current_time() > deadline:
+                beside = f", and {players:g} CPUs for {plan.players} players" if plan.players else ""
+                raise refuse_room("ray", f"{_describe_bundle_counts(bundles)}{beside}", _describe_room(ray))
+            await anyio.sleep(0.2)
+    except BaseException:
+        ray.util.remove_placement_group(group)
+        raise
+    return group
+
+
+def _describe_bundle_counts(bundles: Sequence[Mapping[str, float]]) -> str:
+    """Describe bundles such as ``2 x (1 CPU, 1 GPU), 1 x (1 CPU, 4 GPU)``."""
+    named = [", ".join(f"{number:g} {kind}" for kind, number in bundle.items()) for bundle in bundles]
+    return ", ".join(f"{named.count(name)} x ({name})" for name in dict.fromkeys(named))
+
+
+def _describe_room(ray: Any) -> str:
+    """Describe what the cluster has, and what of it is free."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    kinds = [kind for kind in ("CPU", "GPU") if total.get(kind)] or ["CPU"]
+    parts = (f"{free.get(kind, 0.0):g} of {total.get(kind, 0.0):g} {kind}" for kind in kinds)
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return f"{' and '.join(parts)} free on {nodes} nodes"

@@ -1,0 +1,116 @@
+"""A run whose processes are started, kept and ended here: servers first, then the learner's ranks, which sample there.
+
+Where the processes are is a launcher's choice (`agentrl.launch.run_launchers`). What dies is started again: a server by
+itself, the ranks all together, at the newest checkpoint. The status of the first rank is that of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from agentrl.engines.server_keys import KEY_ENV
+from agentrl.errors import author_errors
+from agentrl.launch.kept_server import KeptServer
+from agentrl.launch.rank_group import RankGroup, Relay
+from agentrl.launch.run_process import Placement, RunPlan
+from agentrl.runtime import threads
+from agentrl.runtime.interruption import Interruption
+from agentrl.settings.registry import load_entry
+
+PASSED_ON = ("AGENTRL_", "GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "VLLM_")
+_REPLACED_S = 60.0  # that a place for the ranks may take to be found again, at the least
+
+
+def supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[str], None]) -> int:
+    """Run a plan to its end; return the exit status of its first rank.
+
+    The first signal lets the run save and end, as that of a run in one process; the second ends all at once.
+
+    Args:
+        launcher: a name of `agentrl list run_launchers`, or ``module:function``.
+        relay: returns what takes the output of a process, by its name.
+        say: takes a sentence of this module's for whoever looks at the run.
+
+    Raises:
+        UserError: there is no such launcher, or it finds no places; a server or a rank cannot be started.
+        Interrupted: by the second signal, or by the first one before the ranks have begun.
+    """
+    stop = Interruption()
+    with stop.install_handlers():
+        status: int = threads.run_sync(_supervise, plan, launcher, relay, say, stop)
+        return status
+
+
+async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[str], None], stop: Interruption) -> int:
+    entry: Any = load_entry("run_launcher", launcher)
+    with author_errors(f"launcher {launcher!r}"):
+        places: AbstractAsyncContextManager[Placement] = entry(plan, say)
+    status = 1
+    async with stop.cancel_on_signal(), places as placement, threads.open_task_group() as tasks:
+        run = _SupervisedRun(plan, placement, relay, say)
+        for server in run.servers:
+            tasks.start_soon(server.keep)
+        for server in run.servers:
+            await server.answered.wait()
+        stop.tell = lambda _: run.group.end(stop.signal or signal.SIGINT)
+        stop.begun = True
+        status = await run.group.run()
+        tasks.cancel_scope.cancel()
+    return status
+
+
+class _SupervisedRun:
+    """The servers and the ranks of a run, at their places."""
+
+    def __init__(self, plan: RunPlan, placement: Placement, relay: Relay, say: Callable[[str], None]) -> None:
+        self._words, self._say = (*plan.words, *placement.words), say
+        self._told: tuple[str, ...] = ()  # the servers' addresses, as the ranks have them
+        environment = {**_pass_on_settings(), **placement.environment, KEY_ENV: _choose_key()}
+        self.servers = [
+            KeptServer(
+                process,
+                plan.serve_words,
+                environment,
+                elsewhere=placement.shared_host,
+                write=relay(process.name),
+                say=say,
+                on_answer=self._renew_if_moved,
+            )
+            for process in placement.processes[plan.ranks :]
+        ]
+        self.group = RankGroup(
+            placement.processes[: plan.ranks],
+            self._choose_words,
+            environment,
+            max_restarts=plan.max_restarts,
+            wait_s=max(plan.wait_s, _REPLACED_S),
+            relay=relay,
+            say=say,
+        )
+
+    def _choose_words(self) -> list[str]:
+        """Choose the words of every rank, with the servers where they are now."""
+        self._told = tuple(server.url for server in self.servers)
+        engine = ["--engine", "server", "--engine.urls", ",".join(self._told)]
+        return [*self._words, *(engine if self._told else [])]
+
+    def _renew_if_moved(self) -> None:
+        """Let the ranks begin again where a server answers at an address that they do not know."""
+        if self._told and any(server.url and server.url not in self._told for server in self.servers):
+            self._say("a server answers at another address: the run saves, and begins again with that one")
+            self.group.renew()
+
+
+def _choose_key() -> str:
+    """Return the key of the run's servers: the user's own, or a new one, which outlives each of them."""
+    return os.environ.get(KEY_ENV) or secrets.token_urlsafe(32)
+
+
+def _pass_on_settings() -> dict[str, str]:
+    """Return the variables of this process that each one of the run has too, wherever it is."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
