@@ -34,8 +34,8 @@ def launch_run(
     own = arguments.options
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
-            f"--launcher {launcher} starts the learner's processes itself, and this is one of {os.environ['WORLD_SIZE']} "
-            "that torchrun started: leave out torchrun, or the launcher with --ranks and --servers"
+            f"--launcher {launcher} starts the learner's processes itself, and this is one of "
+            f"{os.environ['WORLD_SIZE']} that torchrun started: leave one of the two out"
         )
     servers = [("--servers", {"engine": {"name": "server", "urls": [_SOMEWHERE]}})] if own.servers else []
     config = build_model_config(*servers, *build_layers(arguments))

@@ -39,9 +39,8 @@ class KeptServer:
         self._process, self._words, self._environment = process, tuple(words), environment
         self._elsewhere, self._write, self._say, self._on_answer = elsewhere, write, say, on_answer
         self._address, self._port = "", 0
-        self._line, self._answers = b"", False
-        self.url = ""
-        self.answered = anyio.Event()
+        self._line, self._settled = b"", anyio.Event()
+        self.url, self.answers = "", False
 
     async def keep(self) -> None:
         """Run the server, and again where it ends, until this is cancelled.
@@ -50,20 +49,28 @@ class KeptServer:
             UserError: it has never answered; what it wrote stands above.
         """
         quick = 0
-        while quick < MOST_QUICK:
-            self._answers = False
+        while True:
             try:
                 how = describe_status(await self._run())
             except PlaceLost as lost:
                 how = f"is lost: {lost}"
-            if not self.answered.is_set():
+            if not self.url:
                 raise UserError(f"{self._process.name} {how} before it answered; what it wrote stands above")
-            quick = 0 if self._answers else quick + 1
-            self._say(f"{self._process.name} {how}; it is started again")
+            quick = 0 if self.answers else quick + 1
+            self.answers = False
             await self._clear()
+            if quick == MOST_QUICK:
+                break
+            if self._settled.is_set():  # else whoever waits goes on waiting
+                self._settled = anyio.Event()
+            self._say(f"{self._process.name} {how}; it is started again")
             await anyio.sleep(PAUSE_S)
         self._say(f"{self._process.name} ended {MOST_QUICK} times before it answered; the run goes on without it")
-        await anyio.sleep_forever()
+        self._settled.set()
+
+    async def settle(self) -> None:
+        """Wait until it answers, or is left out."""
+        await self._settled.wait()
 
     async def _run(self) -> int:
         """Start it where it was, or at a new place; return its exit status."""
@@ -82,9 +89,9 @@ class KeptServer:
             return
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"http") and not self._answers:
-                self._answers, self.url = True, line.decode().strip()
-                self.answered.set()
+            if line.startswith(b"http") and not self.answers:
+                self.answers, self.url = True, line.decode().strip()
+                self._settled.set()
                 self._on_answer()
 
     async def _clear(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import anyio
@@ -25,7 +25,7 @@ class RankGroup:
     """The ranks of one run.
 
     Args:
-        words: returns those of ``agentrl`` for every rank, as servers are now.
+        words: returns those of ``agentrl`` for every rank, once all servers answer.
         environment: variables beside torch's.
         max_restarts: how often they are started again after one has ended.
         wait_s: how long a place may take to be found again.
@@ -36,7 +36,7 @@ class RankGroup:
     def __init__(
         self,
         processes: Sequence[RunProcess],
-        words: Callable[[], Sequence[str]],
+        words: Callable[[], Awaitable[Sequence[str]]],
         environment: Mapping[str, str],
         *,
         max_restarts: int,
@@ -47,12 +47,14 @@ class RankGroup:
         self._processes, self._words, self._environment = tuple(processes), words, environment
         self._max_restarts, self._wait_s, self._relay, self._say = max_restarts, wait_s, relay, say
         self._ended_by: signal.Signals | None = None  # the user
+        self._ended = asyncio.Event()
         self._renewed = False  # ended by us, to be started with other words
         self._sending: set[asyncio.Task[None]] = set()
 
     def end(self, number: signal.Signals) -> None:
         """Let the run save and end, as after a signal in the terminal."""
         self._ended_by = number
+        self._ended.set()
         self._send(number)
 
     def renew(self) -> None:
@@ -71,7 +73,7 @@ class RankGroup:
             self._renewed = False
             rank, ending = await self._run_once(attempt)
             if ending == 0 or self._ended_by is not None:
-                return as_exit_status(ending) if isinstance(ending, int) else 1
+                return as_exit_status(ending) if isinstance(ending, int) else 128 + (self._ended_by or 0)
             name = self._processes[rank].name
             how = describe_status(ending) if isinstance(ending, int) else f"is lost: {ending}"
             if not self._renewed:
@@ -87,18 +89,17 @@ class RankGroup:
 
     async def _run_once(self, attempt: int) -> tuple[int, Ending]:
         """Start all; return which one ended first, and how, once all have ended."""
-        try:
-            with anyio.fail_after(self._wait_s):
-                addresses = [await self._locate(process) for process in self._processes]
-        except TimeoutError:
-            raise UserError(f"there is no room for the learner's processes again, for {self._wait_s:g} s") from None
+        prepared = await self._prepare()
+        if prepared is None:
+            return 0, -int(self._ended_by or signal.SIGINT)
+        words, addresses = prepared
         order = sorted(range(len(addresses)), key=lambda n: addresses.index(addresses[n]))  # a machine's are neighbours
         ranks = [self._processes[n] for n in order]
         try:
             port = await ranks[0].reserve_port()
             for rank, process in enumerate(ranks):
                 torch = describe_rank(rank, [addresses[n] for n in order], port, attempt)
-                await process.start(self._words(), {**self._environment, **torch})
+                await process.start(words, {**self._environment, **torch})
             following = [asyncio.create_task(_follow(process, self._relay(process.name))) for process in ranks]
         except PlaceLost as lost:
             return 0, lost
@@ -108,6 +109,25 @@ class RankGroup:
             with anyio.CancelScope(shield=True):
                 await self._clear(following)
         return order[rank], ending
+
+    async def _prepare(self) -> tuple[Sequence[str], list[str]] | None:
+        """Return the words and the addresses for a start, once servers answer; None where the user ends the run."""
+        preparing = asyncio.ensure_future(self._find_places())
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait({preparing, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return None if ended.done() else preparing.result()
+        finally:
+            preparing.cancel()
+            ended.cancel()
+
+    async def _find_places(self) -> tuple[Sequence[str], list[str]]:
+        words = await self._words()
+        try:
+            with anyio.fail_after(self._wait_s):
+                return words, [await self._locate(process) for process in self._processes]
+        except TimeoutError:
+            raise UserError(f"there is no room for the learner's processes again, for {self._wait_s:g} s") from None
 
     async def _await_end(self, following: Sequence[asyncio.Task[Ending]]) -> tuple[int, Ending]:
         """Wait until the first rank ends, or another one fails; return which, and how."""

@@ -42,8 +42,8 @@ class RayChild(ChildProcess):
         here = os.path.isdir(folder)
         if not here and not ray.get_runtime_context().runtime_env.get("working_dir"):
             return (
-                f"there is no folder {folder} on the node {self.locate()}: run the command in one that is on a disk that "
-                "all nodes have, or by ray job submit --working-dir"
+                f"there is no folder {folder} on the node {self.locate()}: start the run in one that all nodes have, "
+                "or by ray job submit --working-dir"
             )
         return self.start(words, environment, folder if here else None)
 

@@ -1,8 +1,8 @@
 """Launchers of runs: what finds places for ranks and servers, and starts them there.
 
-A launcher is given a `RunPlan`, and what takes a sentence; it returns an async context manager of a `Placement`, declared with
-`agentrl.settings.entries.run_launcher`: ``module:function``, ``file.py:function``, or an entry point of the group
-``agentrl.run_launchers``. It ends what still runs when the block ends.
+A launcher is given a `RunPlan`, and what takes a sentence; it returns an async context manager of a `Placement`. It is
+declared with `agentrl.settings.entries.run_launcher`: ``module:function``, ``file.py:function``, or an entry point of
+the group ``agentrl.run_launchers``. It ends what still runs when the block ends.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from agentrl.engines.server_keys import KEY_ENV
-from agentrl.errors import author_errors
+from agentrl.errors import UserError, author_errors
 from agentrl.launch.kept_server import KeptServer
 from agentrl.launch.rank_group import RankGroup, Relay
 from agentrl.launch.run_process import Placement, RunPlan
@@ -56,7 +56,7 @@ async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[
         for server in run.servers:
             tasks.start_soon(server.keep)
         for server in run.servers:
-            await server.answered.wait()
+            await server.settle()
         stop.tell = lambda _: run.group.end(stop.signal or signal.SIGINT)
         stop.begun = True
         status = await run.group.run()
@@ -93,15 +93,19 @@ class _SupervisedRun:
             say=say,
         )
 
-    def _choose_words(self) -> list[str]:
-        """Choose the words of every rank, with the servers where they are now."""
-        self._told = tuple(server.url for server in self.servers)
+    async def _choose_words(self) -> list[str]:
+        """Choose the words of every rank, with the servers where they are now. Raises UserError: none is left."""
+        for server in self.servers:
+            await server.settle()
+        self._told = tuple(server.url for server in self.servers if server.answers)
+        if self.servers and not self._told:
+            raise UserError("no server of the run starts any more; what they wrote stands above")
         engine = ["--engine", "server", "--engine.urls", ",".join(self._told)]
         return [*self._words, *(engine if self._told else [])]
 
     def _renew_if_moved(self) -> None:
         """Let the ranks begin again where a server answers at an address that they do not know."""
-        if self._told and any(server.url and server.url not in self._told for server in self.servers):
+        if self._told and any(server.answers and server.url not in self._told for server in self.servers):
             self._say("a server answers at another address: the run saves, and begins again with that one")
             self.group.renew()
 

@@ -19,6 +19,7 @@ import anyio
 from agentrl.errors import UserError
 from agentrl.players.connection import KEY_ENV
 from agentrl.players.player import choose_name, play
+from agentrl.runtime import threads
 from agentrl.settings.registry import check_package
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ async def run_on_ray(plan: PlayerPlan) -> AsyncIterator[None]:
     """
     check_package("players.launcher ray", "ray", "ray")
     ray, refs = await anyio.to_thread.run_sync(partial(_start, plan))
-    async with anyio.create_task_group() as tasks:
+    async with threads.open_task_group() as tasks:
         tasks.start_soon(_watch, ray, refs, plan)
         try:
             yield
@@ -72,8 +73,8 @@ def connect(setting: str) -> Any:
     address = os.environ.get("RAY_ADDRESS") or "auto"
     if "://" in address:
         raise UserError(
-            f"{setting}: $RAY_ADDRESS is {address}, which is no address of a cluster's head node, such as 10.0.0.5:6379, "
-            "or auto on one of its nodes"
+            f"{setting}: $RAY_ADDRESS is {address}; a cluster's address is that of its head node, such as "
+            "10.0.0.5:6379, or auto on one of its nodes"
         )
     if not ray.is_initialized():
         try:

@@ -13,6 +13,7 @@ from agentrl.errors import UserError
 from agentrl.players.connection import KEY_ENV
 from agentrl.players.launchers import PlayerPlan, ray
 from agentrl.players.ray_tasks import run_player
+from agentrl.settings import registry
 from tests.helpers.players import KEY, ROOT, open_table, roll_out_here, without_times
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +36,20 @@ async def test_a_task_plays_until_the_run_is_over_or_says_why_it_cannot() -> Non
         assert await playing == ""
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-async def test_without_ray_the_sentence_names_the_extra() -> None:
+async def test_without_ray_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"players.launcher ray needs the package ray: pip install 'agentrl-gym\[ray\]'"
     ):
+        async with ray(make_plan("http://127.0.0.1:9", [])):
+            pass
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://head:10001", "127.0.0.1:9"])
+async def test_an_address_of_no_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=r"players.launcher ray: (\$RAY_ADDRESS is|there is no Ray cluster here)"):
         async with ray(make_plan("http://127.0.0.1:9", [])):
             pass
 
