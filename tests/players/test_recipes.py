@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.cli import player
+from agentrl.cli import player, train
 from agentrl.players.connection import KEY_ENV
-from agentrl.settings.loader import build_config, read_overrides
+from agentrl.settings.loader import build_config
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 SCRIPTS = ("players.slurm", "ray_job.sh")
@@ -40,7 +40,7 @@ def read_manifest(name: str) -> tuple[list[Any], list[list[str]]]:
 def check_command(words: list[str]) -> None:
     verb, *rest = words
     if verb == "train":
-        config = build_config(read_overrides(rest))
+        config = build_config(*train.COMMAND.parse(rest).layers)
         assert config.players.are_used
     else:
         assert player.COMMAND.parse(rest).names[0].startswith("http://")
