@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +38,21 @@ def launch_run(
             f"{os.environ['WORLD_SIZE']} that torchrun started: leave one of the two out"
         )
     servers = [("--servers", {"engine": {"name": "server", "urls": [_SOMEWHERE]}})] if own.servers else []
-    config = build_model_config(*servers, *build_layers(arguments))
-    _check(own, config)
+    _check(own, {name: value for _, layer in arguments.layers for name, value in flatten(layer).items()})
+    config = build_model_config(*build_layers(arguments), *servers)
     EnvSpec.from_config(config)
     describe_algorithm(config)
     return supervise(_build_plan(arguments, config), launcher, _relay, _say)
 
 
-def _check(own: _TrainOptions, config: TrainConfig) -> None:
+def _check(own: _TrainOptions, given: Mapping[str, object]) -> None:
     """Refuse what the launcher's servers do not go together with."""
-    if own.servers and (config.engine.name != "server" or tuple(config.engine.urls or ()) != (_SOMEWHERE,)):
-        given = f"engine.name {config.engine.name}" if config.engine.name != "server" else "engine.urls"
-        raise ConfigError(f"--servers {own.servers} starts the servers that the run samples from: leave out {given}")
+    others = [n for n in ("engine", "engine.name", "engine.urls") if given.get(n, "server") not in ("auto", "server")]
+    if own.servers and others:
+        raise ConfigError(
+            f"--servers {own.servers} starts the servers that the run samples from: leave out {others[0]}, "
+            f"which is {given[others[0]]!r}"
+        )
     if own.serve and not own.servers:
         raise ConfigError("--serve is of the servers that --servers starts, and there are none")
     if chosen := [name for name in _CHOSEN if name in own.serve]:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.helpers.processes import heed_interrupts
+
 # 26 steps come to some 0.9 from 0.26.
 SETTINGS = (
     "--env math-tools --steps 26 --eval.every 0 --eval.final_tasks 128 --run.save_every 2 --learner.rank_timeout_s 120 "
@@ -30,7 +32,7 @@ class FleetRun:
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         with self._log.open("wb") as out:
             command = [sys.executable, *words, "--run.dir", str(self.folder)]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=variables)
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=variables, preexec_fn=heed_interrupts)
 
     def read_log(self) -> str:
         return self._log.read_text()
