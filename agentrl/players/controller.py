@@ -35,6 +35,7 @@ from agentrl.runtime.stalls import Wait
 WIRE = 1  # the version of what is said
 LOOK_S, HELLO_S = 1.0, 30.0
 SHARE_STEP = 1 / 16  # of its episodes in play, by which a player's part has to grow before it is told
+LOADING_S = 120.0  # of silence before its first turn, while it imports what it plays
 _ERRORS = {cls.__name__: cls for cls in (UserError, ConfigError, ContractError, ProcessLostError, TemplateError)}
 
 
@@ -335,8 +336,9 @@ class Controller:
             for seat in list(self.seats.values()):
                 seat.quiet += passed
                 seat.connection.send("beat")
-                if seat.quiet >= self.timeout_s:
-                    await self._unseat(seat, f"has been silent for {self.timeout_s:g} s", at_once=True)
+                limit = self.timeout_s if seat.turns else max(self.timeout_s, LOADING_S)
+                if seat.quiet >= limit:
+                    await self._unseat(seat, f"has been silent for {limit:g} s", at_once=True)
             self._deal()
 
     def hear_end(self, task: asyncio.Task[None]) -> None:

@@ -20,7 +20,7 @@ import anyio
 
 import agentrl
 from agentrl.engines.vllm.turn_servers import TurnServers
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError, UserError
 from agentrl.gateway.gateway import Gateway
 from agentrl.gateway.open_gateway import let_agents_play, open_gateway
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, connect
@@ -375,8 +375,8 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
     """Join a run and play until it is over, again where the connection is lost; return how many groups were played.
 
     Raises:
-        ConnectionEnded: it is lost, and ``wait_s`` is 0.
-        UserError: nobody answers for so long, or this player is refused, or cannot play.
+        UserError: nobody answers, or the controller refuses this player.
+        ProcessLostError: the connection is lost, and ``wait_s`` is 0: whoever started this player starts another one.
     """
     groups, ending = 0, _Ending()
     ending.listen()
@@ -391,10 +391,10 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
             say(f"{player.ended}; {groups + player.groups} groups were played")
             return groups + player.groups
         except ConnectionEnded as error:
-            say(f"{url} {error}")
             groups += player.groups
             if not wait_s:
-                raise
+                raise ProcessLostError(f"{url} {error}") from None
+            say(f"{url} {error}")
         finally:
             await player.connection.close()
 

@@ -100,6 +100,9 @@ async def test_a_silent_player_is_lost_and_what_it_answers_later_is_dropped() ->
         playing = asyncio.create_task(rollout.group(5, 2, seed=3))
         silent = await HandMade.join(table)
         lease = await silent.take_lease()
+        (seat,) = table.controller.seats.values()
+        seat.quiet = 60.0  # before its first turn it has more time: it imports what it plays
+        silent.connection.send("beat", turns=1, engine_s=0.0, other_s=0.0)
         await table.wait_for(lambda: any("silent for 2 s" in text for text in table.said))
         table.controller.timeout_s = 3600.0
         table.join("the other")

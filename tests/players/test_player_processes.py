@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from agentrl.players.connection import KEY_ENV, ConnectionEnded, accept, open_listener, start_server
+from agentrl.players.launchers import PlayerPlan
+from agentrl.players.launchers import subprocess as subprocess_launcher
 from tests.helpers.players import BYTES, KEY, open_table, roll_out_here, start_player, without_times
 
 pytestmark = pytest.mark.anyio
@@ -84,6 +86,22 @@ async def test_a_player_that_is_told_to_end_while_it_joins_ends(moment: str) -> 
     assert player.returncode == 0, said
     assert "ended by SIGTERM; 0 groups were played" in said
     assert not seen.done() or seen.result() == "was ended by SIGTERM"
+
+
+async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
+    said: list[str] = []
+    async with open_table() as table:
+        controller = table.controller
+        command = (sys.executable, "-m", "agentrl", "player", controller.url, "--wait_s", "0")
+        plan = PlayerPlan(1, command, {KEY_ENV: KEY}, controller.url, said.append, controller.fail)
+        async with subprocess_launcher(plan):  # type: ignore[attr-defined]
+            await table.wait_for(lambda: controller.seats)
+            (seat,) = controller.seats.values()
+            seat.connection.abort()  # as one that was silent, though it lives
+            await table.wait_for(lambda: controller.joined == 2 and controller.seats)
+            assert len((await table.rollout().group(3, 2)).trajectories) == 2
+            await controller.close()
+    assert said == ["player 1 of the run ended with status 75; another one is started"]
 
 
 @pytest.mark.parametrize(
