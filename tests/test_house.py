@@ -24,6 +24,7 @@ ALIKE = {  # names that two modules may share, and why
     "draw": "each module of tasks draws its own from an integer",
     "sft": "the loss, and the function that trains with it",
     "auto": "the entry that chooses for itself, of engines and of call formats",
+    **dict.fromkeys(("local", "ray"), "names of launchers: of runs, of servers and of players"),
     **dict.fromkeys(("parse", "format_call", "format_instructions"), "each written call format is a module"),
 }
 

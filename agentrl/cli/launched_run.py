@@ -21,14 +21,14 @@ from agentrl.settings.loader import Layer, flatten
 from agentrl.settings.schema import TrainConfig
 
 if TYPE_CHECKING:
-    from agentrl.cli.train import _TrainOptions
+    from agentrl.cli.train import TrainOptions
 
 _SOMEWHERE = "http://127.0.0.1:1"  # of servers that are not started yet
 _CHOSEN = ("model", "dtype", "host", "port", "api_key_env")  # of servers: by the run, or by where they are
 
 
 def launch_run(
-    arguments: Arguments[_TrainOptions], launcher: str, build_layers: Callable[[Arguments[Any]], list[Layer]]
+    arguments: Arguments[TrainOptions], launcher: str, build_layers: Callable[[Arguments[Any]], list[Layer]]
 ) -> int:
     """Start the processes of a run, show what the first of its ranks writes, and return the exit status of that one."""
     own = arguments.options
@@ -45,7 +45,7 @@ def launch_run(
     return supervise(_build_plan(arguments, config), launcher, _relay, _say)
 
 
-def _check(own: _TrainOptions, given: Mapping[str, object]) -> None:
+def _check(own: TrainOptions, given: Mapping[str, object]) -> None:
     """Refuse what the launcher's servers do not go together with."""
     others = [n for n in ("engine", "engine.name", "engine.urls") if given.get(n, "server") not in ("auto", "server")]
     if own.servers and others:
@@ -59,7 +59,7 @@ def _check(own: _TrainOptions, given: Mapping[str, object]) -> None:
         raise ConfigError(f"--serve.{chosen[0]} is the run's own, or the launcher's choice: leave it out")
 
 
-def _build_plan(arguments: Arguments[_TrainOptions], config: TrainConfig) -> RunPlan:
+def _build_plan(arguments: Arguments[TrainOptions], config: TrainConfig) -> RunPlan:
     own = arguments.options
     resumes = ["--resume", str(own.resume)] if own.resume else []
     folder = Path(config.run.dir) if config.run.dir else name_run_folder("runs", config.env["name"])
@@ -80,7 +80,7 @@ def _build_plan(arguments: Arguments[_TrainOptions], config: TrainConfig) -> Run
     )
 
 
-def _choose_serving(own: _TrainOptions, config: TrainConfig) -> list[str]:
+def _choose_serving(own: TrainOptions, config: TrainConfig) -> list[str]:
     """Choose the words of a server: the run's model and limits, and what the user adds. Raises ConfigError."""
     if not own.servers:
         return []

@@ -45,7 +45,7 @@ class ResumeOptions(Section):
     )
 
 
-class _TrainOptions(ResumeOptions):
+class TrainOptions(ResumeOptions):
     launcher: RunLauncherName | None = Field(
         None,
         description="what starts the processes of the run: agentrl list run_launchers; local where there are several",
@@ -61,7 +61,7 @@ class _TrainOptions(ResumeOptions):
 _LAUNCHED = ("ranks", "servers", "serve", "cpus", "max_restarts", "wait_s")
 
 
-def _run(arguments: Arguments[_TrainOptions]) -> int:
+def _run(arguments: Arguments[TrainOptions]) -> int:
     own = arguments.options
     if own.launcher is not None or own.ranks > 1 or own.servers:
         from agentrl.cli.launched_run import launch_run
@@ -128,7 +128,7 @@ COMMAND = Command(
     "[FILE.toml] --env NAME [--SETTING VALUE ...]",
     TEXT,
     _run,
-    _TrainOptions,
+    TrainOptions,
     settings=lambda name: True,
     footer="and --env.NAME: agentrl list ENV shows an environment's own",
 )

@@ -9,7 +9,7 @@ from agentrl.errors import UserError
 _MISTAKE = UserError.exit_status
 
 
-def describe_status(status: int) -> str:
+def describe_ending(status: int) -> str:
     """Describe how a process ended, as a sentence goes on: ``was killed by SIGKILL``."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"

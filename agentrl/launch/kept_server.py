@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio
 
 from agentrl.errors import UserError
-from agentrl.launch.endings import describe_status
+from agentrl.launch.endings import describe_ending
 from agentrl.launch.run_process import PlaceLost, RunProcess, Write
 
 MOST_QUICK = 3  # ends in a row without an answer, after which a server is left out
@@ -51,7 +51,7 @@ class KeptServer:
         quick = 0
         while True:
             try:
-                how = describe_status(await self._run())
+                how = describe_ending(await self._run())
             except PlaceLost as lost:
                 how = f"is lost: {lost}"
             if not self.url:

@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 
 from agentrl.errors import UserError
-from agentrl.launch.endings import as_exit_status, describe_status, is_mistake
+from agentrl.launch.endings import as_exit_status, describe_ending, is_mistake
 from agentrl.launch.run_process import PlaceLost, RunProcess, Write
 
 REASON_S = 5.0  # that the first rank has to say why another one ended
@@ -75,7 +75,7 @@ class RankGroup:
             if ending == 0 or self._ended_by is not None:
                 return as_exit_status(ending) if isinstance(ending, int) else 128 + (self._ended_by or 0)
             name = self._processes[rank].name
-            how = describe_status(ending) if isinstance(ending, int) else f"is lost: {ending}"
+            how = describe_ending(ending) if isinstance(ending, int) else f"is lost: {ending}"
             if not self._renewed:
                 failures += 1
                 final = is_mistake(ending) if isinstance(ending, int) else False
@@ -167,18 +167,14 @@ class RankGroup:
 
     def _send(self, number: int) -> None:
         """Signal the first rank, which decides when all end."""
-
-        async def send() -> None:
-            with suppress(PlaceLost):
-                await self._first.send_signal(number)
-
-        task = asyncio.create_task(send())
+        task = asyncio.create_task(_deliver(self._processes[0], number))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    @property
-    def _first(self) -> RunProcess:
-        return self._processes[0]
+
+async def _deliver(process: RunProcess, number: int) -> None:
+    with suppress(PlaceLost):
+        await process.send_signal(number)
 
 
 async def _follow(process: RunProcess, write: Write) -> Ending:

@@ -106,7 +106,7 @@ async def place_on_ray(plan: RunPlan, say: Callable[[str], None]) -> AsyncIterat
         UserError: Ray is not installed, there is no cluster, or no room in it.
     """
     check_package("--launcher ray", "ray", "ray")
-    ray = await to_thread.run_sync(partial(ray_tasks.connect, "--launcher ray"))
+    ray = await to_thread.run_sync(partial(ray_tasks.connect_cluster, "--launcher ray"))
     bundles = _describe_bundles(plan, has_gpu=ray.cluster_resources().get("GPU", 0) > 0)
     group = await _reserve(ray, plan, bundles, say)
     try:

@@ -51,7 +51,7 @@ class RunProcess(Protocol):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a launcher has to find places for, and what is run there.
+    """The processes of a run, for which a launcher finds places.
 
     Args:
         words: of ``agentrl``, as each rank runs it: ``train ...``.

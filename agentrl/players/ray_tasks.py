@@ -59,7 +59,7 @@ async def run_on_ray(plan: PlayerPlan) -> AsyncIterator[None]:
                     ray.cancel(ref, force=True)
 
 
-def connect(setting: str) -> Any:
+def connect_cluster(setting: str) -> Any:
     """Return the module ray, connected to the cluster at ``$RAY_ADDRESS``, or to the one that this machine is in.
 
     Args:
@@ -93,7 +93,7 @@ def count_cpus() -> float:
 
 
 def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
-    ray = connect("players.launcher ray")
+    ray = connect_cluster("players.launcher ray")
     options: dict[str, Any] = {"num_cpus": count_cpus(), "max_retries": -1, "retry_exceptions": True}
     remote = ray.remote(run_player).options(**options, scheduling_strategy="SPREAD")
     url, key = _find_reachable(plan.url, ray), plan.environment[KEY_ENV]

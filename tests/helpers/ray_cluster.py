@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+SIZE = {"object_store_memory": 100 << 20}
 
 
 @contextmanager
 def open_cluster(nodes: int, cpus: int = 2) -> Iterator[tuple[Any, list[Any]]]:
     """Start nodes beside a head that runs nothing; yield the cluster and them."""
-    from ray.cluster_utils import Cluster
-
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    size = {"object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
-    started = [cluster.add_node(num_cpus=cpus, **size) for _ in range(nodes)]
+    cluster, started = _start(nodes, cpus)
     try:
         yield cluster, started
     finally:
@@ -34,3 +31,18 @@ def open_cluster(nodes: int, cpus: int = 2) -> Iterator[tuple[Any, list[Any]]]:
         del os.environ["RAY_USAGE_STATS_ENABLED"], os.environ["PYTHONPATH"]
         if before is not None:
             os.environ["PYTHONPATH"] = before
+
+
+def _start(nodes: int, cpus: int, attempts: int = 4) -> tuple[Any, list[Any]]:
+    """Start a cluster, again where Ray gives up a node after its own 30 seconds, as on a busy machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, include_dashboard=False, **SIZE)
+        return cluster, [cluster.add_node(num_cpus=cpus, **SIZE) for _ in range(nodes)]
+    except Exception:
+        cluster.shutdown()
+        if attempts == 1:
+            raise
+        return _start(nodes, cpus, attempts - 1)

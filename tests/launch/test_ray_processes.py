@@ -13,7 +13,7 @@ from agentrl.errors import UserError
 from agentrl.launch.ray_processes import place_on_ray
 from agentrl.launch.run_process import PlaceLost, RunPlan, RunProcess
 from agentrl.settings import registry
-from tests.helpers.ray_cluster import open_cluster
+from tests.helpers.ray_cluster import SIZE, open_cluster
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
@@ -77,7 +77,7 @@ async def test_processes_have_places_and_new_ones_where_a_node_is_lost(
             cluster.remove_node(node, False)
         with pytest.raises(PlaceLost):
             await rank.follow(lambda stream, data: None)
-        cluster.add_node(num_cpus=3)
+        cluster.add_node(num_cpus=3, **SIZE)
         while True:
             try:
                 await rank.locate()
