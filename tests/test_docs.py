@@ -227,6 +227,7 @@ CANNOT = {  # what is in a command: why it is not run here
     r"--endpoint ": "needs a server of chat completions; tests/engines/test_openai_endpoint.py has one",
     r"--engine (vllm|server|launched)|^agentrl serve ": "needs vLLM: make vllm",
     r"^agentrl player |--players.host": "plays for a run; tests/players has them",
+    r"--launcher |--ranks ": "starts processes of a run; tests/launch has them",
     r"^agentrl serve-policy ": "serves until it is ended; tests/cli/test_serve_policy.py does so",
     r"^agentrl serve-tools ": "serves until it is ended; tests/cli/test_serve_tools.py does so",
     r"^agentrl view ": "serves until it is ended; tests/view/test_server.py does so",
