@@ -14,7 +14,7 @@ from agentrl.cli import launched_run
 from agentrl.cli.dispatch import main
 from agentrl.errors import UserError
 from agentrl.launch import local_processes
-from agentrl.launch.local_processes import list_gpus
+from agentrl.launch.local_processes import LocalProcess, list_gpus
 from agentrl.launch.run_process import RunPlan
 from tests.helpers.fleet import FleetRun, find_child, kill, list_pids, read_words
 from tests.helpers.processes import wait_for_end
@@ -106,7 +106,12 @@ def test_it_is_not_started_by_torchrun_too(capsys: pytest.CaptureFixture[str], m
 
 def test_the_plan_is_the_command_line_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plans: list[RunPlan] = []
-    monkeypatch.setattr(launched_run, "supervise", lambda plan, *others: plans.append(plan) or 7)
+
+    def supervise(plan: RunPlan, *_others: object) -> int:
+        plans.append(plan)
+        return 7
+
+    monkeypatch.setattr(launched_run, "supervise", supervise)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text('env = "math-tools"\nmodel = "nano"\n')
     words = "--servers 2 --serve.tp 2 --serve.dp=3 --serve.vllm.enforce_eager --ranks 4 --players 5 --cpus 0.5 --seed 3"
@@ -132,7 +137,7 @@ async def test_each_process_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(local_processes, "list_gpus", lambda: ["0", "1", "2", "3", "4"])
     plan = RunPlan(("train",), ranks=1, servers=2, server_gpus=2)
     async with local_processes.place_locally(plan) as placement:
-        own = [process._variables["CUDA_VISIBLE_DEVICES"] for process in placement.processes]
+        own = [p._variables["CUDA_VISIBLE_DEVICES"] for p in placement.processes if isinstance(p, LocalProcess)]
     assert own == ["0", "1,2", "3,4"]
     with pytest.raises(UserError, match="--launcher local: the run asks for 7 GPUs, and there is 5: give fewer"):
         async with local_processes.place_locally(replace(plan, servers=3)):

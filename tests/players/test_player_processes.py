@@ -94,7 +94,7 @@ async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
         controller = table.controller
         command = (sys.executable, "-m", "agentrl", "player", controller.url, "--wait_s", "0")
         plan = PlayerPlan(1, command, {KEY_ENV: KEY}, controller.url, said.append, controller.fail)
-        async with subprocess_launcher(plan):  # type: ignore[attr-defined]
+        async with subprocess_launcher(plan):
             await table.wait_for(lambda: controller.seats)
             (seat,) = controller.seats.values()
             seat.connection.abort()  # as one that was silent, though it lives
