@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import signal
 
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError, UserError
+from agentrl.launch.run_process import PlaceLost
 
-_MISTAKE = UserError.exit_status
+Ending = int | PlaceLost  # an exit status, -n after signal n; or the loss of the machine
 
 
-def describe_ending(status: int) -> str:
+def describe_ending(ending: Ending) -> str:
     """Describe how a process ended, as a sentence goes on: ``was killed by SIGKILL``."""
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}"
+    if isinstance(ending, PlaceLost):
+        return f"is lost: {ending}"
+    if ending < 0:
+        return f"was killed by {signal.Signals(-ending).name}"
+    return f"ended with status {ending}"
 
 
-def is_mistake(status: int) -> bool:
+def is_kill(ending: Ending) -> bool:
+    """Return True for a process that did not end by itself."""
+    return isinstance(ending, PlaceLost) or ending < 0
+
+
+def is_mistake(ending: Ending) -> bool:
     """Return True for the end by a user's mistake, which starting it again does not mend."""
-    return status == _MISTAKE
+    return ending == UserError.exit_status
 
 
-def as_exit_status(status: int) -> int:
+def as_exit_status(ending: Ending) -> int:
     """Return the status that a shell gives: 128 + n after signal n."""
-    return 128 - status if status < 0 else status
+    if isinstance(ending, PlaceLost):
+        return ProcessLostError.exit_status
+    return 128 - ending if ending < 0 else ending

@@ -53,7 +53,7 @@ class KeptServer:
             try:
                 how = describe_ending(await self._run())
             except PlaceLost as lost:
-                how = f"is lost: {lost}"
+                how = describe_ending(lost)
             if not self.url:
                 raise UserError(f"{self._process.name} {how} before it answered; what it wrote stands above")
             quick = 0 if self.answers else quick + 1

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 
+import anyio
 from anyio import to_thread
 
 from agentrl.errors import UserError
@@ -68,8 +69,9 @@ async def place_locally(plan: RunPlan) -> AsyncIterator[Placement]:
     try:
         yield Placement(processes)
     finally:
-        for process in processes:
-            await process.kill()
+        with anyio.CancelScope(shield=True):
+            for process in processes:
+                await process.kill()
 
 
 def list_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -10,15 +10,13 @@ from contextlib import suppress
 import anyio
 
 from agentrl.errors import UserError
-from agentrl.launch.endings import as_exit_status, describe_ending, is_mistake
+from agentrl.launch.endings import Ending, as_exit_status, describe_ending, is_kill, is_mistake
 from agentrl.launch.run_process import PlaceLost, RunProcess, Write
 
-REASON_S = 5.0  # that the first rank has to say why another one ended
+REASON_S = 15.0  # that the first rank has to say why another one ended
 END_S = 20.0  # that it has to end by itself
 AGAIN_S = 1.0
 Relay = Callable[[str], Write]  # of a process, by its name
-
-Ending = int | PlaceLost
 
 
 class RankGroup:
@@ -73,16 +71,16 @@ class RankGroup:
             self._renewed = False
             rank, ending = await self._run_once(attempt)
             if ending == 0 or self._ended_by is not None:
-                return as_exit_status(ending) if isinstance(ending, int) else 128 + (self._ended_by or 0)
+                return as_exit_status(ending)
             name = self._processes[rank].name
-            how = describe_ending(ending) if isinstance(ending, int) else f"is lost: {ending}"
+            how = describe_ending(ending)
             if not self._renewed:
                 failures += 1
-                final = is_mistake(ending) if isinstance(ending, int) else False
+                final = is_mistake(ending)
                 if final or failures > self._max_restarts:
                     if not final:
                         self._say(f"{name} {how}, after {self._max_restarts} restarts (--max_restarts)")
-                    return as_exit_status(ending) if isinstance(ending, int) else 1
+                    return as_exit_status(ending)
                 count = f"{failures} of {self._max_restarts} restarts"
                 self._say(f"{name} {how}; the learner's processes begin again at the newest checkpoint ({count})")
             attempt += 1
@@ -95,16 +93,16 @@ class RankGroup:
         words, addresses = prepared
         order = sorted(range(len(addresses)), key=lambda n: addresses.index(addresses[n]))  # a machine's are neighbours
         ranks = [self._processes[n] for n in order]
+        following: list[asyncio.Task[Ending]] = []
         try:
             port = await ranks[0].reserve_port()
             for rank, process in enumerate(ranks):
                 torch = describe_rank(rank, [addresses[n] for n in order], port, attempt)
                 await process.start(words, {**self._environment, **torch})
-            following = [asyncio.create_task(_follow(process, self._relay(process.name))) for process in ranks]
+                following.append(asyncio.create_task(_follow(process, self._relay(process.name))))
+            rank, ending = await self._await_end(following)
         except PlaceLost as lost:
             return 0, lost
-        try:
-            rank, ending = await self._await_end(following)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._clear(following)
@@ -130,24 +128,22 @@ class RankGroup:
             raise UserError(f"there is no room for the learner's processes again, for {self._wait_s:g} s") from None
 
     async def _await_end(self, following: Sequence[asyncio.Task[Ending]]) -> tuple[int, Ending]:
-        """Wait until the first rank ends, or another one fails; return which, and how."""
-        first = following[0]
-        left = set(following)
+        """Wait until the first rank ends, or another one fails; return which of those that ended is why, and how."""
+        first, left = following[0], set(following)
         while not first.done():
             done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             if failed := [task for task in done if task.result() != 0 and task is not first]:
-                await asyncio.wait([first], timeout=REASON_S)
-                if first.done():
-                    break
-                self._send(signal.SIGTERM)
-                await asyncio.wait([first], timeout=END_S)
-                return following.index(failed[0]), failed[0].result()
-        others = [(n, t.result()) for n, t in enumerate(following) if n and t.done() and t.result() not in (0, 1)]
-        ending = first.result()
-        if ending == 0 or not others or (isinstance(ending, int) and is_mistake(ending)):
-            await asyncio.wait(following, timeout=END_S if ending == 0 else REASON_S)
-            return 0, ending
-        return others[0]
+                if not any(is_kill(task.result()) for task in failed):  # perhaps of what the first one has just said
+                    await asyncio.wait([first], timeout=REASON_S)
+                if not first.done():
+                    self._send(signal.SIGTERM)
+                    await asyncio.wait([first], timeout=END_S)
+                    return following.index(failed[0]), failed[0].result()
+        if first.result() == 0:
+            await asyncio.wait(following, timeout=END_S)
+            return 0, 0
+        endings = [(rank, task.result()) for rank, task in enumerate(following) if task.done() and task.result() != 0]
+        return max(endings, key=lambda one: (is_kill(one[1]), is_mistake(one[1])))
 
     async def _locate(self, process: RunProcess) -> str:
         """Return the address of a process's machine; of another one where it is gone meanwhile."""
@@ -161,7 +157,8 @@ class RankGroup:
         for process in self._processes:
             with suppress(PlaceLost):
                 await process.kill()
-        await asyncio.wait(following, timeout=END_S)
+        if following:
+            await asyncio.wait(following, timeout=END_S)
         for task in following:
             task.cancel()
 

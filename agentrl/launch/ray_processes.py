@@ -81,7 +81,8 @@ class RayProcess:
                 return int(status)
 
     async def send_signal(self, number: int) -> None:
-        await self._call("send_signal", int(number))
+        if self._task is not None:
+            await self._call("send_signal", int(number))
 
     async def kill(self) -> None:
         if self._task is not None:
@@ -91,10 +92,11 @@ class RayProcess:
         """Call a method of the task, which is begun by the first one, and again after it was lost."""
         if self._task is None:
             self._task = self._ray.remote(RayChild).options(**self._options).remote()
+        task = self._task
         try:
-            return await getattr(self._task, method).remote(*arguments)
+            return await getattr(task, method).remote(*arguments)
         except self._ray.exceptions.RayActorError as error:
-            self._task = None
+            self._task = None if self._task is task else self._task
             raise PlaceLost(f"{error!s:.200}".strip().splitlines()[-1]) from None
 
 

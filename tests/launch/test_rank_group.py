@@ -11,7 +11,7 @@ import pytest
 from agentrl.errors import UserError
 from agentrl.launch import rank_group
 from agentrl.launch.rank_group import RankGroup, describe_rank
-from agentrl.launch.run_process import Write
+from agentrl.launch.run_process import PlaceLost, Write
 from tests.helpers.run_processes import Script, ScriptedProcess
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +101,25 @@ async def test_a_first_rank_that_lost_another_one_begins_again() -> None:
     assert await told.group.run() == 0
     assert "rank 0 ended with status 75" in told.said[0]
     assert len(processes[1].starts) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "name"),
+    [(75, -9, "rank 1 was killed by SIGKILL"), (-9, 75, "rank 0 was killed by SIGKILL"), (1, 75, "rank 0 ended with")],
+)
+async def test_the_rank_that_is_named_is_the_one_that_was_killed(first: int, other: int, name: str) -> None:
+    _, told = make([ends(first), ends(0)], [ends(other), ends(0)])
+    assert await told.group.run() == 0
+    assert told.said[0].startswith(name)
+
+
+async def test_a_place_that_is_lost_as_ranks_start_leaves_none_of_them() -> None:
+    def lose(process: ScriptedProcess) -> None:
+        raise PlaceLost("the node died")
+
+    processes, told = make([runs, ends(0)], [lose, ends(0)])
+    assert await told.group.run() == 0
+    assert processes[0].kills == 2
 
 
 async def test_the_restarts_are_counted() -> None:
