@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.engines.vllm.launchers import ServerPlan, launch_servers, local, plan_servers
 from agentrl.errors import ContractError, UserError
+from agentrl.runtime.parent_watch import OWNER
 from agentrl.settings.loader import build_config, read_overrides
 
 SERVER = "import os, sys, time; print('loading'); print(f'http://127.0.0.1:{os.getpid()}', flush=True); time.sleep(600)"
@@ -36,6 +37,12 @@ async def test_servers_of_this_machine_live_as_long_as_the_block() -> None:
     deadline = time.monotonic() + 60
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline
+
+
+async def test_a_server_knows_whose_it_is_so_that_it_ends_with_a_run_that_is_killed() -> None:
+    program = f"import os, time; print('http://' + os.environ['{OWNER}'], flush=True); time.sleep(300)"
+    async with local(fake(1, program)) as urls:
+        assert urls == [f"http://{os.getpid()}"]
 
 
 async def test_a_server_that_ends_before_it_answers_is_said() -> None:
