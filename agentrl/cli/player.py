@@ -33,7 +33,7 @@ class _PlayerOptions(Section):
 
 
 def _run(arguments: Arguments[_PlayerOptions]) -> int:
-    from agentrl.players.connection import KEY_ENV, ConnectionEnded
+    from agentrl.players.connection import KEY_ENV
     from agentrl.players.player import choose_name, play
 
     (url,) = arguments.names
@@ -44,10 +44,7 @@ def _run(arguments: Arguments[_PlayerOptions]) -> int:
             f"there is no key for {url}: put the run's into the environment variable {KEY_ENV} (on the run's own "
             "machine its user needs none, once the run has begun)"
         )
-    try:
-        anyio.run(play, url, key, own.name or choose_name(), own.wait_s, _say)
-    except ConnectionEnded:  # which was said
-        return 1
+    anyio.run(play, url, key, own.name or choose_name(), own.wait_s, _say)
     return 0
 
 
