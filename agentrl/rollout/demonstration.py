@@ -40,10 +40,16 @@ class Demonstration:
 
     @classmethod
     def list_of_trajectory(cls, t: Trajectory, tools: Sequence[JsonSchema]) -> list[Demonstration]:
-        """List the demonstrations that an episode is: its conversation, or each context of one that was folded."""
+        """List the demonstrations that an episode is: its conversation, or each context of one that was folded.
+
+        A turn that ran out of tokens is left out: nobody would learn from it where a turn ends.
+        """
         folded = len(t.threads) > 1 and all(thread.role is ThreadRole.COMPACTION for thread in t.threads[1:])
         contexts = [thread.messages for thread in t.threads] if folded else [t.messages]
-        return [cls(messages, tuple(tools), t.task, dict(t.rewards), t.reward) for messages in contexts]
+        if t.stop is Stop.MAX_TOKENS and [m["role"] for m in contexts[-1][-1:]] == ["assistant"]:
+            contexts[-1] = contexts[-1][:-1]
+        spoken = [messages for messages in contexts if any(m["role"] == "assistant" for m in messages)]
+        return [cls(messages, tuple(tools), t.task, dict(t.rewards), t.reward) for messages in spoken]
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Demonstration:

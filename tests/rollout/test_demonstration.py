@@ -11,6 +11,7 @@ from agentrl import UserError
 from agentrl.models.policy import load_policy
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.rollout.demonstration import NO_TASK, Demonstration
+from agentrl.types import Stop, Trajectory
 
 ASKED, ANSWERED = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}
 FUNCTION = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -46,6 +47,19 @@ def test_calls_are_linked_with_their_answers() -> None:
     assert (result["tool_call_id"], result["name"]) == (call["id"], "add")
     assert read.tools == ({"type": "function", "function": FUNCTION},)
     assert Demonstration.parse(json.loads(read.to_line())) == read
+
+
+@pytest.mark.parametrize(("stop", "spoken"), [(Stop.TERMINATED, 2), (Stop.MAX_TOKENS, 1)])
+def test_a_turn_that_ran_out_of_tokens_is_no_example_of_an_end(stop: Stop, spoken: int) -> None:
+    whole = Demonstration.parse({"messages": [ASKED, CALLS, RESULT, ANSWERED]}).messages
+    (read,) = Demonstration.list_of_trajectory(Trajectory(3, (), whole, stop, {"worth": 1.0}), ())
+    assert sum(m["role"] == "assistant" for m in read.messages) == spoken
+
+
+def test_an_episode_whose_only_turn_ran_out_of_tokens_is_no_demonstration() -> None:
+    said = Demonstration.parse({"messages": [ASKED, ANSWERED]}).messages
+    t = Trajectory(3, (), said, Stop.MAX_TOKENS, {"worth": 1.0})
+    assert Demonstration.list_of_trajectory(t, ()) == []
 
 
 def test_its_turns_are_trained_and_have_no_logprobs(renderer: TemplateRenderer) -> None:
