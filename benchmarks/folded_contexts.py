@@ -27,8 +27,8 @@ BUDGET = 256
 COMMON = "--env search-qa --env.size 20 --sft.batch_size 32 --learner.lr_scheduler linear --eval.every 0"
 WHOLE = f"{COMMON} --steps 500 --learner.lr 4e-3 --learner.warmup_ratio 0.05"
 FOLDED = (
-    f"{COMMON} --steps 120 --learner.lr 1e-3 --rollout.context fold --rollout.context_budget {BUDGET} "
-    "--rollout.summary_tokens 64"
+    f"{COMMON} --steps 600 --learner.lr 3e-3 --learner.warmup_ratio 0.05 "
+    f"--rollout.context fold --rollout.context_budget {BUDGET} --rollout.summary_tokens 64"
 )
 
 

@@ -15,7 +15,7 @@ from tests.helpers.processes import heed_interrupts
 
 # 26 steps come to some 0.9 from 0.26.
 SETTINGS = (
-    "--env math-tools --steps 26 --eval.every 0 --eval.final_tasks 128 --run.save_every 2 --learner.rank_timeout_s 120 "
+    "--env math-tools --eval.every 0 --eval.final_tasks 128 --run.save_every 2 --learner.rank_timeout_s 120 "
     "--engine.weight_sync_timeout_s 60 --players 2"
 )
 

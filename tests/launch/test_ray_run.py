@@ -19,7 +19,7 @@ from tests.helpers.ray_cluster import open_cluster
 
 pytestmark = pytest.mark.vllm
 KEY = "the-key-of-this-test"
-LAUNCH = "-m agentrl train --launcher ray --ranks 2 --servers 2 --max_restarts 3"
+LAUNCH = "-m agentrl train --steps 26 --launcher ray --ranks 2 --servers 2 --max_restarts 3"
 
 
 @pytest.fixture
