@@ -1,7 +1,8 @@
 """A run whose processes are started, kept and ended here: servers first, then the learner's ranks, which sample there.
 
 Where the processes are is a launcher's choice (`agentrl.launch.run_launchers`). What dies is started again: a server by
-itself, the ranks all together, at the newest checkpoint. The status of the first rank is that of the run.
+itself, the ranks all together, at the newest checkpoint. The status of the run is that of its first rank; where another
+one is why it ended, the status is that one's, which is said.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _REPLACED_S = 60.0  # that a place for the ranks may take to be found again, at 
 
 
 def supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[str], None]) -> int:
-    """Run a plan to its end; return the exit status of its first rank.
+    """Run a plan to its end; return the exit status of its first rank, or of the one that ended it, which is said.
 
     The first signal lets the run save and end, as that of a run in one process; the second ends all at once.
 
@@ -71,12 +72,14 @@ class _SupervisedRun:
         self._words, self._say = (*plan.words, *placement.words), say
         self._told: tuple[str, ...] = ()  # the servers' addresses, as the ranks have them
         environment = {**_pass_on_settings(), **placement.environment, KEY_ENV: _choose_key()}
+        wait_s = max(plan.wait_s, _REPLACED_S)
         self.servers = [
             KeptServer(
                 process,
                 plan.serve_words,
                 environment,
                 elsewhere=placement.shared_host,
+                wait_s=wait_s,
                 write=relay(process.name),
                 say=say,
                 on_answer=self._renew_if_moved,
@@ -88,14 +91,17 @@ class _SupervisedRun:
             self._choose_words,
             environment,
             max_restarts=plan.max_restarts,
-            wait_s=max(plan.wait_s, _REPLACED_S),
+            wait_s=wait_s,
             relay=relay,
             say=say,
         )
 
     async def _choose_words(self) -> list[str]:
         """Choose the words of every rank, with the servers where they are now. Raises UserError: none is left."""
+        self._told = ()
         for server in self.servers:
+            if not server.is_settled:
+                self._say(f"the learner's processes wait for {server.name} to answer")
             await server.settle()
         self._told = tuple(server.url for server in self.servers if server.answers)
         if self.servers and not self._told:
@@ -105,9 +111,9 @@ class _SupervisedRun:
 
     def _renew_if_moved(self) -> None:
         """Let the ranks begin again where a server answers at an address that they do not know."""
-        if self._told and any(server.answers and server.url not in self._told for server in self.servers):
+        moved = any(server.answers and server.url not in self._told for server in self.servers)
+        if self._told and moved and self.group.renew():
             self._say("a server answers at another address: the run saves, and begins again with that one")
-            self.group.renew()
 
 
 def _choose_key() -> str:

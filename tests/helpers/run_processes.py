@@ -14,7 +14,7 @@ class ScriptedProcess:
     """A process whose starts follow scripts, one after the other; then it runs until it is ended.
 
     Args:
-        address: of its machine; a test may change it.
+        address: of its machine; a test may change it, or clear `room`, so that it is looked for.
         obeys: ends by a signal.
     """
 
@@ -26,6 +26,8 @@ class ScriptedProcess:
         self.ports = 0
         self.kills = 0
         self.begun = asyncio.Event()
+        self.room = asyncio.Event()
+        self.room.set()
         self._written: list[bytes] = []
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -41,6 +43,7 @@ class ScriptedProcess:
             self._end.set_exception(PlaceLost(why))
 
     async def locate(self) -> str:
+        await self.room.wait()
         if not self.address:
             raise PlaceLost("no room")
         return self.address

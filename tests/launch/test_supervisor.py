@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -81,6 +82,28 @@ def test_a_server_that_moves_lets_the_ranks_begin_again_with_its_address() -> No
     ]
     ((first, _, _),) = made
     assert [words[-1] for words, _ in first.starts] == ["http://10.0.0.1:7001", "http://10.0.0.2:7002"]
+
+
+def test_ranks_that_wait_for_a_server_say_so() -> None:
+    def script(first: ScriptedProcess, other: ScriptedProcess, server: ScriptedProcess) -> None:
+        def fail(process: ScriptedProcess) -> None:
+            server.end(-9)
+            process.end(75)
+
+        def answer_late(process: ScriptedProcess) -> None:
+            asyncio.get_running_loop().call_later(0.5, kill_and_answer, process)
+
+        def kill_and_answer(process: ScriptedProcess) -> None:
+            process.scripts.append(answers)
+            process.end(-9)
+
+        server.scripts = [answers, answer_late]
+        first.scripts = [fail, lambda p: p.end(0)]
+
+    prepare.append(script)
+    status, said = run()
+    assert status == 0
+    assert said.count("the learner's processes wait for server 1 to answer") == 1
 
 
 def test_a_run_without_any_server_left_ends(monkeypatch: pytest.MonkeyPatch) -> None:
