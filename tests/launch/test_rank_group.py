@@ -187,6 +187,7 @@ async def test_a_signal_while_ranks_start_goes_to_the_first_one_as_soon_as_it_ru
 
     async def reserve_and_end() -> int:
         told.group.end(signal.SIGINT)
+        await asyncio.sleep(0.01)
         return await reserve()
 
     processes[0].reserve_port = reserve_and_end  # type: ignore[method-assign]
@@ -228,6 +229,7 @@ async def test_words_that_change_as_ranks_start_begin_them_again() -> None:
     async def reserve_and_renew() -> int:
         if not processes[0].starts:
             told.group.renew()
+        await asyncio.sleep(0.01)
         return await reserve()
 
     processes[0].reserve_port = reserve_and_renew  # type: ignore[method-assign]
