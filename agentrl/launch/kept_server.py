@@ -8,7 +8,7 @@ import anyio
 
 from agentrl.errors import UserError
 from agentrl.launch.endings import describe_ending
-from agentrl.launch.run_process import PlaceLost, RunProcess, Write
+from agentrl.launch.run_process import PlaceLost, RunProcess, Write, follow_lines
 
 MOST_QUICK = 3  # ends in a row without an answer, after which a server is left out
 PAUSE_S = 1.0
@@ -91,7 +91,7 @@ class KeptServer:
         """
         try:
             await self._start(await self._find_place())
-            return describe_ending(await self._process.follow(self._hear))
+            return describe_ending(await follow_lines(self._process, self._hear))
         except PlaceLost as lost:
             return describe_ending(lost)
         except UserError as error:

@@ -11,7 +11,7 @@ import anyio
 
 from agentrl.errors import UserError
 from agentrl.launch.endings import Ending, as_exit_status, describe_ending, is_kill, is_mistake
-from agentrl.launch.run_process import PlaceLost, RunProcess, Write
+from agentrl.launch.run_process import PlaceLost, RunProcess, Write, follow_lines
 
 REASON_S = 15.0  # that the first rank has to say why another one ended
 END_S = 20.0  # that it has to end by itself
@@ -227,7 +227,7 @@ async def _deliver(process: RunProcess, number: int) -> None:
 
 async def _follow(process: RunProcess, write: Write) -> Ending:
     try:
-        return await process.follow(write)
+        return await follow_lines(process, write)
     except PlaceLost as lost:
         return lost
 

@@ -64,6 +64,8 @@ class RunPlan:
         max_restarts: how often the ranks are started again.
         wait_s: how long to wait for room.
         folder: that the command was given in.
+        require_gpus: ask for GPUs also where no machine has one yet.
+        given: settings of the run that the user gave, by their dotted names: a launcher leaves these as they are.
     """
 
     words: tuple[str, ...]
@@ -76,6 +78,8 @@ class RunPlan:
     max_restarts: int = 3
     wait_s: float = 60.0
     folder: str = "."
+    require_gpus: bool = False
+    given: Mapping[str, object] = field(default_factory=dict)
 
     def list_names(self) -> list[str]:
         """List what every process is called: ranks first, then servers."""
@@ -101,6 +105,22 @@ class Placement:
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     shared_host: bool = False
+
+
+async def follow_lines(process: RunProcess, write: Write) -> int:
+    """Follow a process as `RunProcess.follow` does, and end its last line where it has not."""
+    last = {"out": b"\n", "err": b"\n"}
+
+    def pass_on(stream: str, data: bytes) -> None:
+        last[stream] = data[-1:] or last[stream]
+        write(stream, data)
+
+    try:
+        return await process.follow(pass_on)
+    finally:
+        for stream, end in last.items():
+            if end not in (b"\n", b"\r"):
+                write(stream, b"\n")
 
 
 def refuse_room(launcher: str, asked: str, there: str) -> UserError:

@@ -61,13 +61,23 @@ def make(*scripts: Sequence[Script], **options: int) -> tuple[list[ScriptedProce
 
 async def test_the_run_ends_as_its_first_rank_does() -> None:
     def write_and_end(process: ScriptedProcess) -> None:
-        process.write("step 1")
+        process.write("step 1\n")
         process.end(0)
 
     processes, told = make([write_and_end], [ends(0)])
     assert await told.group.run() == 0
-    assert told.said == ["rank 0 out step 1"]
+    assert told.said == ["rank 0 out step 1\n"]
     assert processes[1].starts == [(["train"], {"KEY": "k", **describe_rank(1, ["10.0.0.1"] * 2, 7001, 0)})]
+
+
+async def test_a_last_line_that_is_not_ended_is_ended_for_it() -> None:
+    def write_and_end(process: ScriptedProcess) -> None:
+        process.write("Segmentation fault")
+        process.end(0)
+
+    _, told = make([write_and_end], [runs])
+    assert await told.group.run() == 0
+    assert told.said == ["rank 0 out Segmentation fault", "rank 0 out \n"]
 
 
 async def test_a_rank_that_is_killed_begins_all_of_them_again() -> None:
@@ -283,12 +293,12 @@ async def test_places_of_one_machine_get_ranks_next_to_each_other() -> None:
 
 async def test_a_rank_is_named_by_its_rank_of_this_start() -> None:
     def fail(process: ScriptedProcess) -> None:
-        process.write("why")
+        process.write("why\n")
         process.end(-9)
 
     processes, told = make([runs, ends(0)], [runs, ends(0)], [fail, ends(0)])
     for process, address in zip(processes, "aba", strict=True):
         process.address = address
     assert await told.group.run() == 0
-    assert told.said[0] == "rank 1 out why"
+    assert told.said[0] == "rank 1 out why\n"
     assert told.said[1].startswith("rank 1 was killed by SIGKILL; ")
