@@ -43,10 +43,10 @@ from agentrl.cli.dispatch import VERBS
 from agentrl.engines.vllm.launchers import ServerPlan, launch_servers
 from agentrl.environments.env import ToolEnv
 from agentrl.environments.spec import EnvSpec
+from agentrl.launch.run_process import RunPlan
 from agentrl.models.policy import build_model_config
 from agentrl.models.source import locate_model
 from agentrl.runs import trackers
-from agentrl.launch.run_process import RunPlan
 from agentrl.settings import registry
 from agentrl.settings.loader import build_config, list_settings, read_toml
 from agentrl.settings.schema import TrainConfig
@@ -553,7 +553,7 @@ async def test_the_launcher_of_the_page_on_extending_starts_servers(at_desk: Pat
 
 
 async def test_the_launcher_of_runs_of_the_page_on_extending_finds_places(at_desk: Path) -> None:
-    place: Any = load_entry("run_launcher", "polite.py:polite")
+    place: Any = registry.load_entry("run_launcher", "polite.py:polite")
     async with place(RunPlan(("train",), ranks=2), print) as placement:
         assert [process.name for process in placement.processes] == ["rank 0", "rank 1"]
         assert placement.environment == {"OMP_NUM_THREADS": "1"}

@@ -45,8 +45,7 @@ def launch_run(
         )
     servers = [("--servers", {"engine": {"name": "server", "urls": [_SOMEWHERE]}})] if own.servers else []
     _check(own, _list_given(arguments.layers))
-    known = replace(arguments, files=[*arguments.files, *servers])  # of a run that resumes, other addresses do not matter
-    layers = build_layers(known)
+    layers = build_layers(replace(arguments, files=[*arguments.files, *servers]))  # a run's old addresses do not matter
     config = build_model_config(*layers, *servers)
     EnvSpec.from_config(config)
     describe_algorithm(config)
@@ -77,11 +76,11 @@ def _build_plan(arguments: Arguments[TrainOptions], config: TrainConfig) -> RunP
     own = arguments.options
     folder = Path(config.run.dir) if config.run.dir else name_run_folder("runs", config.env["name"])
     resumes = ["--resume", str(folder)] if own.resume else []  # what runs/last is now: another run may move that link
-    words = ["train", *(name for name, _ in arguments.files), *resumes, *(["--trust"] if own.trust else [])]
-    words += [*arguments.words, *([] if own.resume else ["--run.dir", str(folder.absolute())])]
+    command = ["train", *(name for name, _ in arguments.files), *resumes, *(["--trust"] if own.trust else [])]
+    command += [*arguments.setting_arguments, *([] if own.resume else ["--run.dir", str(folder.absolute())])]
     serving = _choose_serving(own, config)
     return RunPlan(
-        tuple(words),
+        tuple(command),
         tuple(serving),
         ranks=own.ranks,
         servers=own.servers,
@@ -96,15 +95,15 @@ def _build_plan(arguments: Arguments[TrainOptions], config: TrainConfig) -> RunP
 
 
 def _choose_serving(own: TrainOptions, config: TrainConfig) -> list[str]:
-    """Choose the words of a server: the run's model and limits, and what the user adds. Raises ConfigError."""
+    """Choose the arguments of a server: the run's model and limits, and what the user adds. Raises ConfigError."""
     if not own.servers:
         return []
     from agentrl.engines.vllm.launchers import plan_servers
 
-    _, _, _, *words = plan_servers(config, own.servers).command
-    words += [word for name, value in flatten(own.serve).items() for word in (f"--{name}", _spell(value))]
-    serve.COMMAND.parse(words[1:])
-    return words
+    _, _, _, *command = plan_servers(config, own.servers).command
+    command += [word for name, value in flatten(own.serve).items() for word in (f"--{name}", _spell(value))]
+    serve.COMMAND.parse(command[1:])
+    return command
 
 
 def _spell(value: object) -> str:

@@ -8,7 +8,7 @@ import anyio
 
 from agentrl.errors import UserError
 from agentrl.launch.endings import describe_ending
-from agentrl.launch.run_process import PlaceLost, RunProcess, Write, follow_lines
+from agentrl.launch.run_process import MachineLost, RunProcess, Say, Write, follow_lines
 
 MOST_QUICK = 3  # ends in a row without an answer, after which a server is left out
 PAUSE_S = 1.0
@@ -18,8 +18,8 @@ class KeptServer:
     """A server, and the address that it has answered at.
 
     Args:
-        words: of ``agentrl serve``, but for where it listens.
-        elsewhere: whether other machines ask it, so that it listens at its machine's address for those.
+        arguments: of ``agentrl serve``, but for where it listens.
+        spans_machines: whether other machines ask it, so that it listens at its machine's address for those.
         wait_s: how long others wait for it where it waits for room again.
         write: takes what it writes, but for its address.
         say: takes a sentence for whoever looks at the run.
@@ -29,17 +29,17 @@ class KeptServer:
     def __init__(
         self,
         process: RunProcess,
-        words: Sequence[str],
+        arguments: Sequence[str],
         environment: Mapping[str, str],
         *,
-        elsewhere: bool,
+        spans_machines: bool,
         wait_s: float,
         write: Write,
-        say: Callable[[str], None],
+        say: Say,
         on_answer: Callable[[], None],
     ) -> None:
-        self._process, self._words, self._environment = process, tuple(words), environment
-        self._elsewhere, self._wait_s = elsewhere, wait_s
+        self._process, self._arguments, self._environment = process, tuple(arguments), environment
+        self._spans_machines, self._wait_s = spans_machines, wait_s
         self._write, self._say, self._on_answer = write, say, on_answer
         self._address, self._port = "", 0
         self._line, self._settled = b"", anyio.Event()
@@ -92,7 +92,7 @@ class KeptServer:
         try:
             await self._start(await self._find_place())
             return describe_ending(await follow_lines(self._process, self._hear))
-        except PlaceLost as lost:
+        except MachineLost as lost:
             return describe_ending(lost)
         except UserError as error:
             if not self.url:
@@ -112,9 +112,9 @@ class KeptServer:
     async def _start(self, address: str) -> None:
         if address != self._address or not self._port:
             self._address, self._port = address, await self._process.reserve_port()
-        where = ["--port", str(self._port), *(["--host", address] if self._elsewhere else [])]
+        where = ["--port", str(self._port), *(["--host", address] if self._spans_machines else [])]
         self._line = b""
-        await self._process.start([*self._words, *where], self._environment)
+        await self._process.start([*self._arguments, *where], self._environment)
 
     def _hear(self, stream: str, data: bytes) -> None:
         """Look for the line that it prints when it answers; hand on all others."""
@@ -137,5 +137,5 @@ class KeptServer:
         """End what the last one has left behind, so that its port is free."""
         try:
             await self._process.kill()
-        except PlaceLost:
+        except MachineLost:
             return

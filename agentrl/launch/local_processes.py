@@ -32,9 +32,9 @@ class LocalProcess:
     async def reserve_port(self) -> int:
         return self._child.reserve_port()
 
-    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         variables = {**environment, **self._variables}
-        if problem := self._child.start(words, variables, self._folder, inherits=self.name == "rank 0"):
+        if problem := self._child.start(arguments, variables, self._folder, inherits=self.name == "rank 0"):
             raise UserError(f"{self.name} cannot be started: {problem}")
 
     async def follow(self, write: Write) -> int:

@@ -10,8 +10,8 @@ from contextlib import suppress
 import anyio
 
 from agentrl.errors import UserError
-from agentrl.launch.endings import Ending, as_exit_status, describe_ending, is_kill, is_mistake
-from agentrl.launch.run_process import PlaceLost, RunProcess, Write, follow_lines
+from agentrl.launch.endings import Ending, compute_exit_status, describe_ending, is_kill, is_mistake
+from agentrl.launch.run_process import MachineLost, RunProcess, Say, Write, follow_lines
 
 REASON_S = 15.0  # that the first rank has to say why another one ended
 END_S = 20.0  # that it has to end by itself
@@ -26,7 +26,7 @@ class RankGroup:
 
     Args:
         processes: the first of them is rank 0; each has the name of its rank, which may be another one after a restart.
-        words: returns those of ``agentrl`` for every rank, once all servers answer.
+        arguments: returns those of ``agentrl`` for every rank, once all servers answer.
         environment: variables beside torch's.
         max_restarts: how often they are started again after one has ended.
         wait_s: how long a place may take to be found again.
@@ -37,20 +37,20 @@ class RankGroup:
     def __init__(
         self,
         processes: Sequence[RunProcess],
-        words: Callable[[], Awaitable[Sequence[str]]],
+        arguments: Callable[[], Awaitable[Sequence[str]]],
         environment: Mapping[str, str],
         *,
         max_restarts: int,
         wait_s: float,
         relay: Relay,
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
-        self._processes, self._words, self._environment = tuple(processes), words, environment
+        self._processes, self._arguments, self._environment = tuple(processes), arguments, environment
         self._max_restarts, self._wait_s, self._relay, self._say = max_restarts, wait_s, relay, say
         self._ended_by: signal.Signals | None = None  # the user
         self._ended = asyncio.Event()
         self._started = False  # the first rank, which hears signals
-        self._renewed = False  # asked to end by us, to be started with other words
+        self._renewed = False  # asked to end by us, to be started with other arguments
         self._outdated = False  # what is prepared for a start
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -62,7 +62,7 @@ class RankGroup:
             self._send(number)
 
     def renew(self) -> bool:
-        """Let the run save and end, and start it again with the words as they are then; return True if it runs."""
+        """Let the run save and end, and start it again with the arguments as they are then; return True if it runs."""
         if self._ended_by is not None or self._renewed:
             return False
         if not self._started:
@@ -82,11 +82,11 @@ class RankGroup:
         while True:
             rank, ending = await self._run_once(attempt)
             if ending == 0 or self._ended_by is not None:
-                return as_exit_status(-self._ended_by if self._ended_by and self._is_renewal(ending) else ending)
+                return compute_exit_status(-self._ended_by if self._ended_by and self._is_renewal(ending) else ending)
             if not self._is_renewal(ending):
                 failures += 1
                 if not self._may_begin_again(f"rank {rank}", ending, failures):
-                    return as_exit_status(ending)
+                    return compute_exit_status(ending)
             attempt += 1
 
     def _is_renewal(self, ending: Ending) -> bool:
@@ -125,11 +125,11 @@ class RankGroup:
 
     async def _start(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         addresses: Sequence[str],
         attempt: int,
         following: list[asyncio.Task[Ending]],
-    ) -> PlaceLost | None:
+    ) -> MachineLost | None:
         """Start the ranks one after the other, and follow them; return the loss of the machine of the next one."""
         order = sorted(range(len(addresses)), key=lambda n: addresses.index(addresses[n]))  # a machine's are neighbours
         port = 0
@@ -138,8 +138,8 @@ class RankGroup:
             try:
                 port = port or await process.reserve_port()
                 torch = describe_rank(rank, [addresses[n] for n in order], port, attempt)
-                await process.start(words, {**self._environment, **torch})
-            except PlaceLost as lost:
+                await process.start(arguments, {**self._environment, **torch})
+            except MachineLost as lost:
                 return lost
             following.append(asyncio.create_task(_follow(process, self._relay(process.name))))
             if rank == 0:
@@ -155,7 +155,7 @@ class RankGroup:
             self.renew()
 
     async def _prepare(self) -> tuple[Sequence[str], list[str]] | None:
-        """Return the words and the addresses for a start, once servers answer; None where the user ends the run."""
+        """Return the arguments and the addresses for a start, once servers answer; None where the user ends the run."""
         preparing = asyncio.ensure_future(self._find_places())
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -166,17 +166,17 @@ class RankGroup:
             ended.cancel()
 
     async def _find_places(self) -> tuple[Sequence[str], list[str]]:
-        """Return the words and the addresses; begin again where words are outdated before all addresses are there."""
+        """Return the arguments and the addresses; choose both again where arguments are outdated meanwhile."""
         while True:
             self._outdated = False
-            words = await self._words()
+            arguments = await self._arguments()
             try:
                 with anyio.fail_after(self._wait_s):
                     addresses = [await self._locate(process) for process in self._processes]
             except TimeoutError:
                 raise UserError(f"there is no room for the learner's processes again, for {self._wait_s:g} s") from None
             if not self._outdated:
-                return words, addresses
+                return arguments, addresses
 
     async def _await_end(self, following: Sequence[asyncio.Task[Ending]]) -> tuple[int, Ending]:
         """Wait until the first rank ends, or another one fails; return which of those that ended is why, and how."""
@@ -201,12 +201,12 @@ class RankGroup:
         while True:
             try:
                 return await process.locate()
-            except PlaceLost:
+            except MachineLost:
                 await anyio.sleep(AGAIN_S)
 
     async def _clear(self, following: Sequence[asyncio.Task[Ending]]) -> None:
         for process in self._processes:
-            with suppress(PlaceLost):
+            with suppress(MachineLost):
                 await process.kill()
         if following:
             await asyncio.wait(following, timeout=END_S)
@@ -221,14 +221,14 @@ class RankGroup:
 
 
 async def _deliver(process: RunProcess, number: int) -> None:
-    with suppress(PlaceLost):
+    with suppress(MachineLost):
         await process.send_signal(number)
 
 
 async def _follow(process: RunProcess, write: Write) -> Ending:
     try:
         return await follow_lines(process, write)
-    except PlaceLost as lost:
+    except MachineLost as lost:
         return lost
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from agentrl.launch.run_process import PlaceLost, Write
+from agentrl.launch.run_process import MachineLost, Write
 
 Script = Callable[["ScriptedProcess"], None]  # what happens as it starts
 
@@ -40,20 +40,20 @@ class ScriptedProcess:
 
     def lose(self, why: str) -> None:
         if not self._end.done():
-            self._end.set_exception(PlaceLost(why))
+            self._end.set_exception(MachineLost(why))
 
     async def locate(self) -> str:
         await self.room.wait()
         if not self.address:
-            raise PlaceLost("no room")
+            raise MachineLost("no room")
         return self.address
 
     async def reserve_port(self) -> int:
         self.ports += 1
         return 7000 + self.ports
 
-    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.starts.append(([*words], {**environment}))
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.starts.append(([*arguments], {**environment}))
         self._written, self._end = [], asyncio.get_running_loop().create_future()
         self.begun.set()
         if self.scripts:

@@ -21,9 +21,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(process: ScriptedProcess) -> None:
     """Print the URL, in two parts; run until it is ended."""
-    words = process.starts[-1][0]
+    arguments = process.starts[-1][0]
     process.write("htt")
-    process.write(f"p://{process.address}:{words[words.index('--port') + 1]}\nmore\n")
+    process.write(f"p://{process.address}:{arguments[arguments.index('--port') + 1]}\nmore\n")
 
 
 def dies(process: ScriptedProcess) -> None:
@@ -31,7 +31,7 @@ def dies(process: ScriptedProcess) -> None:
 
 
 class Kept:
-    def __init__(self, *scripts: Script, elsewhere: bool = True, wait_s: float = 60.0) -> None:
+    def __init__(self, *scripts: Script, spans_machines: bool = True, wait_s: float = 60.0) -> None:
         self.process = ScriptedProcess("server 1", *scripts)
         self.said: list[str] = []
         self.shown = b""
@@ -40,7 +40,7 @@ class Kept:
             self.process,
             ["serve", "--model", "nano"],
             {"KEY": "k"},
-            elsewhere=elsewhere,
+            spans_machines=spans_machines,
             wait_s=wait_s,
             write=self._show,
             say=self._say,
@@ -64,7 +64,7 @@ async def test_it_is_started_again_at_its_address() -> None:
     kept.process.end(-9)
     await kept.answered.acquire()
     keeping.cancel()
-    assert [words for words, _ in kept.process.starts] == [
+    assert [arguments for arguments, _ in kept.process.starts] == [
         ["serve", "--model", "nano", "--port", port, "--host", "10.0.0.1"]
         for port in ("7001", "7001", "7002")  # somebody may have taken the port of one that did not answer
     ]
@@ -117,7 +117,7 @@ async def test_nobody_waits_for_one_that_waits_for_room_but_it_is_there_when_it_
 
 
 async def test_on_this_machine_alone_it_listens_on_loopback() -> None:
-    kept = Kept(answers, elsewhere=False)
+    kept = Kept(answers, spans_machines=False)
     keeping = asyncio.create_task(kept.server.keep())
     await kept.answered.acquire()
     keeping.cancel()

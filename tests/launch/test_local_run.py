@@ -118,11 +118,11 @@ def test_the_plan_is_the_command_line_s(monkeypatch: pytest.MonkeyPatch, tmp_pat
     words = "--servers 2 --serve.tp 2 --serve.dp=3 --serve.vllm.enforce_eager --ranks 4 --players 5 --cpus 0.5 --seed 3"
     assert main(["train", "run.toml", *words.split(), "--lora.rank", "8"]) == 7
     (plan,) = plans
-    *own, run_dir, folder = plan.words
+    *own, run_dir, folder = plan.arguments
     assert own == ["train", "run.toml", "--players=5", "--seed=3", "--lora.rank=8"]
     assert (run_dir, Path(folder).parent) == ("--run.dir", tmp_path / "runs")
     serving = "serve --model nano --dtype float32 --max_num_seqs 128 --lora_rank 8 --tp 2 --dp 3"
-    assert plan.serve_words == (*serving.split(), "--vllm.enforce_eager", "true")
+    assert plan.serve_arguments == (*serving.split(), "--vllm.enforce_eager", "true")
     assert plan.list_names() == ["rank 0", "rank 1", "rank 2", "rank 3", "server 1", "server 2"]
     assert plan.list_gpus() == [1, 1, 1, 1, 6, 6]
     assert (plan.players, plan.cpus, plan.folder) == (5, 0.5, str(tmp_path))
@@ -153,7 +153,7 @@ def test_a_run_that_resumes_is_named_by_its_own_path_and_not_by_a_link(plans: li
     assert main(["train", "--resume", str(last), "--ranks", "2"]) == 0
     last.unlink()
     last.symlink_to("two", target_is_directory=True)
-    assert plans[0].words == ("train", "--resume", str(tmp_path / "one"))
+    assert plans[0].arguments == ("train", "--resume", str(tmp_path / "one"))
 
 
 def test_servers_of_a_run_that_resumes_need_no_trust_in_the_addresses_of_earlier_ones(

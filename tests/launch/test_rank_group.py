@@ -11,7 +11,7 @@ import pytest
 from agentrl.errors import UserError
 from agentrl.launch import rank_group
 from agentrl.launch.rank_group import RankGroup, describe_rank
-from agentrl.launch.run_process import PlaceLost, Write
+from agentrl.launch.run_process import MachineLost, Write
 from tests.helpers.run_processes import Script, ScriptedProcess
 
 pytestmark = pytest.mark.anyio
@@ -36,10 +36,10 @@ class Told:
 
     def __init__(self, *processes: ScriptedProcess, max_restarts: int = 3, wait_s: float = 60.0) -> None:
         self.said: list[str] = []
-        self.words = ["train"]
+        self.arguments = ["train"]
         self.group = RankGroup(
             processes,
-            self._choose_words,
+            self._choose_arguments,
             {"KEY": "k"},
             max_restarts=max_restarts,
             wait_s=wait_s,
@@ -47,8 +47,8 @@ class Told:
             say=self.said.append,
         )
 
-    async def _choose_words(self) -> list[str]:
-        return self.words
+    async def _choose_arguments(self) -> list[str]:
+        return self.arguments
 
     def relay(self, name: str) -> Write:
         return lambda stream, data: self.said.append(f"{name} {stream} {data.decode()}")
@@ -125,7 +125,7 @@ async def test_the_rank_that_is_named_is_the_one_that_was_killed(first: int, oth
 
 async def test_a_place_that_is_lost_as_ranks_start_leaves_none_of_them() -> None:
     def lose(process: ScriptedProcess) -> None:
-        raise PlaceLost("the node died")
+        raise MachineLost("the node died")
 
     processes, told = make([runs, ends(0)], [lose, ends(0)])
     assert await told.group.run() == 0
@@ -183,7 +183,7 @@ async def test_a_signal_while_servers_start_ends_it_at_once() -> None:
         await asyncio.Event().wait()
         return []
 
-    told.group._words = wait_for_servers
+    told.group._arguments = wait_for_servers
     running = asyncio.create_task(told.group.run())
     await waiting.wait()
     told.group.end(signal.SIGTERM)
@@ -219,20 +219,20 @@ async def test_a_run_that_saves_to_begin_again_hears_no_second_signal() -> None:
     assert await running == 130
 
 
-async def test_words_that_change_as_ranks_are_prepared_are_chosen_again() -> None:
+async def test_arguments_that_change_as_ranks_are_prepared_are_chosen_again() -> None:
     processes, told = make([ends(2)], [runs])
     processes[1].room.clear()
     running = asyncio.create_task(told.group.run())
     await asyncio.sleep(0.05)
-    told.words = ["train", "--engine.urls", "http://other"]
+    told.arguments = ["train", "--engine.urls", "http://other"]
     assert not told.group.renew()
     processes[1].room.set()
     assert await asyncio.wait_for(running, 60) == 2  # a mistake, of a run that nobody renewed
-    assert [words for words, _ in processes[0].starts] == [told.words]
+    assert [arguments for arguments, _ in processes[0].starts] == [told.arguments]
     assert processes[0].signals == []
 
 
-async def test_words_that_change_as_ranks_start_begin_them_again() -> None:
+async def test_arguments_that_change_as_ranks_start_begin_them_again() -> None:
     processes, told = make([runs, ends(0)], [runs], max_restarts=0)
     reserve = processes[0].reserve_port
 
@@ -247,7 +247,7 @@ async def test_words_that_change_as_ranks_start_begin_them_again() -> None:
     assert len(processes[0].starts) == 2
 
 
-async def test_a_mistake_after_new_words_is_the_end() -> None:
+async def test_a_mistake_after_new_arguments_is_the_end() -> None:
     processes, told = make([runs], [runs])
     processes[0].obeys = False
     running = asyncio.create_task(told.group.run())
@@ -263,14 +263,17 @@ async def test_another_rank_s_status_is_said_to_be_the_run_s() -> None:
     assert told.said == ["rank 1 ended with status 2, which is that of the run"]
 
 
-async def test_new_words_begin_them_again_and_count_as_no_restart() -> None:
+async def test_new_arguments_begin_them_again_and_count_as_no_restart() -> None:
     processes, told = make([runs, ends(0)], [runs, ends(0)], max_restarts=0)
     running = asyncio.create_task(told.group.run())
     await processes[1].begun.wait()
-    told.words = ["train", "--engine.urls", "http://other"]
+    told.arguments = ["train", "--engine.urls", "http://other"]
     told.group.renew()
     assert await running == 0
-    assert [words for words, _ in processes[1].starts] == [["train"], ["train", "--engine.urls", "http://other"]]
+    assert [arguments for arguments, _ in processes[1].starts] == [
+        ["train"],
+        ["train", "--engine.urls", "http://other"],
+    ]
     assert told.said == []
 
 

@@ -13,17 +13,15 @@ import pytest
 
 from agentrl.errors import UserError
 from agentrl.launch import ray_processes
-from agentrl.launch.ray_processes import RayProcess, _choose_player_words, place_on_ray
-from agentrl.launch.run_process import PlaceLost, RunPlan, RunProcess
+from agentrl.launch.ray_processes import RayProcess, _choose_player_arguments, place_on_ray
+from agentrl.launch.run_process import MachineLost, RunPlan, RunProcess
 from agentrl.settings import registry
 from tests.helpers.ray_cluster import SIZE, open_cluster
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 pytestmark = pytest.mark.anyio
-NO_GPU = (
-    "--launcher ray: no node has a GPU, so the run asks for none (--require_gpus, where an autoscaler has some)"
-)
+NO_GPU = "--launcher ray: no node has a GPU, so the run asks for none (--require_gpus, where an autoscaler has some)"
 
 
 @pytest.fixture
@@ -36,9 +34,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
         ray.shutdown()
 
 
-async def run(process: RunProcess, *words: str) -> tuple[int, str]:
+async def run(process: RunProcess, *arguments: str) -> tuple[int, str]:
     written: list[bytes] = []
-    await process.start(words, {})
+    await process.start(arguments, {})
     status = await process.follow(lambda stream, data: written.append(data))
     return status, b"".join(written).decode()
 
@@ -67,8 +65,8 @@ async def test_processes_have_places_and_new_ones_where_a_node_is_lost(
     plan = RunPlan(("train",), ranks=1, servers=1, players=1, folder=str(tmp_path), wait_s=0)
     said: list[str] = []
     async with place_on_ray(plan, said.append) as placement:
-        assert placement.shared_host
-        assert placement.words == ("--players.launcher", "ray", "--players.host", "0.0.0.0")
+        assert placement.spans_machines
+        assert placement.arguments == ("--players.launcher", "ray", "--players.host", "0.0.0.0")
         assert placement.environment["RAY_ADDRESS"] == cluster.address
         rank, server = placement.processes
         assert (rank.name, server.name) == ("rank 0", "server 1")
@@ -81,14 +79,14 @@ async def test_processes_have_places_and_new_ones_where_a_node_is_lost(
         await rank.start(["serve-tools", "calculator", "--http", "0"], {})
         for node in started:
             cluster.remove_node(node, False)
-        with pytest.raises(PlaceLost):
+        with pytest.raises(MachineLost):
             await rank.follow(lambda stream, data: None)
         cluster.add_node(num_cpus=3, **SIZE)
         while True:
             try:
                 await rank.locate()
                 break
-            except PlaceLost:
+            except MachineLost:
                 continue
         assert (await run(rank, "--version"))[0] == 0
     assert said == [NO_GPU]
@@ -96,8 +94,10 @@ async def test_processes_have_places_and_new_ones_where_a_node_is_lost(
 
 @pytest.mark.slow
 @needs_ray
-async def test_it_ends_where_a_lost_node_has_no_other(nodes: tuple[Any, list[Any]], tmp_path: Path) -> None:
-    """Nothing that is asked of a task without a node is ever answered."""
+async def test_it_ends_where_a_lost_node_has_no_other(
+    nodes: tuple[Any, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_processes, "KILL_S", 0.5)  # Ray itself gives the task up after ten
     cluster, started = nodes
     with anyio.fail_after(300):
         async with place_on_ray(RunPlan(("train",), folder=str(tmp_path)), lambda sentence: None) as placement:
@@ -105,7 +105,7 @@ async def test_it_ends_where_a_lost_node_has_no_other(nodes: tuple[Any, list[Any
             await rank.start(["serve-tools", "calculator", "--http", "0"], {})
             for node in started:
                 cluster.remove_node(node, False)
-            with pytest.raises(PlaceLost):
+            with pytest.raises(MachineLost):
                 await rank.follow(lambda stream, data: None)
             with anyio.move_on_after(2) as waiting:
                 await rank.locate()
@@ -166,22 +166,22 @@ async def test_a_task_that_has_no_node_any_more_has_lost_its_machine(kind: str, 
     error = getattr(ray.exceptions, kind)
     said = f"{'the actor is gone ' * 30}\nits node was removed"
     process, _ = make_process(_Task(error(error_msg=said) if kind == "RayActorError" else error(said)))
-    with pytest.raises(PlaceLost) as told:
+    with pytest.raises(MachineLost) as told:
         await process.locate()
     assert str(told.value) == last_line
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "arguments"),
     [
         ({}, "--players.launcher ray --players.host 0.0.0.0"),
         ({"players.host": "10.0.0.7"}, "--players.launcher ray"),
         ({"players.host": "10.0.0.7", "players.launcher": "ray"}, ""),
     ],
 )
-def test_players_are_started_and_join_as_the_user_chose(given: dict[str, object], words: str) -> None:
-    assert " ".join(_choose_player_words(RunPlan(("train",), players=1, given=given))) == words
-    assert _choose_player_words(RunPlan(("train",), given=given)) == ()
+def test_players_are_started_and_join_as_the_user_chose(given: dict[str, object], arguments: str) -> None:
+    assert " ".join(_choose_player_arguments(RunPlan(("train",), players=1, given=given))) == arguments
+    assert _choose_player_arguments(RunPlan(("train",), given=given)) == ()
 
 
 @pytest.mark.slow

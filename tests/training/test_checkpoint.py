@@ -179,7 +179,8 @@ def test_other_settings_and_another_process_are_refused(tmp_path: Path, capsys: 
 def test_a_run_resumes_with_its_servers_at_other_addresses(tmp_path: Path) -> None:
     nano = AutoModelForCausalLM.from_pretrained(locate_model("nano"))
     folder = str(tmp_path / "run")
-    few = {"rollout": {"tasks_per_step": 1, "group_size": 2, "max_tokens": 6}, "eval": {"every": 0, "final_tasks": 1}}
+    few: dict[str, Any] = {"rollout": {"tasks_per_step": 1, "group_size": 2, "max_tokens": 6}}
+    few["eval"] = {"every": 0, "final_tasks": 1}
     with fake_vllm(nano) as before, fake_vllm(nano) as now:
         before.max_context = now.max_context = 1024
         engine = {"name": "server", "urls": [before.url]}
