@@ -43,6 +43,7 @@ from agentrl.cli.dispatch import VERBS
 from agentrl.engines.vllm.launchers import ServerPlan, launch_servers
 from agentrl.environments.env import ToolEnv
 from agentrl.environments.spec import EnvSpec
+from agentrl.launch.run_process import RunPlan
 from agentrl.models.policy import build_model_config
 from agentrl.models.source import locate_model
 from agentrl.runs import trackers
@@ -549,3 +550,10 @@ async def test_the_launcher_of_the_page_on_extending_starts_servers(at_desk: Pat
     command = (sys.executable, "-c", "print('http://127.0.0.1:1', flush=True); import time; time.sleep(60)")
     async with launch_servers("queue", ServerPlan(1, command)) as urls:
         assert urls == ["http://127.0.0.1:1"]
+
+
+async def test_the_launcher_of_runs_of_the_page_on_extending_finds_places(at_desk: Path) -> None:
+    place: Any = registry.load_entry("run_launcher", "polite.py:polite")
+    async with place(RunPlan(("train",), ranks=2), print) as placement:
+        assert [process.name for process in placement.processes] == ["rank 0", "rank 1"]
+        assert placement.environment == {"OMP_NUM_THREADS": "1"}

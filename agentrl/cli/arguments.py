@@ -40,14 +40,14 @@ class Arguments(Generic[OptionsT]):
         options: the verb's own.
         files: the TOML files before the first option, in order.
         settings: the settings of a run that the command line gives.
-        words: the same as they are typed, one a setting.
+        setting_arguments: the same as they are typed, one a setting.
     """
 
     names: list[str]
     options: OptionsT
     files: list[Layer]
     settings: Layer
-    words: tuple[str, ...] = ()
+    setting_arguments: tuple[str, ...] = ()
 
     @property
     def layers(self) -> list[Layer]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from agentrl.cli.train import TrainOptions
 
 _SOMEWHERE = "http://127.0.0.1:1"  # of servers that are not started yet
+_DECODER = codecs.getincrementaldecoder("utf-8")
+_LINE_END = re.compile(rb"[\r\n]")
+_LONGEST_LINE = 1 << 16
 _CHOSEN = ("model", "dtype", "host", "port", "api_key_env")  # of servers: by the run, or by where they are
 
 
@@ -38,11 +44,18 @@ def launch_run(
             f"{os.environ['WORLD_SIZE']} that torchrun started: leave one of the two out"
         )
     servers = [("--servers", {"engine": {"name": "server", "urls": [_SOMEWHERE]}})] if own.servers else []
-    _check(own, {name: value for _, layer in arguments.layers for name, value in flatten(layer).items()})
-    config = build_model_config(*build_layers(arguments), *servers)
+    _check(own, _list_given(arguments.layers))
+    layers = build_layers(replace(arguments, files=[*arguments.files, *servers]))  # a run's old addresses do not matter
+    config = build_model_config(*layers, *servers)
     EnvSpec.from_config(config)
     describe_algorithm(config)
-    return supervise(_build_plan(arguments, config), launcher, _relay, _say)
+    plan = replace(_build_plan(arguments, config), given=_list_given(layers))
+    return supervise(plan, launcher, _relay, _say)
+
+
+def _list_given(layers: Sequence[Layer]) -> dict[str, object]:
+    """List the settings that layers give, by their dotted names."""
+    return {name: value for _, layer in layers for name, value in flatten(layer).items()}
 
 
 def _check(own: TrainOptions, given: Mapping[str, object]) -> None:
@@ -61,19 +74,20 @@ def _check(own: TrainOptions, given: Mapping[str, object]) -> None:
 
 def _build_plan(arguments: Arguments[TrainOptions], config: TrainConfig) -> RunPlan:
     own = arguments.options
-    resumes = ["--resume", str(own.resume)] if own.resume else []
     folder = Path(config.run.dir) if config.run.dir else name_run_folder("runs", config.env["name"])
-    words = ["train", *(name for name, _ in arguments.files), *resumes, *(["--trust"] if own.trust else [])]
-    words += [*arguments.words, *([] if own.resume else ["--run.dir", str(folder.absolute())])]
+    resumes = ["--resume", str(folder)] if own.resume else []  # what runs/last is now: another run may move that link
+    command = ["train", *(name for name, _ in arguments.files), *resumes, *(["--trust"] if own.trust else [])]
+    command += [*arguments.setting_arguments, *([] if own.resume else ["--run.dir", str(folder.absolute())])]
     serving = _choose_serving(own, config)
     return RunPlan(
-        tuple(words),
+        tuple(command),
         tuple(serving),
         ranks=own.ranks,
         servers=own.servers,
         players=config.players.count,
         cpus=own.cpus,
         server_gpus=int(own.serve.get("tp", 1)) * int(own.serve.get("dp", 1)),
+        require_gpus=own.require_gpus,
         max_restarts=own.max_restarts,
         wait_s=own.wait_s,
         folder=str(Path.cwd()),
@@ -81,15 +95,15 @@ def _build_plan(arguments: Arguments[TrainOptions], config: TrainConfig) -> RunP
 
 
 def _choose_serving(own: TrainOptions, config: TrainConfig) -> list[str]:
-    """Choose the words of a server: the run's model and limits, and what the user adds. Raises ConfigError."""
+    """Choose the arguments of a server: the run's model and limits, and what the user adds. Raises ConfigError."""
     if not own.servers:
         return []
     from agentrl.engines.vllm.launchers import plan_servers
 
-    _, _, _, *words = plan_servers(config, own.servers).command
-    words += [word for name, value in flatten(own.serve).items() for word in (f"--{name}", _spell(value))]
-    serve.COMMAND.parse(words[1:])
-    return words
+    _, _, _, *command = plan_servers(config, own.servers).command
+    command += [word for name, value in flatten(own.serve).items() for word in (f"--{name}", _spell(value))]
+    serve.COMMAND.parse(command[1:])
+    return command
 
 
 def _spell(value: object) -> str:
@@ -99,25 +113,34 @@ def _spell(value: object) -> str:
 
 def _relay(name: str) -> Write:
     """Return what shows the output of a process: the first rank's as it is, lines of others with their name."""
-    return _show if name == "rank 0" else _NamedLines(name).write
+    return _Shown().write if name == "rank 0" else _NamedLines(name).write
 
 
-def _show(stream: str, data: bytes) -> None:
-    if data:
-        out = sys.stdout if stream == "out" else sys.stderr
-        out.write(data.decode(errors="replace"))
-        out.flush()
+class _Shown:
+    """Text of a process, shown as it comes, in whatever parts."""
+
+    def __init__(self) -> None:
+        self._decoders = {name: _DECODER(errors="replace") for name in ("out", "err")}
+
+    def write(self, stream: str, data: bytes) -> None:
+        if text := self._decoders[stream].decode(data):
+            out = sys.stdout if stream == "out" else sys.stderr
+            out.write(text)
+            out.flush()
 
 
 class _NamedLines:
-    """Whole lines of a process, each with its name before it."""
+    """Whole lines of a process, each with its name before it; what a progress bar writes anew is a line too."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._left = name, b""
+        self._name, self._left = name, {"out": b"", "err": b""}
 
-    def write(self, _stream: str, data: bytes) -> None:
-        *lines, self._left = (self._left + data).split(b"\n")
-        for line in lines:
+    def write(self, stream: str, data: bytes) -> None:
+        *lines, left = _LINE_END.split(self._left[stream] + data)
+        if len(left) > _LONGEST_LINE:
+            lines, left = [*lines, left], b""
+        self._left[stream] = left
+        for line in filter(None, lines):
             _say_line(f"[{self._name}] {line.decode(errors='replace')}")
 
 

@@ -54,11 +54,15 @@ class TrainOptions(ResumeOptions):
     servers: int = Field(0, ge=0, description="vLLM servers that the launcher starts, which the run samples from")
     serve: dict[str, Any] = Field({}, description="of each server, as for agentrl serve: --serve.tp 4")
     cpus: float = Field(1.0, gt=0, description="CPUs of a node, for each rank and each server, on Ray")
+    require_gpus: bool = Field(
+        False,
+        description="ask for a GPU for each rank, and for servers', also where an autoscaler has yet to start them",
+    )
     max_restarts: int = Field(3, ge=0, description="how often the ranks begin again, after one of them has ended")
     wait_s: float = Field(60.0, ge=0, description="how long the launcher waits for room on a cluster")
 
 
-_LAUNCHED = ("ranks", "servers", "serve", "cpus", "max_restarts", "wait_s")
+_LAUNCHED = ("ranks", "servers", "serve", "cpus", "require_gpus", "max_restarts", "wait_s")
 
 
 def _run(arguments: Arguments[TrainOptions]) -> int:

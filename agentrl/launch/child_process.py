@@ -23,7 +23,7 @@ _END_S = 5.0
 
 
 class ChildProcess:
-    """``python -m agentrl WORDS`` on this machine; it can be started again once it has ended.
+    """``python -m agentrl ARGUMENTS`` on this machine; it can be started again once it has ended.
 
     Every method may be called from a thread of its own.
     """
@@ -41,7 +41,12 @@ class ChildProcess:
             return int(probe.getsockname()[1])
 
     def start(
-        self, words: Sequence[str], environment: Mapping[str, str], folder: str | None = None, *, inherits: bool = False
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        *,
+        inherits: bool = False,
     ) -> str:
         """Start it; return why that cannot be, if so.
 
@@ -53,7 +58,7 @@ class ChildProcess:
         variables = {**os.environ, **environment, OWNER: str(os.getpid())}
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl", *words],
+                [sys.executable, "-m", "agentrl", *arguments],
                 env=variables,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 
 from agentrl.errors import ProcessLostError, UserError
-from agentrl.launch.run_process import PlaceLost
+from agentrl.launch.run_process import MachineLost
 
-Ending = int | PlaceLost  # an exit status, -n after signal n; or the loss of the machine
+Ending = int | MachineLost  # an exit status, -n after signal n; or the loss of the machine
 
 
 def describe_ending(ending: Ending) -> str:
     """Describe how a process ended, as a sentence goes on: ``was killed by SIGKILL``."""
-    if isinstance(ending, PlaceLost):
+    if isinstance(ending, MachineLost):
         return f"is lost: {ending}"
     if ending < 0:
         return f"was killed by {signal.Signals(-ending).name}"
@@ -21,7 +21,7 @@ def describe_ending(ending: Ending) -> str:
 
 def is_kill(ending: Ending) -> bool:
     """Return True for a process that did not end by itself."""
-    return isinstance(ending, PlaceLost) or ending < 0
+    return isinstance(ending, MachineLost) or ending < 0
 
 
 def is_mistake(ending: Ending) -> bool:
@@ -29,8 +29,8 @@ def is_mistake(ending: Ending) -> bool:
     return ending == UserError.exit_status
 
 
-def as_exit_status(ending: Ending) -> int:
+def compute_exit_status(ending: Ending) -> int:
     """Return the status that a shell gives: 128 + n after signal n."""
-    if isinstance(ending, PlaceLost):
+    if isinstance(ending, MachineLost):
         return ProcessLostError.exit_status
     return 128 - ending if ending < 0 else ending

@@ -32,9 +32,9 @@ class LocalProcess:
     async def reserve_port(self) -> int:
         return self._child.reserve_port()
 
-    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         variables = {**environment, **self._variables}
-        if problem := self._child.start(words, variables, self._folder, inherits=self.name == "rank 0"):
+        if problem := self._child.start(arguments, variables, self._folder, inherits=self.name == "rank 0"):
             raise UserError(f"{self.name} cannot be started: {problem}")
 
     async def follow(self, write: Write) -> int:
@@ -61,8 +61,8 @@ async def place_locally(plan: RunPlan) -> AsyncIterator[Placement]:
     """
     gpus = await to_thread.run_sync(list_gpus)
     needs = plan.list_gpus()
-    if gpus and sum(needs) > len(gpus):
-        raise refuse_room("local", f"{sum(needs)} GPUs", f"{len(gpus)}")
+    if (gpus or plan.require_gpus) and sum(needs) > len(gpus):
+        raise refuse_room("local", f"{sum(needs)} GPUs", f"{len(gpus) or 'none'}")
     ends = list(accumulate(needs))
     shares = [gpus[end - need : end] for end, need in zip(ends, needs, strict=True)]
     processes = [LocalProcess(name, plan.folder, own) for name, own in zip(plan.list_names(), shares, strict=True)]

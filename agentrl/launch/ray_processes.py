@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,14 @@ from anyio import to_thread
 
 from agentrl.errors import UserError
 from agentrl.launch.child_process import ChildProcess
-from agentrl.launch.run_process import PlaceLost, Placement, RunPlan, Write, refuse_room
+from agentrl.launch.run_process import MachineLost, Placement, RunPlan, Say, Write, refuse_room
 from agentrl.players import ray_tasks
 from agentrl.players.connection import KEY_ENV
 from agentrl.settings.registry import check_package
 
 CALLS = 8  # of one task at a time: it is read while it is signalled
+KILL_S = 15.0  # that a task has to end its process, before the task is ended
+_PLAYERS = {"players.launcher": "ray", "players.host": "0.0.0.0"}
 
 
 class RayChild(ChildProcess):
@@ -35,7 +38,7 @@ class RayChild(ChildProcess):
 
         return str(ray.util.get_node_ip_address())
 
-    def start_in(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
+    def start_in(self, arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
         """Start it in the folder of the command, or in that of a Ray job; return why that cannot be, if so."""
         import ray
 
@@ -45,7 +48,7 @@ class RayChild(ChildProcess):
                 f"there is no folder {folder} on the node {self.locate()}: start the run in one that all nodes have, "
                 "or by ray job submit --working-dir"
             )
-        return self.start(words, environment, folder if here else None)
+        return self.start(arguments, environment, folder if here else None)
 
 
 class RayProcess:
@@ -68,8 +71,8 @@ class RayProcess:
     async def reserve_port(self) -> int:
         return int(await self._call("reserve_port"))
 
-    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        if problem := await self._call("start_in", list(words), dict(environment), self._folder):
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        if problem := await self._call("start_in", list(arguments), dict(environment), self._folder):
             raise UserError(f"--launcher ray: {self.name} cannot be started: {problem}")
 
     async def follow(self, write: Write) -> int:
@@ -85,8 +88,14 @@ class RayProcess:
             await self._call("send_signal", int(number))
 
     async def kill(self) -> None:
-        if self._task is not None:
+        task = self._task
+        if task is None:
+            return
+        with anyio.move_on_after(KILL_S):
             await self._call("kill")
+            return
+        self._task = None  # it hangs, or has no node yet
+        await to_thread.run_sync(self._ray.kill, task)
 
     async def _call(self, method: str, *arguments: object) -> Any:
         """Call a method of the task, which is begun by the first one, and again after it was lost."""
@@ -95,13 +104,25 @@ class RayProcess:
         task = self._task
         try:
             return await getattr(task, method).remote(*arguments)
-        except self._ray.exceptions.RayActorError as error:
+        except _list_losses(self._ray) as error:
             self._task = None if self._task is task else self._task
-            raise PlaceLost(f"{error!s:.200}".strip().splitlines()[-1]) from None
+            raise MachineLost(_describe_loss(error)) from None
+
+
+def _list_losses(ray: Any) -> tuple[type[Exception], ...]:
+    """List the errors of Ray by which a task has no node any more."""
+    errors = ray.exceptions
+    return errors.RayActorError, errors.ActorUnschedulableError, errors.ActorPlacementGroupRemoved
+
+
+def _describe_loss(error: Exception) -> str:
+    """Return the last line of what Ray says, which has the reason."""
+    *_, last = str(error).strip().splitlines() or [type(error).__name__]
+    return last[:200]
 
 
 @asynccontextmanager
-async def place_on_ray(plan: RunPlan, say: Callable[[str], None]) -> AsyncIterator[Placement]:
+async def place_on_ray(plan: RunPlan, say: Say) -> AsyncIterator[Placement]:
     """Find places on the cluster at ``$RAY_ADDRESS``, or on the one that this machine is a node of.
 
     Raises:
@@ -109,7 +130,14 @@ async def place_on_ray(plan: RunPlan, say: Callable[[str], None]) -> AsyncIterat
     """
     check_package("--launcher ray", "ray", "ray")
     ray = await to_thread.run_sync(partial(ray_tasks.connect_cluster, "--launcher ray"))
-    bundles = _describe_bundles(plan, has_gpu=ray.cluster_resources().get("GPU", 0) > 0)
+    if plan.given.get("players.launcher", "ray") != "ray":
+        plan = replace(plan, players=0)  # those have places of their own
+    has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+    if not has_gpu and not plan.require_gpus:
+        say(
+            "--launcher ray: no node has a GPU, so the run asks for none (--require_gpus, where an autoscaler has some)"
+        )
+    bundles = _describe_bundles(plan, has_gpu=has_gpu or plan.require_gpus)
     group = await _reserve(ray, plan, bundles, say)
     try:
         processes = [
@@ -117,19 +145,29 @@ async def place_on_ray(plan: RunPlan, say: Callable[[str], None]) -> AsyncIterat
             for index, (name, bundle) in enumerate(zip(plan.list_names(), bundles, strict=True))
         ]
         environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-        words = ("--players.launcher", "ray", "--players.host", "0.0.0.0") if plan.players else ()
         if plan.players:
             environment[KEY_ENV] = os.environ.get(KEY_ENV) or secrets.token_urlsafe(32)
         try:
-            yield Placement(processes, words, environment, shared_host=True)
+            yield Placement(processes, _choose_player_arguments(plan), environment, spans_machines=True)
         finally:
             with anyio.CancelScope(shield=True):
-                for process in processes:
-                    with suppress(PlaceLost):
-                        await process.kill()
+                async with anyio.create_task_group() as tasks:
+                    for process in processes:
+                        tasks.start_soon(_end, process)
     finally:
         with suppress(Exception):  # of a cluster that is gone
             ray.util.remove_placement_group(group)
+
+
+async def _end(process: RayProcess) -> None:
+    with suppress(Exception):  # of a machine, or a cluster, that is gone
+        await process.kill()
+
+
+def _choose_player_arguments(plan: RunPlan) -> tuple[str, ...]:
+    """Choose how the run starts its players, and where they join, but for what the user has chosen."""
+    chosen = {name: value for name, value in _PLAYERS.items() if plan.players and name not in plan.given}
+    return tuple(word for name, value in chosen.items() for word in (f"--{name}", value))
 
 
 def _describe_bundles(plan: RunPlan, *, has_gpu: bool) -> list[dict[str, float]]:
@@ -138,7 +176,7 @@ def _describe_bundles(plan: RunPlan, *, has_gpu: bool) -> list[dict[str, float]]
     return [{"CPU": plan.cpus, **({"GPU": float(own)} if own else {})} for own in gpus]
 
 
-async def _reserve(ray: Any, plan: RunPlan, bundles: Sequence[Mapping[str, float]], say: Callable[[str], None]) -> Any:
+async def _reserve(ray: Any, plan: RunPlan, bundles: Sequence[Mapping[str, float]], say: Say) -> Any:
     """Reserve the room of all ranks and servers, beside which the players have theirs.
 
     Raises:

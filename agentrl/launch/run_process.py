@@ -12,14 +12,14 @@ Say = Callable[[str], None]  # takes a sentence for whoever looks at the run
 Write = Callable[[str, bytes], None]  # of a stream, "out" or "err", and what a process wrote there
 
 
-class PlaceLost(Exception):
+class MachineLost(Exception):
     """The machine of a process is gone, or it has none any more; the sentence says why."""
 
 
 class RunProcess(Protocol):
     """A process of a run, one after the other at a place: it may be started again when it has ended.
 
-    Every method raises `PlaceLost` where the place is gone; `locate` takes another one then.
+    Every method raises `MachineLost` where the place is gone; `locate` takes another one then.
     """
 
     name: str  # that sentences call it by, such as "rank 1"
@@ -32,8 +32,8 @@ class RunProcess(Protocol):
         """Return a port of its machine that nothing listens on."""
         ...
 
-    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``python -m agentrl WORDS`` there. Raises UserError: that cannot be."""
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start ``python -m agentrl ARGUMENTS`` there. Raises UserError: that cannot be."""
         ...
 
     async def follow(self, write: Write) -> int:
@@ -54,8 +54,8 @@ class RunPlan:
     """The processes of a run, for which a launcher finds places.
 
     Args:
-        words: of ``agentrl``, as each rank runs it: ``train ...``.
-        serve_words: the same of each server: ``serve ...``.
+        arguments: of ``agentrl``, as each rank runs it: ``train ...``.
+        serve_arguments: the same of each server: ``serve ...``.
         ranks: processes of the learner; the first one rolls out.
         servers: vLLM servers.
         players: that the first rank starts, beside all these.
@@ -64,10 +64,12 @@ class RunPlan:
         max_restarts: how often the ranks are started again.
         wait_s: how long to wait for room.
         folder: that the command was given in.
+        require_gpus: ask for GPUs also where no machine has one yet.
+        given: settings of the run that the user gave, by their dotted names: a launcher leaves these as they are.
     """
 
-    words: tuple[str, ...]
-    serve_words: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
+    serve_arguments: tuple[str, ...] = ()
     ranks: int = 1
     servers: int = 0
     players: int = 0
@@ -76,6 +78,8 @@ class RunPlan:
     max_restarts: int = 3
     wait_s: float = 60.0
     folder: str = "."
+    require_gpus: bool = False
+    given: Mapping[str, object] = field(default_factory=dict)
 
     def list_names(self) -> list[str]:
         """List what every process is called: ranks first, then servers."""
@@ -92,15 +96,31 @@ class Placement:
 
     Args:
         processes: in the order of `RunPlan.list_names`.
-        words: more words for each rank, such as how it starts players there.
+        arguments: more arguments for each rank, such as how it starts players there.
         environment: variables that ranks and servers need beside their machine's own.
-        shared_host: whether other machines are among the places, so that servers listen for those too.
+        spans_machines: whether other machines are among the places, so that servers listen for those too.
     """
 
     processes: Sequence[RunProcess]
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    shared_host: bool = False
+    spans_machines: bool = False
+
+
+async def follow_lines(process: RunProcess, write: Write) -> int:
+    """Follow a process as `RunProcess.follow` does, and end its last line where it has not."""
+    last = {"out": b"\n", "err": b"\n"}
+
+    def pass_on(stream: str, data: bytes) -> None:
+        last[stream] = data[-1:] or last[stream]
+        write(stream, data)
+
+    try:
+        return await process.follow(pass_on)
+    finally:
+        for stream, end in last.items():
+            if end not in (b"\n", b"\r"):
+                write(stream, b"\n")
 
 
 def refuse_room(launcher: str, asked: str, there: str) -> UserError:

@@ -1,7 +1,8 @@
 """A run whose processes are started, kept and ended here: servers first, then the learner's ranks, which sample there.
 
 Where the processes are is a launcher's choice (`agentrl.launch.run_launchers`). What dies is started again: a server by
-itself, the ranks all together, at the newest checkpoint. The status of the first rank is that of the run.
+itself, the ranks all together, at the newest checkpoint. The status of the run is that of its first rank; where another
+one is why it ended, the status is that one's, which is said.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -17,7 +17,7 @@ from agentrl.engines.server_keys import KEY_ENV
 from agentrl.errors import UserError, author_errors
 from agentrl.launch.kept_server import KeptServer
 from agentrl.launch.rank_group import RankGroup, Relay
-from agentrl.launch.run_process import Placement, RunPlan
+from agentrl.launch.run_process import Placement, RunPlan, Say
 from agentrl.runtime import threads
 from agentrl.runtime.interruption import Interruption
 from agentrl.settings.registry import load_entry
@@ -26,8 +26,8 @@ PASSED_ON = ("AGENTRL_", "GLOO_", "HF_", "NCCL_", "OMP_", "PYTHONPATH", "VLLM_")
 _REPLACED_S = 60.0  # that a place for the ranks may take to be found again, at the least
 
 
-def supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[str], None]) -> int:
-    """Run a plan to its end; return the exit status of its first rank.
+def supervise(plan: RunPlan, launcher: str, relay: Relay, say: Say) -> int:
+    """Run a plan to its end; return the exit status of its first rank, or of the one that ended it, which is said.
 
     The first signal lets the run save and end, as that of a run in one process; the second ends all at once.
 
@@ -46,7 +46,7 @@ def supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[str], N
         return status
 
 
-async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[str], None], stop: Interruption) -> int:
+async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Say, stop: Interruption) -> int:
     entry: Any = load_entry("run_launcher", launcher)
     with author_errors(f"launcher {launcher!r}"):
         places: AbstractAsyncContextManager[Placement] = entry(plan, say)
@@ -67,16 +67,18 @@ async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Callable[[
 class _SupervisedRun:
     """The servers and the ranks of a run, at their places."""
 
-    def __init__(self, plan: RunPlan, placement: Placement, relay: Relay, say: Callable[[str], None]) -> None:
-        self._words, self._say = (*plan.words, *placement.words), say
+    def __init__(self, plan: RunPlan, placement: Placement, relay: Relay, say: Say) -> None:
+        self._arguments, self._say = (*plan.arguments, *placement.arguments), say
         self._told: tuple[str, ...] = ()  # the servers' addresses, as the ranks have them
         environment = {**_pass_on_settings(), **placement.environment, KEY_ENV: _choose_key()}
+        wait_s = max(plan.wait_s, _REPLACED_S)
         self.servers = [
             KeptServer(
                 process,
-                plan.serve_words,
+                plan.serve_arguments,
                 environment,
-                elsewhere=placement.shared_host,
+                spans_machines=placement.spans_machines,
+                wait_s=wait_s,
                 write=relay(process.name),
                 say=say,
                 on_answer=self._renew_if_moved,
@@ -85,29 +87,32 @@ class _SupervisedRun:
         ]
         self.group = RankGroup(
             placement.processes[: plan.ranks],
-            self._choose_words,
+            self._choose_arguments,
             environment,
             max_restarts=plan.max_restarts,
-            wait_s=max(plan.wait_s, _REPLACED_S),
+            wait_s=wait_s,
             relay=relay,
             say=say,
         )
 
-    async def _choose_words(self) -> list[str]:
-        """Choose the words of every rank, with the servers where they are now. Raises UserError: none is left."""
+    async def _choose_arguments(self) -> list[str]:
+        """Choose the arguments of every rank, with the servers where they are now. Raises UserError: none is left."""
+        self._told = ()
         for server in self.servers:
+            if not server.is_settled:
+                self._say(f"the learner's processes wait for {server.name} to answer")
             await server.settle()
         self._told = tuple(server.url for server in self.servers if server.answers)
         if self.servers and not self._told:
             raise UserError("no server of the run starts any more; what they wrote stands above")
         engine = ["--engine", "server", "--engine.urls", ",".join(self._told)]
-        return [*self._words, *(engine if self._told else [])]
+        return [*self._arguments, *(engine if self._told else [])]
 
     def _renew_if_moved(self) -> None:
         """Let the ranks begin again where a server answers at an address that they do not know."""
-        if self._told and any(server.answers and server.url not in self._told for server in self.servers):
+        moved = any(server.answers and server.url not in self._told for server in self.servers)
+        if self._told and moved and self.group.renew():
             self._say("a server answers at another address: the run saves, and begins again with that one")
-            self.group.renew()
 
 
 def _choose_key() -> str:

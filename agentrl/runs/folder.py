@@ -42,6 +42,7 @@ from agentrl.types import to_utf8
 
 _OTHER_LOGS = ("events.jsonl", "timeline.jsonl", "processes.jsonl")  # beside the metrics; each line has its step
 _CHANGEABLE = ("steps", "run", "eval")  # sections that may change when a run resumes
+_ADDRESSES = ("engine.urls",)  # of what serves the same model: it may be started again elsewhere
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,8 @@ def _check_free(path: Path, config_toml: str, resume: bool) -> None:
             f"agentrl train --resume {path}"
         )
     before, now = read_run_settings(path), flatten(tomllib.loads(config_toml))
-    names = sorted(n for n in before.keys() | now.keys() if n.partition(".")[0] not in _CHANGEABLE)
+    named = (before.keys() | now.keys()) - {*_ADDRESSES}
+    names = sorted(n for n in named if n.partition(".")[0] not in _CHANGEABLE)
     other = [f"{n} {before.get(n)!r} -> {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]
     if other:
         raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from agentrl.launch.run_process import PlaceLost, Write
+from agentrl.launch.run_process import MachineLost, Write
 
 Script = Callable[["ScriptedProcess"], None]  # what happens as it starts
 
@@ -14,7 +14,7 @@ class ScriptedProcess:
     """A process whose starts follow scripts, one after the other; then it runs until it is ended.
 
     Args:
-        address: of its machine; a test may change it.
+        address: of its machine; a test may change it, or clear `room`, so that it is looked for.
         obeys: ends by a signal.
     """
 
@@ -26,6 +26,8 @@ class ScriptedProcess:
         self.ports = 0
         self.kills = 0
         self.begun = asyncio.Event()
+        self.room = asyncio.Event()
+        self.room.set()
         self._written: list[bytes] = []
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -38,19 +40,20 @@ class ScriptedProcess:
 
     def lose(self, why: str) -> None:
         if not self._end.done():
-            self._end.set_exception(PlaceLost(why))
+            self._end.set_exception(MachineLost(why))
 
     async def locate(self) -> str:
+        await self.room.wait()
         if not self.address:
-            raise PlaceLost("no room")
+            raise MachineLost("no room")
         return self.address
 
     async def reserve_port(self) -> int:
         self.ports += 1
         return 7000 + self.ports
 
-    async def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.starts.append(([*words], {**environment}))
+    async def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.starts.append(([*arguments], {**environment}))
         self._written, self._end = [], asyncio.get_running_loop().create_future()
         self.begun.set()
         if self.scripts:

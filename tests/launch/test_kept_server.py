@@ -21,9 +21,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(process: ScriptedProcess) -> None:
     """Print the URL, in two parts; run until it is ended."""
-    words = process.starts[-1][0]
+    arguments = process.starts[-1][0]
     process.write("htt")
-    process.write(f"p://{process.address}:{words[words.index('--port') + 1]}\nmore\n")
+    process.write(f"p://{process.address}:{arguments[arguments.index('--port') + 1]}\nmore\n")
 
 
 def dies(process: ScriptedProcess) -> None:
@@ -31,19 +31,24 @@ def dies(process: ScriptedProcess) -> None:
 
 
 class Kept:
-    def __init__(self, *scripts: Script, elsewhere: bool = True) -> None:
+    def __init__(self, *scripts: Script, spans_machines: bool = True, wait_s: float = 60.0) -> None:
         self.process = ScriptedProcess("server 1", *scripts)
         self.said: list[str] = []
+        self.shown = b""
         self.answered, self.left_out = asyncio.Semaphore(0), asyncio.Event()
         self.server = KeptServer(
             self.process,
             ["serve", "--model", "nano"],
             {"KEY": "k"},
-            elsewhere=elsewhere,
-            write=lambda stream, data: None,
+            spans_machines=spans_machines,
+            wait_s=wait_s,
+            write=self._show,
             say=self._say,
             on_answer=self.answered.release,
         )
+
+    def _show(self, stream: str, data: bytes) -> None:
+        self.shown += data
 
     def _say(self, sentence: str) -> None:
         self.said.append(sentence)
@@ -59,15 +64,60 @@ async def test_it_is_started_again_at_its_address() -> None:
     kept.process.end(-9)
     await kept.answered.acquire()
     keeping.cancel()
-    assert [words for words, _ in kept.process.starts] == [
-        ["serve", "--model", "nano", "--port", "7001", "--host", "10.0.0.1"]
-    ] * 3
+    assert [arguments for arguments, _ in kept.process.starts] == [
+        ["serve", "--model", "nano", "--port", port, "--host", "10.0.0.1"]
+        for port in ("7001", "7001", "7002")  # somebody may have taken the port of one that did not answer
+    ]
     assert kept.said == ["server 1 was killed by SIGKILL; it is started again"] * 2
     assert kept.process.kills == 2  # what it left behind
 
 
+async def test_what_it_writes_is_shown_but_for_its_address() -> None:
+    def log(process: ScriptedProcess) -> None:
+        process.write("INFO loading\n")
+        answers(process)
+        process.write("INFO: GET /health\nhttp://else")
+
+    kept = Kept(log)
+    keeping = asyncio.create_task(kept.server.keep())
+    await kept.answered.acquire()
+    keeping.cancel()
+    assert kept.server.url == "http://10.0.0.1:7001"
+    assert kept.shown == b"INFO loading\nmore\nINFO: GET /health\n"
+
+
+async def test_one_that_cannot_be_started_again_has_ended_once_more() -> None:
+    def refuse(process: ScriptedProcess) -> None:
+        raise UserError("server 1 cannot be started: no such folder")
+
+    kept = Kept(answers, refuse, answers)
+    keeping = asyncio.create_task(kept.server.keep())
+    await kept.answered.acquire()
+    kept.process.end(-9)
+    await kept.answered.acquire()
+    keeping.cancel()
+    assert kept.said[-1] == "server 1 did not start (server 1 cannot be started: no such folder); it is started again"
+
+
+async def test_nobody_waits_for_one_that_waits_for_room_but_it_is_there_when_it_has_some() -> None:
+    kept = Kept(answers, answers, wait_s=0.05)
+    keeping = asyncio.create_task(kept.server.keep())
+    await kept.answered.acquire()
+    kept.process.room.clear()
+    kept.process.lose("the node died")
+    await asyncio.wait_for(kept.left_out.wait(), 60)
+    await kept.server.settle()
+    assert not kept.server.answers
+    assert kept.said[-1] == "there is no room for server 1, for 0.05 s; the run goes on without it until there is"
+    kept.process.address = "10.0.0.2"
+    kept.process.room.set()
+    await kept.answered.acquire()
+    assert kept.server.url == "http://10.0.0.2:7002"
+    keeping.cancel()
+
+
 async def test_on_this_machine_alone_it_listens_on_loopback() -> None:
-    kept = Kept(answers, elsewhere=False)
+    kept = Kept(answers, spans_machines=False)
     keeping = asyncio.create_task(kept.server.keep())
     await kept.answered.acquire()
     keeping.cancel()

@@ -85,6 +85,7 @@ def test_it_ends_with_the_command_that_is_killed(run: FleetRun) -> None:
         ),
         (["--servers", "1", "--serve.tpp", "2"], "tpp: unknown setting; did you mean 'tp'? [command line]"),
         (["--servers", "1", "--serve.tp", "no"], "--tp: input should be a valid integer"),
+        (["--require_gpus"], "--require_gpus is for what a launcher starts, and nothing does: --launcher, --ranks"),
         (["--launcher", "rya"], "no run launcher 'rya'; did you mean 'ray'?"),
         (["--ranks", "0"], "--ranks: input should be greater than or equal to 1"),
     ],
@@ -117,14 +118,67 @@ def test_the_plan_is_the_command_line_s(monkeypatch: pytest.MonkeyPatch, tmp_pat
     words = "--servers 2 --serve.tp 2 --serve.dp=3 --serve.vllm.enforce_eager --ranks 4 --players 5 --cpus 0.5 --seed 3"
     assert main(["train", "run.toml", *words.split(), "--lora.rank", "8"]) == 7
     (plan,) = plans
-    *own, run_dir, folder = plan.words
+    *own, run_dir, folder = plan.arguments
     assert own == ["train", "run.toml", "--players=5", "--seed=3", "--lora.rank=8"]
     assert (run_dir, Path(folder).parent) == ("--run.dir", tmp_path / "runs")
     serving = "serve --model nano --dtype float32 --max_num_seqs 128 --lora_rank 8 --tp 2 --dp 3"
-    assert plan.serve_words == (*serving.split(), "--vllm.enforce_eager", "true")
+    assert plan.serve_arguments == (*serving.split(), "--vllm.enforce_eager", "true")
     assert plan.list_names() == ["rank 0", "rank 1", "rank 2", "rank 3", "server 1", "server 2"]
     assert plan.list_gpus() == [1, 1, 1, 1, 6, 6]
     assert (plan.players, plan.cpus, plan.folder) == (5, 0.5, str(tmp_path))
+    assert plan.given["lora.rank"] == 8
+    assert "players.host" not in plan.given
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[RunPlan]:
+    """The plans of the runs that would be started."""
+    made: list[RunPlan] = []
+
+    def supervise(plan: RunPlan, *_others: object) -> int:
+        made.append(plan)
+        return 0
+
+    monkeypatch.setattr(launched_run, "supervise", supervise)
+    return made
+
+
+def test_a_run_that_resumes_is_named_by_its_own_path_and_not_by_a_link(plans: list[RunPlan], tmp_path: Path) -> None:
+    """Another run may move the link before the ranks are started again."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text('env = "math-tools"\nmodel = "nano"\n')
+    last = tmp_path / "last"
+    last.symlink_to("one", target_is_directory=True)
+    assert main(["train", "--resume", str(last), "--ranks", "2"]) == 0
+    last.unlink()
+    last.symlink_to("two", target_is_directory=True)
+    assert plans[0].arguments == ("train", "--resume", str(tmp_path / "one"))
+
+
+def test_servers_of_a_run_that_resumes_need_no_trust_in_the_addresses_of_earlier_ones(
+    plans: list[RunPlan], tmp_path: Path
+) -> None:
+    text = 'env = "math-tools"\nmodel = "nano"\nengine = {name = "server", urls = ["http://10.9.9.9:1"]}\n'
+    (tmp_path / "config.toml").write_text(text)
+    assert main(["train", "--resume", str(tmp_path), "--servers", "1"]) == 0
+    assert plans[0].servers == 1
+
+
+def test_output_that_comes_in_parts_is_shown_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    first, other = launched_run._relay("rank 0"), launched_run._relay("server 1")
+    for byte in "naïve 日本\n".encode():
+        first("out", bytes([byte]))
+        other("err", bytes([byte]))
+    other("err", b"a\r")
+    other("out", b"between")
+    other("err", b"\nb\rc\r\n")
+    other("out", b" lines\n" + b"x" * (1 << 17))
+    shown, said = capfd.readouterr()
+    assert shown == "naïve 日本\n"
+    *lines, longest = said.splitlines()
+    assert lines == [f"[server 1] {text}" for text in ("naïve 日本", "a", "b", "c", "between lines")]
+    assert longest == f"[server 1] {'x' * (1 << 17)}"
 
 
 def test_gpus_are_those_that_the_environment_shows() -> None:
@@ -141,4 +195,8 @@ async def test_each_process_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert own == ["0", "1,2", "3,4"]
     with pytest.raises(UserError, match="--launcher local: the run asks for 7 GPUs, and there is 5: give fewer"):
         async with local_processes.place_locally(replace(plan, servers=3)):
+            pass
+    monkeypatch.setattr(local_processes, "list_gpus", list)
+    with pytest.raises(UserError, match="--launcher local: the run asks for 5 GPUs, and there is none: give fewer"):
+        async with local_processes.place_locally(replace(plan, require_gpus=True)):
             pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ import pytest
 from agentrl.engines.server_keys import KEY_ENV
 from agentrl.errors import ContractError, UserError
 from agentrl.launch import kept_server, rank_group
-from agentrl.launch.run_process import Placement, RunPlan
+from agentrl.launch.run_process import Placement, RunPlan, Say
 from agentrl.launch.supervisor import supervise
 from tests.helpers.run_processes import ScriptedProcess
 from tests.launch.test_kept_server import answers, dies
@@ -31,12 +32,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def start(plan: RunPlan, say: Callable[[str], None]) -> AsyncIterator[Placement]:
+async def start(plan: RunPlan, say: Say) -> AsyncIterator[Placement]:
     """Give scripted processes."""
     processes = ScriptedProcess("rank 0"), ScriptedProcess("rank 1"), ScriptedProcess("server 1")
     prepare[0](*processes)
     made.append(processes)
-    yield Placement(processes, ("--more", "1"), {"NODE": "n"}, shared_host=True)
+    yield Placement(processes, ("--more", "1"), {"NODE": "n"}, spans_machines=True)
 
 
 def run(launcher: str = f"{__name__}:start") -> tuple[int, list[str]]:
@@ -55,8 +56,8 @@ def test_ranks_sample_from_the_servers_and_share_a_key_with_them(monkeypatch: py
     prepare.append(script)
     assert run() == (0, [])
     ((first, _, server),) = made
-    ((words, variables),) = first.starts
-    assert words == [*PLAN.words, "--more", "1", "--engine", "server", "--engine.urls", "http://10.0.0.1:7001"]
+    ((arguments, variables),) = first.starts
+    assert arguments == [*PLAN.arguments, "--more", "1", "--engine", "server", "--engine.urls", "http://10.0.0.1:7001"]
     assert (variables["NODE"], variables["NCCL_DEBUG"], variables["WORLD_SIZE"]) == ("n", "INFO", "2")
     assert len(variables[KEY_ENV]) > 30
     assert variables[KEY_ENV] == server.starts[0][1][KEY_ENV]
@@ -80,7 +81,29 @@ def test_a_server_that_moves_lets_the_ranks_begin_again_with_its_address() -> No
         "a server answers at another address: the run saves, and begins again with that one",
     ]
     ((first, _, _),) = made
-    assert [words[-1] for words, _ in first.starts] == ["http://10.0.0.1:7001", "http://10.0.0.2:7002"]
+    assert [arguments[-1] for arguments, _ in first.starts] == ["http://10.0.0.1:7001", "http://10.0.0.2:7002"]
+
+
+def test_ranks_that_wait_for_a_server_say_so() -> None:
+    def script(first: ScriptedProcess, other: ScriptedProcess, server: ScriptedProcess) -> None:
+        def fail(process: ScriptedProcess) -> None:
+            server.end(-9)
+            process.end(75)
+
+        def answer_late(process: ScriptedProcess) -> None:
+            asyncio.get_running_loop().call_later(0.5, kill_and_answer, process)
+
+        def kill_and_answer(process: ScriptedProcess) -> None:
+            process.scripts.append(answers)
+            process.end(-9)
+
+        server.scripts = [answers, answer_late]
+        first.scripts = [fail, lambda p: p.end(0)]
+
+    prepare.append(script)
+    status, said = run()
+    assert status == 0
+    assert said.count("the learner's processes wait for server 1 to answer") == 1
 
 
 def test_a_run_without_any_server_left_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +126,7 @@ def test_a_server_that_never_answers_ends_the_run() -> None:
         run()
 
 
-def broken(plan: RunPlan, say: Callable[[str], None]) -> object:
+def broken(plan: RunPlan, say: Say) -> object:
     """Raise what an author's code may."""
     raise KeyError("queue")
 

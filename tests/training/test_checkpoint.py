@@ -18,15 +18,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from agentrl import Env, Reply, Step, UserError, train
 from agentrl.cli import main
 from agentrl.environments.curriculum import Outcome
+from agentrl.models.source import locate_model
 from agentrl.resources import TrainingResources
 from agentrl.runs.disk import DiskNeeds
 from agentrl.runs.folder import RunFolder, create_run_folder
 from agentrl.training import checkpoint
 from agentrl.training.callbacks import Callback
+from tests.helpers.vllm_server import fake_vllm
 
 EXACT: dict[str, Any] = {
     "steps": 4,
@@ -170,6 +173,23 @@ def test_other_settings_and_another_process_are_refused(tmp_path: Path, capsys: 
     finally:
         holder.kill()
         holder.communicate()
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_its_servers_at_other_addresses(tmp_path: Path) -> None:
+    nano = AutoModelForCausalLM.from_pretrained(locate_model("nano"))
+    folder = str(tmp_path / "run")
+    few: dict[str, Any] = {"rollout": {"tasks_per_step": 1, "group_size": 2, "max_tokens": 6}}
+    few["eval"] = {"every": 0, "final_tasks": 1}
+    with fake_vllm(nano) as before, fake_vllm(nano) as now:
+        before.max_context = now.max_context = 1024
+        engine = {"name": "server", "urls": [before.url]}
+        train("math-tools", engine=engine, steps=1, run={"dir": folder, "save_every": 1}, **few)
+        asked = len(before.asked)
+        words = ["--steps", "2", "--engine", "server", "--engine.urls", now.url]
+        assert main(["train", "--resume", folder, *words]) == 0
+        assert (len(before.asked), bool(now.asked)) == (asked, True)
+    assert now.url in (tmp_path / "run" / "config.toml").read_text()
 
 
 @pytest.mark.slow
