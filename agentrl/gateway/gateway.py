@@ -32,7 +32,7 @@ from agentrl.gateway.http_requests import (
     read_request,
     unless_gone,
 )
-from agentrl.gateway.mcp_tools import PATH, build_mcp
+from agentrl.gateway.mcp_tools import PATH, build_mcp, serve_mcp
 from agentrl.rollout.episode import EpisodeContext
 from agentrl.rollout.threads.forest import TurnRefused
 from agentrl.runtime.threads import open_task_group
@@ -136,13 +136,13 @@ class Gateway:
     def build_app(self, mcp: StreamableHTTPSessionManager | None = None) -> Starlette:
         """Build the ASGI app; ``mcp`` serves the tools, where that is installed."""
         from starlette.applications import Starlette
-        from starlette.routing import Mount, Route
+        from starlette.routing import Route
 
         doors = [Route(path, partial(self._answer, dialect), methods=["POST"]) for path, dialect in DIALECTS.items()]
         return Starlette(
             routes=[
                 *doors,
-                *([Mount(f"{PATH}/{{key}}", mcp.handle_request)] if mcp is not None else []),
+                *([Route(f"{PATH}/{{key}}", serve_mcp(mcp))] if mcp is not None else []),
                 Route("/v1/agentrl/call", self._call, methods=["POST"]),
                 Route("/v1/models", self._list_models),
             ]

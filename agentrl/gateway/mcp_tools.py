@@ -11,7 +11,7 @@ from agentrl.types import ERROR_PREFIX
 
 if TYPE_CHECKING:
     import mcp_types as types
-    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 
 PATH = "/mcp"
 Find = Callable[[str], AgentEpisode | None]
@@ -31,6 +31,13 @@ def build_mcp(find: Find) -> StreamableHTTPSessionManager | None:
     tools = _EpisodeTools(find)
     server: Server[Any] = Server("agentrl", on_list_tools=tools.list_tools, on_call_tool=tools.call_tool)
     return StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+
+
+def serve_mcp(manager: StreamableHTTPSessionManager) -> StreamableHTTPASGIApp:
+    """Return the ASGI app of a server, which answers at a route's own path: not every client follows a redirection."""
+    from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
+
+    return StreamableHTTPASGIApp(manager)
 
 
 class _EpisodeTools:

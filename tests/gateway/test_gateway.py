@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 
@@ -135,6 +136,21 @@ async def test_the_environments_tools_by_mcp() -> None:
     assert found[2][1]
     assert found[2][0].startswith("error: ")
     assert [(c.name, c.status) for c in done.calls] == [("add", "ok"), ("add", "arguments")]
+
+
+async def test_the_tools_answer_a_client_that_follows_no_redirection() -> None:
+    found: list[Any] = []
+
+    async def ask(task: AgentTask, client: Client) -> None:
+        await client.chat(task.messages)
+        wanted = {"name": "add", "arguments": {"a": 1, "b": 1}}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": wanted}
+        accepted = {"accept": "application/json, text/event-stream"}
+        async with httpx2.AsyncClient(follow_redirects=False) as plain:
+            found.append((await plain.post(task.mcp_url, json=call, headers=accepted)).json())
+
+    await play(ask, [ADD])
+    assert found[0]["result"]["content"][0]["text"] == "2"
 
 
 async def test_many_episodes_of_which_many_are_killed_leave_nothing() -> None:
