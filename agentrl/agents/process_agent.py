@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from agentrl.agents.agent import AgentEnding, AgentTask
+from agentrl.agents.orphan_watch import OrphanWatch
 from agentrl.runtime.threads import open_task_group, run_in_thread
 
 _TAIL = 4000  # characters of its stderr that are kept
@@ -39,11 +40,17 @@ class ProcessAgent:
         self.words = list(words)
         self._folder = ""  # of the tasks' files
         self._count = 0
+        self._orphans: OrphanWatch | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
         with tempfile.TemporaryDirectory(prefix="agentrl-agent-") as self._folder:
-            yield self
+            self._orphans = OrphanWatch()
+            try:
+                yield self
+            finally:
+                self._orphans.close()
+                self._orphans = None
 
     async def run(self, task: AgentTask) -> AgentEnding:
         self._count += 1
@@ -91,14 +98,15 @@ class ProcessAgent:
 
     @asynccontextmanager
     async def ending(self, process: Process) -> AsyncIterator[None]:
-        """End a process, and all that it started, when the block ends."""
-        try:
-            yield
-        finally:
-            with anyio.CancelScope(shield=True):
-                _kill_all(process)
-                await process.wait()
-                await process.aclose()
+        """End a process, and all that it started, when the block ends, or this process is killed."""
+        with self._orphans.watch(process.pid) if self._orphans is not None else nullcontext():
+            try:
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    _kill_all(process)
+                    await process.wait()
+                    await process.aclose()
 
     def describe(self, status: int, tail: str) -> AgentEnding:
         """Describe how the command ended."""

@@ -56,7 +56,7 @@ class Gateway:
 
     Args:
         agent: that plays them; None where the environment brings its own.
-        episodes: of a step: where the same error ends half of so many, the run ends with it.
+        episodes: of a step: where the same error ends half of so many, and at least 8, the run ends with it.
         say: is told what is worth a line, once.
     """
 
@@ -122,7 +122,7 @@ class Gateway:
             UserError: half of a step's episodes ended by the same error, which it tells.
         """
         self._endings.append(ending.error if ending.counted else "")
-        while len(self._endings) > self.episodes:
+        while len(self._endings) > max(FEWEST, self.episodes):  # with fewer they could never be enough
             self._endings.popleft()
         most = max(FEWEST, self.episodes // 2)
         if ending.error and ending.counted and Counter(self._endings)[ending.error] >= most:

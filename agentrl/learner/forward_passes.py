@@ -70,7 +70,7 @@ class ForwardPasses:
             yield
 
     def replay_experts(self, packing: Packing, batch: MicroBatch) -> AbstractContextManager[BatchReplay | None]:
-        """Send the tokens of a micro-batch, inside, to the experts that its rows bring; None where they bring none."""
+        """Return a context manager that routes a micro-batch by its rows' experts, or yields None where it has none."""
         if self._router_replay is None or not batch.has_experts:
             return nullcontext()
         return self._router_replay.replay(self.policy, batch, shares_prefixes=packing is PREFIX)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from agentrl.types import Sample
 
-Chosen = NDArray[np.uint8] | NDArray[np.uint16]
-_SAID = 1 << 31  # in every hash: no key of a row with experts is that of one without
+ExpertIds = NDArray[np.uint8] | NDArray[np.uint16]
+_EXPERTS_BIT = 1 << 31  # in every hash: no key of a row with experts is that of one without
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class ReplayedExperts:
     """
 
     known: NDArray[np.bool_]
-    chosen: Chosen
+    chosen: ExpertIds
 
     @classmethod
     def read(cls, sample: Sample) -> ReplayedExperts | None:
@@ -50,11 +50,11 @@ class ReplayedExperts:
             known[place : place + len(routed)] = True
         return cls(known, experts[known])
 
-    def hash(self) -> NDArray[np.int64]:
-        """Compute a number of 32 bits for the experts of each token, (tokens,), the highest bit set."""
+    def hash_tokens(self) -> NDArray[np.int64]:
+        """Compute a number of 32 bits for the experts of each token, (tokens,): the highest is set, and 31 vary."""
         flat = np.sort(self.chosen, -1).reshape(len(self.chosen), -1)  # a set, in whatever order it was said
         factors = np.random.default_rng(0).integers(1, 1 << 63, flat.shape[1], dtype=np.uint64) | np.uint64(1)
-        hashes = np.full(len(self.known), _SAID, np.int64)
+        hashes = np.full(len(self.known), _EXPERTS_BIT, np.int64)
         own = ((flat.astype(np.uint64) + np.uint64(1)) * factors).sum(1, dtype=np.uint64)  # modulo 2**64
         hashes[self.known] |= (own >> np.uint64(33)).astype(np.int64)
         return hashes

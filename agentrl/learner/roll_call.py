@@ -26,12 +26,12 @@ _COMPUTES = "computes"
 class RankPlace(NamedTuple):
     """The place of a process of the learner, and since how many seconds it is of that kind."""
 
-    place: str  # "idle", "waits" in a collective, or a line of ours
+    location: str  # "idle", "waits" in a collective, or a line of ours
     seconds: float
 
     @property
     def computes(self) -> bool:
-        return self.place not in (IDLE, WAITS)
+        return self.location not in (IDLE, WAITS)
 
 
 class SharedStore(Protocol):

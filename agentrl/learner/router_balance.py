@@ -23,7 +23,7 @@ from agentrl.errors import UserError
 from agentrl.learner.packing import MicroBatch
 from agentrl.models.device_copy import copy_to_device
 from agentrl.models.lm_head import NotProven, find_backbone, unwrap_model
-from agentrl.models.routers import CHOSEN, EXPERTS
+from agentrl.models.routers import EXPERTS, TOP_K_NAMES
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def find_router_balance(model: PreTrainedModel, coef: float | None) -> RouterBal
     balance = RouterBalance(
         own if coef is None else coef,
         _read_number(plain, config, EXPERTS),
-        _read_number(plain, config, CHOSEN),
+        _read_number(plain, config, TOP_K_NAMES),
         _find_loss(plain),
     )
     if balance.coef == 0.0:

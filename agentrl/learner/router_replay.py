@@ -60,7 +60,7 @@ class RouterReplay:
             UserError: they are not those of this policy, or a router does not choose as it was found to.
         """
         model = unwrap_model(policy)
-        known, chosen = self._place(batch, shares_prefixes=shares_prefixes)
+        known, chosen = self._scatter_experts(batch, shares_prefixes=shares_prefixes)
         device = next(model.parameters()).device
         counts = count_rows(batch, shares_prefixes=shares_prefixes)
         known, chosen, counts = (copy_to_device(t, device) for t in (known, chosen, counts))
@@ -68,8 +68,8 @@ class RouterReplay:
         with refuse_replay(type(model).__name__), self.routers.choose(model, replayed.choose):
             yield replayed
 
-    def _place(self, batch: MicroBatch, *, shares_prefixes: bool) -> tuple[Tensor, Tensor]:
-        """Place rows' experts where their tokens stand in a pass: (positions,) and (positions, layers, top_k)."""
+    def _scatter_experts(self, batch: MicroBatch, *, shares_prefixes: bool) -> tuple[Tensor, Tensor]:
+        """Scatter rows' experts to where their tokens stand in a pass: (positions,), (positions, layers, top_k)."""
         index = _index_tokens(batch, shares_prefixes=shares_prefixes)
         size = len(batch.forest.token_ids) if shares_prefixes else len(batch.contexts) * max(map(len, batch.contexts))
         layers, top_k = len(self.routers.names), self.routers.top_k
@@ -77,7 +77,7 @@ class RouterReplay:
         known, chosen = np.zeros(size, np.bool_), np.zeros((size, layers, top_k), np.int32 if wide else np.uint8)
         first = 0
         for row in batch.rows:
-            places = np.concatenate(index[first : first + len(row.starts)])
+            positions = np.concatenate(index[first : first + len(row.starts)])
             first += len(row.starts)
             if row.experts is None:
                 continue
@@ -88,8 +88,8 @@ class RouterReplay:
                     f"layers, numbers up to {int(own.max(initial=0))}; the policy's {layers} routers choose {top_k} of "
                     f"{self.routers.experts}"
                 )
-            known[places[row.experts.known]] = True
-            chosen[places[row.experts.known]] = own
+            known[positions[row.experts.known]] = True
+            chosen[positions[row.experts.known]] = own
         return torch.from_numpy(known), torch.from_numpy(chosen)
 
 
@@ -106,16 +106,16 @@ class BatchReplay:
     known: Tensor
     chosen: Tensor
     counts: Tensor
-    _disagreed: dict[int, Tensor] = field(default_factory=dict)  # by the router's place: tokens of rows
+    _disagreed: dict[int, Tensor] = field(default_factory=dict)  # by router: tokens of rows
 
-    def choose(self, place: int, scores: Tensor, own: Tensor) -> Tensor:
+    def choose(self, router_index: int, scores: Tensor, own: Tensor) -> Tensor:
         """Choose the experts of one router's tokens, (tokens, top_k)."""
         extra = len(own) - len(self.known)  # a forest may be padded to whole blocks
-        known, chosen = pad(self.known, (0, extra)), pad(self.chosen[:, place], (0, 0, 0, extra))
+        known, chosen = pad(self.known, (0, extra)), pad(self.chosen[:, router_index], (0, 0, 0, extra))
         chosen = torch.where(known[:, None], chosen.to(own.dtype), own)
-        if place not in self._disagreed:
+        if router_index not in self._disagreed:
             differs = (chosen.sort(-1).values != own.sort(-1).values).any(-1)
-            self._disagreed[place] = (differs[: len(self.counts)] * self.counts).sum()
+            self._disagreed[router_index] = (differs[: len(self.counts)] * self.counts).sum()
         return chosen
 
     def record(self, metrics: LossMetrics) -> None:
@@ -128,6 +128,6 @@ class BatchReplay:
 def _index_tokens(batch: MicroBatch, *, shares_prefixes: bool) -> list[Int64]:
     """List where the tokens of each context stand in a pass."""
     if shares_prefixes:
-        return [places.astype(np.int64) for places in batch.forest.token_index]
+        return [positions.astype(np.int64) for positions in batch.forest.token_index]
     longest = max(map(len, batch.contexts))
     return [number * longest + np.arange(len(context)) for number, context in enumerate(batch.contexts)]

@@ -68,11 +68,12 @@ class RowArrays:
     def keys(self) -> Int32 | Int64:
         """Return numbers that are equal where rows may share a token: its id, and the experts that it is sent to.
 
-        The experts are a hash of 32 bits, so that of pairs that differ in nothing else one in 2**32 is shared.
+        The experts are a hash in which 31 bits vary, so that of pairs that differ in nothing else one in 2**31 is
+        shared.
         """
         if self.experts is None:
             return self.token_ids
-        return self.token_ids.astype(np.int64) << 32 | self.experts.hash()
+        return self.token_ids.astype(np.int64) << 32 | self.experts.hash_tokens()
 
     @property
     def context_keys(self) -> list[Int32 | Int64]:

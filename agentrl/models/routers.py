@@ -25,12 +25,12 @@ from agentrl.models.lm_head import NotProven
 from agentrl.models.miniature import build_miniature
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+TOP_K_NAMES = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 _PROBE = 5  # tokens that a miniature is run on
 
-# From a router's place among the routers, its scores, (tokens, experts), and its own choice, (tokens, top_k), to the
+# From a router's number among the routers, its scores, (tokens, experts), and its own choice, (tokens, top_k), to the
 # choice that is taken
-Choose = Callable[[int, Tensor, Tensor], Tensor]
+ChooseExperts = Callable[[int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Routers:
         return layers
 
     @contextmanager
-    def choose(self, model: PreTrainedModel, choose: Choose) -> Iterator[None]:
+    def choose(self, model: PreTrainedModel, choose: ChooseExperts) -> Iterator[None]:
         """Let ``choose`` choose the experts of the passes in this block, also where a layer is computed again.
 
         Weights are made of the router's own scores at them.
@@ -70,8 +70,8 @@ class Routers:
         """
         modules = [model.get_submodule(name) for name in self.names]
         own = [vars(module).get("forward") for module in modules]
-        for place, module in enumerate(modules):
-            module.forward = partial(self._route, place, module.forward, choose)
+        for router_index, module in enumerate(modules):
+            module.forward = partial(self._route, router_index, module.forward, choose)
         try:
             yield
         finally:
@@ -81,12 +81,15 @@ class Routers:
                 else:
                     module.forward = forward
 
-    def _route(self, place: int, forward: Callable[..., Any], choose: Choose, *args: Any, **kwargs: Any) -> Any:
-        chooser = _TopK(self.experts, self.top_k, partial(choose, place))
+    def _route(
+        self, router_index: int, forward: Callable[..., Any], choose: ChooseExperts, *args: Any, **kwargs: Any
+    ) -> Any:
+        chooser = _TopK(self.experts, self.top_k, partial(choose, router_index))
         with chooser:  # in whatever thread the pass is: that of a backward pass is another one on a GPU
             output = forward(*args, **kwargs)
         if chooser.calls != 1:
-            raise NotProven(f"its router {self.names[place]} chose experts {chooser.calls} times in a pass, not once")
+            name = self.names[router_index]
+            raise NotProven(f"its router {name} chose experts {chooser.calls} times in a pass, not once")
         return output
 
 
@@ -149,7 +152,7 @@ def find_routers(model: PreTrainedModel) -> Routers:
 def _read_sizes(model: PreTrainedModel) -> tuple[int, int]:
     """Read how many experts there are, and how many of a token; 0 where a config does not say it as one number."""
     config = model.config.get_text_config()
-    values = [[getattr(config, name, None) for name in names] for names in (EXPERTS, CHOSEN)]
+    values = [[getattr(config, name, None) for name in names] for names in (EXPERTS, TOP_K_NAMES)]
     experts, top_k = (next((v for v in own if type(v) is int and v > 0), 0) for own in values)
     return experts, top_k
 

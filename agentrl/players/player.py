@@ -306,11 +306,17 @@ async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks)
 
 
-async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> Player:
+async def join(
+    url: str, key: str, name: str, wait_s: float, say: Callable[[str], None], *, again: bool = False
+) -> Player:
     """Join a controller, which may have to be waited for: a player may start before the run.
+
+    Args:
+        again: this player has been in the run before, so that the address and the key are right.
 
     Raises:
         UserError: nobody answers for so long, or the controller refuses this player.
+        ProcessLostError: nobody answers any more.
     """
     clock = asyncio.get_running_loop().time
     begun, told = clock(), False
@@ -323,6 +329,8 @@ async def join(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
             with anyio.fail_after(60.0):  # asyncio.wait_for may lose a cancellation that comes with the answer
                 welcome = await connection.receive()
         except (OSError, ConnectionEnded, TimeoutError) as error:
+            if clock() - begun >= wait_s and again:
+                raise ProcessLostError(f"the run at {url} has not answered for {wait_s:g} s ({error})") from None
             if clock() - begun >= wait_s:
                 raise UserError(
                     f"no run answers at {url} for {wait_s:g} s ({error}): start it with --players.port, or "
@@ -361,11 +369,13 @@ class _Ending:
         else:
             self._player.leave(why)
 
-    async def join(self, *arguments: Any) -> Player | None:
-        """Return the player that `join` does; None where it is told to end meanwhile."""
+    async def join(self, *arguments: Any, again: bool) -> Player | None:
+        """Return the player that `join` does; None where it is told to end meanwhile, or was before."""
         self._player = None
+        if self.why:
+            return None
         with anyio.CancelScope() as self._joining:
-            self._player = await join(*arguments)
+            self._player = await join(*arguments, again=again)
         if self.why and self._player is not None:  # it had joined in that very moment
             self._player.leave(self.why)
         return self._player
@@ -376,15 +386,17 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
 
     Raises:
         UserError: nobody answers, or the controller refuses this player.
-        ProcessLostError: the connection is lost, and ``wait_s`` is 0: whoever started this player starts another one.
+        ProcessLostError: the connection is lost for ``wait_s`` seconds, or at all where that is 0: whoever started this
+            player starts another one.
     """
-    groups, ending = 0, _Ending()
+    groups, joined, ending = 0, False, _Ending()
     ending.listen()
     while True:
-        player = await ending.join(url, key, name, wait_s, say)
+        player = await ending.join(url, key, name, wait_s, say, again=joined)
         if player is None:
             say(f"was ended by {ending.why}; {groups} groups were played")
             return groups
+        joined = True
         say(f"player {player.welcome.fields['name']} has joined {url}")
         try:
             await player.run()

@@ -7,6 +7,7 @@ an extra, loaded where it is asked for.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, ProcessLostError, UserError
 from agentrl.players.connection import KEY_ENV
 from agentrl.players.player import choose_name, play
 from agentrl.runtime import threads
@@ -29,14 +30,17 @@ CPUS_ENV = "AGENTRL_PLAYER_CPUS"  # that a player takes of a node; 1 by default
 LOOK_S = 1.0
 
 
-def run_player(url: str, key: str, wait_s: float = 60.0) -> str:
-    """Play for a run until it is over; return why that cannot be, if so. It ends with its process, so with its node."""
+def run_player(url: str, key: str, wait_s: float = 60.0) -> tuple[int, str]:
+    """Play for a run until it is over; return 0 and "", or the exit status and the sentence of what ended it before.
+
+    It ends with its process, so with its node.
+    """
     said: list[str] = []
     try:
         asyncio.run(play(url, key, choose_name(), wait_s, said.append))
     except UserError as error:
-        return str(error)
-    return ""
+        return error.exit_status, str(error)
+    return 0, ""
 
 
 @asynccontextmanager
@@ -88,8 +92,15 @@ def connect_cluster(setting: str) -> Any:
 
 
 def count_cpus() -> float:
-    """Count the CPUs of a node that a player takes."""
-    return float(os.environ.get(CPUS_ENV) or "1")
+    """Count the CPUs of a node that a player takes. Raises ConfigError: the variable is no such number."""
+    text = os.environ.get(CPUS_ENV) or "1"
+    try:
+        count = float(text)
+    except ValueError:
+        count = math.nan
+    if not 0 <= count < math.inf:
+        raise ConfigError(f"${CPUS_ENV} is {text!r}; it is the number of CPUs of a node that a player takes, such as 1")
+    return count
 
 
 def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
@@ -109,14 +120,17 @@ def _find_reachable(url: str, ray: Any) -> str:
 
 
 async def _watch(ray: Any, refs: Sequence[Any], plan: PlayerPlan) -> None:
-    """End the run where a player cannot play."""
+    """End the run where a player cannot play, or is lost for good."""
     left = list(refs)
     while left:
         done, left = await anyio.to_thread.run_sync(partial(ray.wait, left, timeout=LOOK_S), abandon_on_cancel=True)
         for ref in done:
             try:
-                problem = await anyio.to_thread.run_sync(partial(ray.get, ref))
+                status, problem = await anyio.to_thread.run_sync(partial(ray.get, ref))
             except Exception as error:  # Ray's own, of many kinds
-                problem = f"Ray gave it up ({type(error).__name__}: {error!s:.200})"
-            if problem:
+                lost = f"Ray gave it up ({type(error).__name__}: {error!s:.200})"
+                status, problem = ProcessLostError.exit_status, lost
+            if status == ProcessLostError.exit_status:
+                plan.fail(ProcessLostError(f"a player on Ray is lost: {problem}"))
+            elif status:
                 plan.fail(UserError(f"a player on Ray cannot start: {problem}"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.players.connection import FrameStream
 from agentrl.players.engine_door import EngineDoor
-from agentrl.runtime.activity import Doing, sum_waits
+from agentrl.runtime.activity import ActivityCount, sum_waits
 from agentrl.runtime.stalls import Wait
 
 SILENT_S = 3.0  # since the last beat: then it gives no sign of life
@@ -52,11 +52,11 @@ class PlayerSeat:
         self.requests = [int(count) for count in fields.get("requests", self.requests)]
         self.turns += fields.get("turns", 0)
 
-    def sum_waits(self, now: float, idle: str) -> dict[str, Doing]:
+    def sum_waits(self, now: float, idle: str) -> dict[str, ActivityCount]:
         """Sum what its episodes wait for, of all terms."""
         silence = now - self.heard
         if silence > SILENT_S:
-            return {"no sign of life": Doing(1, silence)}
+            return {"no sign of life": ActivityCount(1, silence)}
         waits = (Wait(what, seconds + silence) for _, what, seconds, _ in self.waits)
         return sum_waits(waits, self.queued, idle)
 

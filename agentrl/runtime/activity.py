@@ -27,7 +27,7 @@ OWN_WORK = {  # of the run's own process, by the lanes of `wait/`
 }
 
 
-class Doing(NamedTuple):
+class ActivityCount(NamedTuple):
     """The number of episodes, requests ... of a process that are at something, and how long the oldest has been."""
 
     number: float
@@ -48,13 +48,13 @@ class ProcessActivity:
 
     kind: str
     name: str
-    doing: Mapping[str, Doing]
+    doing: Mapping[str, ActivityCount]
     groups: int = 0
     oldest_group: float = 0.0
     answered: int = 0
 
 
-def sum_waits(waits: Iterable[Wait], queued: int, idle: str) -> dict[str, Doing]:
+def sum_waits(waits: Iterable[Wait], queued: int, idle: str) -> dict[str, ActivityCount]:
     """Sum waits by what is waited for; ``queued`` episodes wait for a free slot. Without any of them it is ``idle``."""
     sums: dict[str, list[float]] = {}
     for what, seconds, _ in waits:
@@ -63,10 +63,10 @@ def sum_waits(waits: Iterable[Wait], queued: int, idle: str) -> dict[str, Doing]
         else:
             own[0] += 1
             own[1] = max(own[1], seconds)
-    doing = {what: Doing(*own) for what, own in sums.items()}
+    doing = {what: ActivityCount(*own) for what, own in sums.items()}
     if queued:
-        doing["a free slot"] = Doing(queued, 0.0)
-    return doing or {idle: Doing(1, 0.0)}
+        doing["a free slot"] = ActivityCount(queued, 0.0)
+    return doing or {idle: ActivityCount(1, 0.0)}
 
 
 @dataclass
@@ -111,28 +111,37 @@ class ActivityLog:
             for (kind, name), own in self._sums.items()
             if own.seconds
         ]
-        line = {"seconds": round(self._seconds, 3), "processes": [_round(row) for row in merge_rows(rows)]}
+        line = {"seconds": round(self._seconds, 3), "processes": [_round(row) for row in _merge_rows(rows)]}
         self._sums = {key: _Sum(counted=own.counted) for key, own in self._sums.items() if own.seconds}
         self._seconds = 0.0
         return line
 
 
-def merge_rows(rows: list[list[Any]]) -> list[list[Any]]:
-    """Return at most `MOST_PROCESSES` rows: players beyond that are one, with the means of their seconds."""
+def _merge_rows(rows: list[list[Any]]) -> list[list[Any]]:
+    """Return at most `MOST_PROCESSES` rows: those beyond are one for each kind, with the means of their seconds."""
     if len(rows) <= MOST_PROCESSES:
         return rows
-    kept, rest = rows[: MOST_PROCESSES - 1], rows[MOST_PROCESSES - 1 :]
+    kinds = dict.fromkeys(row[0] for row in rows)
+    kept, rest = rows[: MOST_PROCESSES - len(kinds)], rows[MOST_PROCESSES - len(kinds) :]
+    alike = ([row for row in rest if row[0] == kind] for kind in kinds)
+    return [*kept, *(_average(own) for own in alike if own)]
+
+
+def _average(rows: list[list[Any]]) -> list[Any]:
+    """Return one row of several of a kind, with the means of their seconds and the sum of their groups."""
+    if len(rows) == 1:
+        return rows[0]
     seconds: dict[str, float] = {}
-    for row in rest:
+    for row in rows:
         for what, own in row[3].items():
-            seconds[what] = seconds.get(what, 0.0) + own / len(rest)
-    return [*kept, ["player", f"mean of {len(rest)} more", sum(row[2] for row in rest), seconds]]
+            seconds[what] = seconds.get(what, 0.0) + own / len(rows)
+    return [rows[0][0], f"mean of {len(rows)} more", sum(row[2] for row in rows), seconds]
 
 
 def _round(row: list[Any]) -> list[Any]:
     seconds: dict[str, float] = {}
-    for place, (what, own) in enumerate(sorted(row[3].items(), key=lambda item: -item[1])):
-        name = _shorten(what) if place < MOST_THINGS else MORE
+    for number, (what, own) in enumerate(sorted(row[3].items(), key=lambda item: -item[1])):
+        name = _shorten(what) if number < MOST_THINGS else MORE
         seconds[name] = seconds.get(name, 0.0) + own
     return [*row[:3], {what: round(own, 2) for what, own in seconds.items() if round(own, 2)}]
 

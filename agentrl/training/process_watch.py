@@ -13,7 +13,7 @@ import anyio
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.roll_call import RankPlace
 from agentrl.rollout.engine_protocol import ServerLister
-from agentrl.runtime.activity import OWN_WORK, Doing, ProcessActivity, describe_activities, sum_waits
+from agentrl.runtime.activity import OWN_WORK, ActivityCount, ProcessActivity, describe_activities, sum_waits
 from agentrl.runtime.critical_path import EPISODES
 from agentrl.runtime.lanes import IDLE
 from agentrl.runtime.stalls import Wait, describe_waits
@@ -94,11 +94,19 @@ class ProcessWatch:
         training = self._training
         at, seconds = training.recorder.timeline.find_current()
         waits, evaluation = training.trainer.rollout.waits(), training.evaluations.waits()
+        sentence = describe_now(
+            at,
+            seconds,
+            waits,
+            evaluation,
+            self._process_group.list_places(),
+            demonstrates=training.recorder.demonstrates,
+        )
         return {
             "step": training.recorder.step,
             "unix": round(time.time(), 3),
             "elapsed": round(training.recorder.timeline.elapsed, 3),
-            "sentence": describe_now(at, seconds, waits, evaluation, self._process_group.list_places()),
+            "sentence": sentence,
             "processes": describe_activities(activities),
         }
 
@@ -107,7 +115,9 @@ def list_ranks(places: Mapping[int, RankPlace], own: str) -> list[ProcessActivit
     """List what each of the learner's processes is at; ``own``: what rank 0 is at while it does not learn."""
     computing = [rank for rank, place in places.items() if place.computes]
     return [
-        ProcessActivity("rank", f"rank {rank}", {_describe_rank(rank, places, computing, own): Doing(1, place.seconds)})
+        ProcessActivity(
+            "rank", f"rank {rank}", {_describe_rank(rank, places, computing, own): ActivityCount(1, place.seconds)}
+        )
         for rank, place in places.items()
     ]
 
@@ -116,12 +126,12 @@ def _describe_rank(rank: int, places: Mapping[int, RankPlace], computing: Sequen
     place = places[rank]
     if place.computes:
         return "learns"
-    if rank == 0 and place.place == "idle":
+    if rank == 0 and place.location == "idle":
         return own
     others = [other for other in computing if other != rank]
     if others:
         return f"rank {others[0]}" if len(others) == 1 else "other ranks"
-    if place.place == "idle" or (0 in places and places[0].place == "idle"):  # until rank 0 has an update for it
+    if place.location == "idle" or (0 in places and places[0].location == "idle"):  # until rank 0 has an update for it
         return "rollouts" if own == "rollouts" else "rank 0"
     return "exchanges"  # all are in a collective
 
@@ -132,6 +142,8 @@ def describe_now(
     waits: Sequence[Wait],
     evaluation: Sequence[Wait],
     places: Mapping[int, RankPlace],
+    *,
+    demonstrates: bool = False,
 ) -> str:
     """Say in a sentence who waits on whom.
 
@@ -139,28 +151,33 @@ def describe_now(
         at: what the run is at, in the words of its timeline, and for how many seconds.
         waits: of the rollouts that are trained on; ``evaluation``: of those that are not.
         places: of the learner's processes.
+        demonstrates: the run learns from demonstrations: no rollouts wait for it.
     """
     age = f"{seconds:.0f} s"
-    if evaluation and at in (IDLE, "evaluate"):
+    if evaluation and at in (IDLE, "evaluate", *[EPISODES] * demonstrates):
         return f"The learner waits for an evaluation: {describe_waits(evaluation)}."
+    if at == EPISODES and demonstrates:
+        return f"The learner takes its next demonstrations ({age})."
     if at == EPISODES:
         of = describe_waits(waits) if waits else "the first of them begin"
         return f"The learner waits for rollouts ({age}): {of}."
     if at == "learn":
         doing = _name_slow_rank(places) or f"The learner updates the policy ({age})"
+        if demonstrates:
+            return f"{doing}."
         return f"{doing}; {describe_waits(waits)}." if waits else f"{doing}. Rollouts wait for the learner."
     word = {"sync": "The engine is given new weights", "checkpoint": "A checkpoint is written"}.get(at)
     rest = f"meanwhile {describe_waits(waits)}" if waits else "rollouts wait for that"
-    return f"{word or 'The run is between two steps'} ({age}); {rest}."
+    return f"{word or 'The run is between two steps'} ({age}){'' if demonstrates else f'; {rest}'}."
 
 
 def _name_slow_rank(places: Mapping[int, RankPlace]) -> str:
     """Name the rank that the others have waited for; empty where none has kept them long."""
     computing = [(rank, place) for rank, place in places.items() if place.computes and place.seconds > TOLD_S]
-    waiting = [rank for rank, place in places.items() if place.place == "waits" and place.seconds > TOLD_S]
+    waiting = [rank for rank, place in places.items() if place.location == "waits" and place.seconds > TOLD_S]
     if len(computing) != 1 or not waiting:
         return ""
     (rank, place), names = computing[0], " and ".join(map(str, waiting[:4]))
     who = f"Rank {names} of the learner waits" if len(waiting) == 1 else f"Ranks {names} of the learner wait"
     more = f" (and {len(waiting) - 4} more)" if len(waiting) > 4 else ""
-    return f"{who}{more} for rank {rank}, which has been at {place.place} for {place.seconds:.0f} s"
+    return f"{who}{more} for rank {rank}, which has been at {place.location} for {place.seconds:.0f} s"

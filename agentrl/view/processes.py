@@ -52,9 +52,20 @@ class Processes:
         self._lines = StepLines(folder / "processes.jsonl")
 
     def describe(
-        self, metrics: MetricsFile, messages: Sequence[RunMessage], *, ended: bool, step: int | None, steps: int
+        self,
+        metrics: MetricsFile,
+        messages: Sequence[RunMessage],
+        *,
+        ended: bool,
+        step: int | None,
+        steps: int,
+        demonstrates: bool = False,
     ) -> dict[str, Any]:
-        """Describe who waited on whom in the ``steps`` steps up to ``step``, and now, if the run has not ended."""
+        """Describe who waited on whom in the ``steps`` steps up to ``step``, and now, if the run has not ended.
+
+        Args:
+            demonstrates: the run learns from demonstrations, and rolls nothing out.
+        """
         self._lines.refresh()
         all_steps = sorted({*self._lines.steps(), *(int(line["step"]) for line in metrics.lines if _is_step(line))})
         shown = [s for s in all_steps if step is None or s <= step][-max(1, min(steps, MOST_STEPS)) :]
@@ -68,7 +79,7 @@ class Processes:
             "shown": [shown[0], shown[-1]] if shown else [],
             "recorded": bool(self._lines.steps()),
             "seconds": seconds,
-            "sentence": describe_steps(shown, learner.seconds, waited),
+            "sentence": describe_steps(shown, learner.seconds, waited, demonstrates=demonstrates),
             "now": str(state.get("sentence", "")),
             "age": _find_age(state),
             "rows": _describe_rows(rows, seconds, _list_present(state)),
@@ -102,8 +113,8 @@ class Processes:
 
 def _find_age(state: Mapping[str, Any]) -> float:
     """Return how many seconds ago the run told last what it is at; 0 where that is now."""
-    told = state.get("unix")
-    age = time.time() - float(told) if is_number(told) else 0.0
+    unix = state.get("unix")
+    age = time.time() - float(unix) if is_number(unix) else 0.0
     return round(age) if age > OLD_S else 0
 
 
@@ -130,13 +141,17 @@ def _name_lane(lane: str) -> str:
     return f"tool {lane.removeprefix('tool/')!r}" if lane.startswith("tool/") else _LANES.get(lane, lane)
 
 
-def describe_steps(steps: Sequence[int], learner: Mapping[str, float], waited: Mapping[str, float]) -> str:
+def describe_steps(
+    steps: Sequence[int], learner: Mapping[str, float], waited: Mapping[str, float], *, demonstrates: bool = False
+) -> str:
     """Say in a sentence who waited on whom in some steps; empty where that is not known."""
     total = sum(learner.values())
     if not total or not steps:
         return ""
     when = f"In step {steps[0]}" if steps[0] == steps[-1] else f"In steps {steps[0]} to {steps[-1]}"
     rollouts, learns = learner.get("rollouts", 0.0) / total, learner.get("learns", 0.0) / total
+    if demonstrates:
+        return f"{when} the learner learned from demonstrations {_percent(learns)} of the time."
     if rollouts < 0.01:
         return (
             f"{when} rollouts waited for the learner: it learned {_percent(learns)} of the time, and waited for none."

@@ -36,7 +36,7 @@ class RunCache:
         self.plugin_panels = panels or {}
         self.store, self.search, self.texts = store, EpisodeSearch(store), TokenTexts(store)
         self.timelines = Timelines(store.folder / "timeline.jsonl")
-        self.waits = Processes(store.folder)
+        self.run_processes = Processes(store.folder)
         self._rows: OrderedDict[tuple[int, EpisodeId], Row] = OrderedDict()
         self._results: dict[str, tuple[int, Any]] = {}
         self._lock, self._computing = threading.Lock(), threading.RLock()
@@ -107,8 +107,15 @@ class RunCache:
     def processes(self, step: int | None, steps: int) -> dict[str, Any]:
         """Return who waits on whom, in so many steps up to one, the last by default, and now."""
         store = self.store
-        told = self.waits.describe(store.metrics, store.messages.all, ended=store.ended, step=step, steps=steps)
-        return {**told, "evaluates": bool(find_scope(store.folder))}
+        described = self.run_processes.describe(
+            store.metrics,
+            store.messages.all,
+            ended=store.ended,
+            step=step,
+            steps=steps,
+            demonstrates=bool(store.setting("sft.data")),
+        )
+        return {**described, "evaluates": bool(find_scope(store.folder))}
 
     def panels(self) -> list[dict[str, Any]]:
         """Return what plugins' panels show of the run."""

@@ -219,12 +219,13 @@ async def test_an_error_behind_a_turn_is_scored_and_one_before_it_is_a_fault() -
     assert "no model configured, before it made a request" in lost.fault.message
 
 
-async def test_the_same_error_in_half_of_the_episodes_ends_the_run() -> None:
+@pytest.mark.parametrize("episodes", [16, 4])  # 4: a player's share of a step
+async def test_the_same_error_in_half_of_the_episodes_ends_the_run(episodes: int) -> None:
     async def broken(task: AgentTask, client: Client) -> None:
         await client.chat(task.messages)
         raise ValueError("it is me")
 
-    async with rolling_out(broken, ScriptedEngine(["right"]), episodes=16) as rollout:
+    async with rolling_out(broken, ScriptedEngine(["right"]), episodes=episodes) as rollout:
         with pytest.raises(UserError, match="by the same error in 8 of the last 8 episodes: ValueError: it is me"):
             await rollout.batch([1, 2], 8)
 

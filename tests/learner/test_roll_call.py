@@ -87,7 +87,7 @@ def test_who_keeps_the_others_waiting_is_named_with_the_line_it_is_at(monkeypatc
     time.sleep(0.5)
     for call in calls:
         listed = call.list_places()
-        assert {rank: place.place for rank, place in listed.items()} == places
+        assert {rank: place.location for rank, place in listed.items()} == places
         assert [place.computes for place in listed.values()] == [False, True, False]
         assert all(0.3 < place.seconds < 60.0 for place in listed.values())
         call.close()

@@ -39,6 +39,7 @@ def test_an_expert_is_learned_from_in_minutes(run: Run) -> None:
     assert summary["greedy_after"] > 0.5
     assert summary["sampled_tokens"] == 0
     assert len((run.folder / "demonstrations.jsonl").read_text().splitlines()) == 32
+    assert "rollouts" not in json.loads((run.folder / "waits.json").read_text())["sentence"].lower()
     nll = [json.loads(line).get("nll") for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert next(n for n in nll if n is not None) > 0.5
 

@@ -13,15 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from agentrl.players.connection import KEY_ENV, ConnectionEnded, accept, open_listener, start_server
+from agentrl.errors import ProcessLostError
+from agentrl.players.connection import KEY_ENV, ConnectionEnded, FrameStream, accept, open_listener, start_server
 from agentrl.players.launchers import PlayerPlan
 from agentrl.players.launchers import subprocess as subprocess_launcher
+from agentrl.players.player import play
 from tests.helpers.players import BYTES, KEY, open_table, roll_out_here, start_player, without_times
 
 pytestmark = pytest.mark.anyio
 TASKS = list(range(40))
+ENDED = "was ended by SIGTERM; 0 groups were played"
 
 
 def find_free_port() -> int:
@@ -86,6 +90,57 @@ async def test_a_player_that_is_told_to_end_while_it_joins_ends(moment: str) -> 
     assert player.returncode == 0, said
     assert "ended by SIGTERM; 0 groups were played" in said
     assert not seen.done() or seen.result() == "was ended by SIGTERM"
+
+
+async def welcome_and_vanish(listener: socket.socket) -> None:
+    """Let one player join, and be gone, connection and listener: nobody answers any more."""
+    gone = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = await accept(reader, writer, KEY)
+        assert connection is not None
+        await connection.receive()
+        engine = {"kind": "forwarded", "capacity": 8, "max_context": 1024}
+        connection.send("welcome", name="one", timeout_s=60.0, renderer=BYTES, engine=engine, agent=None)
+        await connection.drain()
+        server.close()
+        await connection.close()
+        gone.set()
+
+    server = await start_server(listener, answer)
+    await gone.wait()
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.2])
+async def test_a_player_that_lost_the_run_is_nobodys_mistake(wait_s: float) -> None:
+    listener = open_listener("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    sentence = "has not answered for 0.2 s" if wait_s else "closed the connection"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(welcome_and_vanish, listener)
+        with pytest.raises(ProcessLostError, match=sentence):
+            await play(url, KEY, "one", wait_s, lambda text: None)
+
+
+async def test_a_player_that_is_told_to_end_while_it_leaves_a_lost_run_does_not_look_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    async def close_late(stream: FrameStream) -> None:
+        await close(stream)
+        if len(said) == 2:  # the player knows that it lost the run
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)  # the loop takes the signal in
+
+    close = FrameStream.close
+    monkeypatch.setattr(FrameStream, "close", close_late)
+    listener = open_listener("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(welcome_and_vanish, listener)
+        assert await play(url, KEY, "one", 60.0, said.append) == 0
+    assert said == [f"player one has joined {url}", f"{url} closed the connection", ENDED]
 
 
 async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:

@@ -6,13 +6,16 @@ import asyncio
 import importlib.util
 import os
 import sys
+from typing import Any
 
+import anyio
 import pytest
 
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, ProcessLostError, UserError
+from agentrl.players import ray_tasks
 from agentrl.players.connection import KEY_ENV
 from agentrl.players.launchers import PlayerPlan, ray
-from agentrl.players.ray_tasks import run_player
+from agentrl.players.ray_tasks import CPUS_ENV, run_player
 from agentrl.settings import registry
 from tests.helpers.players import KEY, ROOT, open_table, roll_out_here, without_times
 
@@ -27,13 +30,92 @@ def make_plan(url: str, fail: list[BaseException], count: int = 3) -> PlayerPlan
 
 
 async def test_a_task_plays_until_the_run_is_over_or_says_why_it_cannot() -> None:
-    said = await asyncio.to_thread(run_player, "http://127.0.0.1:9", KEY, 0.0)
+    status, said = await asyncio.to_thread(run_player, "http://127.0.0.1:9", KEY, 0.0)
+    assert status == 2
     assert said.startswith("no run answers at http://127.0.0.1:9 for 0 s")
     async with open_table() as table:
         playing = asyncio.create_task(asyncio.to_thread(run_player, table.controller.url, KEY))
         assert len((await table.rollout().group(3, 2)).trajectories) == 2
         await table.controller.close()
-        assert await playing == ""
+        assert await playing == (0, "")
+
+
+class FakeCluster:
+    """A Ray that runs each task at once; ``result`` is what it returns, or what Ray raises where that is asked for."""
+
+    def __init__(self, result: tuple[int, str] | Exception) -> None:
+        self.result, self.taken = result, dict[str, Any]()
+
+    def remote(self, *arguments: Any) -> FakeCluster:
+        return self
+
+    def options(self, **options: Any) -> FakeCluster:
+        self.taken = options
+        return self
+
+    def wait(self, left: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return left, []
+
+    def get(self, ref: object) -> tuple[int, str]:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def cancel(self, ref: object, *, force: bool) -> None:
+        pass
+
+    def bring_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be the cluster that is connected to."""
+        monkeypatch.setattr(ray_tasks, "check_package", lambda *arguments: None)
+        monkeypatch.setattr(ray_tasks, "connect_cluster", lambda setting: self)
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "sentence"),
+    [
+        ((2, "http://a wants another key"), UserError, "a player on Ray cannot start: http://a wants another key"),
+        ((75, "the run has gone"), ProcessLostError, "a player on Ray is lost: the run has gone"),
+        (
+            RuntimeError("no node is left"),
+            ProcessLostError,
+            "a player on Ray is lost: Ray gave it up (RuntimeError: no node is left)",
+        ),
+    ],
+)
+async def test_a_lost_player_is_not_taken_for_a_users_mistake(
+    monkeypatch: pytest.MonkeyPatch, result: tuple[int, str] | Exception, kind: type[UserError], sentence: str
+) -> None:
+    FakeCluster(result).bring_up(monkeypatch)
+    failed: list[BaseException] = []
+    async with ray(make_plan("http://127.0.0.1:9", failed, count=1)):
+        with anyio.fail_after(60):
+            while not failed:  # noqa: ASYNC110  of a condition that has no event
+                await anyio.sleep(0.01)
+    assert [(type(error), str(error)) for error in failed] == [(kind, sentence)]
+
+
+@pytest.mark.parametrize(("text", "taken"), [(None, 1.0), ("", 1.0), ("0.5", 0.5), ("0", 0.0)])
+async def test_the_cpus_of_a_player_are_those_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, taken: float
+) -> None:
+    if text is None:
+        monkeypatch.delenv(CPUS_ENV, raising=False)
+    else:
+        monkeypatch.setenv(CPUS_ENV, text)
+    (cluster := FakeCluster((0, ""))).bring_up(monkeypatch)
+    async with ray(make_plan("http://127.0.0.1:9", [])):
+        assert cluster.taken["num_cpus"] == taken
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "nan", "inf"])
+async def test_cpus_that_are_no_number_are_refused_with_the_variable(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(CPUS_ENV, text)
+    FakeCluster((0, "")).bring_up(monkeypatch)
+    with pytest.raises(ConfigError, match=rf"\$AGENTRL_PLAYER_CPUS is '{text}'; it is the number of CPUs of a node"):
+        async with ray(make_plan("http://127.0.0.1:9", [])):
+            pass
 
 
 async def test_without_ray_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from agentrl.runtime.activity import (
     MORE,
     MOST_PROCESSES,
     MOST_THINGS,
+    ActivityCount,
     ActivityLog,
-    Doing,
     ProcessActivity,
     describe_activities,
     sum_waits,
@@ -21,7 +21,7 @@ from agentrl.runtime.stalls import Wait
 
 
 def player(name: str, answered: int = 0, **doing: float) -> ProcessActivity:
-    shown = {what: Doing(number, number) for what, number in doing.items()}
+    shown = {what: ActivityCount(number, number) for what, number in doing.items()}
     return ProcessActivity("player", name, shown, answered=answered)
 
 
@@ -76,7 +76,7 @@ def test_a_cut_looks_first_so_that_no_second_goes_to_the_next_step() -> None:
 @pytest.mark.parametrize("count", [MOST_PROCESSES, MOST_PROCESSES + 1, 1000])
 def test_a_line_is_bounded_whatever_a_run_has(count: int) -> None:
     log = ActivityLog()
-    doing = {f"tool '{n}{'x' * 500}{end}'": Doing(1, 1.0) for n in range(20) for end in "ab"}  # two are cut alike
+    doing = {f"tool '{n}{'x' * 500}{end}'": ActivityCount(1, 1.0) for n in range(20) for end in "ab"}
     log.add([ProcessActivity("player", f"p{n:04}" + "y" * 500, doing, answered=1) for n in range(count)], 40.0)
     processes = log.cut()["processes"]
     assert len(processes) == min(count, MOST_PROCESSES)
@@ -89,9 +89,23 @@ def test_a_line_is_bounded_whatever_a_run_has(count: int) -> None:
         assert all(len(what) <= LONGEST_NAME for what in seconds)
 
 
+def test_of_very_many_processes_those_beyond_are_one_row_of_each_kind() -> None:
+    log = ActivityLog()
+    ranks = [ProcessActivity("rank", f"rank {n}", {"learns": ActivityCount(1, 1.0)}) for n in range(200)]
+    players = [player(f"p{n}", answered=1, engine=1) for n in range(50)]
+    log.add([*ranks, ProcessActivity("server", "s", {"turns": ActivityCount(2, 0.0)}), *players], 40.0)
+    processes = log.cut()["processes"]
+    assert len(processes) == MOST_PROCESSES
+    assert processes[-3:] == [
+        ["rank", f"mean of {200 - (MOST_PROCESSES - 3)} more", 0, {"learns": 40.0}],
+        ["server", "s", 0, {"turns": 40.0}],
+        ["player", "mean of 50 more", 50, {"engine": 40.0}],
+    ]
+
+
 def test_of_very_many_players_those_are_described_that_wait_longest() -> None:
     players = [player(f"p{n}", engine=1 + n % 300) for n in range(300)]
-    server = ProcessActivity("server", "s", {"turns": Doing(2, 0.0)})
+    server = ProcessActivity("server", "s", {"turns": ActivityCount(2, 0.0)})
     described = describe_activities([*players, server])
     assert len(described) == MOST_PROCESSES
     assert [p["name"] for p in described[:2]] == ["s", "p299"]
@@ -101,6 +115,6 @@ def test_of_very_many_players_those_are_described_that_wait_longest() -> None:
 def test_a_step_of_a_hundred_players_takes_a_few_kilobytes() -> None:
     log = ActivityLog()
     at = {"the engine": 30, "tool 'search'": 9, "tool 'python'": 4, "MathTools.score": 1, "the learner": 3}
-    doing = {what: Doing(number, 1.0) for what, number in at.items()}
+    doing = {what: ActivityCount(number, 1.0) for what, number in at.items()}
     log.add([ProcessActivity("player", f"rack-{n:03}-12345", doing, answered=7) for n in range(100)], 61.7)
     assert len(json.dumps(log.cut())) < 16_000

@@ -76,10 +76,31 @@ async def main():
 
 anyio.run(main)
 """
+AGENTS = """
+from agentrl.agents.agent import AgentTask
+from agentrl.agents.process_agent import ProcessAgent
+
+SLEEP = "import time; time.sleep(600)"
+AGENT = f"import subprocess as s, sys; p = s.Popen([sys.executable, '-c', {SLEEP!r}]); open(sys.argv[1], 'w'); p.wait()"
+STARTED = anyio.Path(sys.argv[1] + ".started")
+
+async def main():
+    words = [sys.executable, "-c", AGENT, str(STARTED)]
+    async with ProcessAgent(words).open() as agent, anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.run, AgentTask([], [], "http://h/v1", "key", ""))
+        while not await STARTED.exists():
+            await anyio.sleep(0.05)
+        await anyio.sleep(0.5)
+        die()
+
+anyio.run(main)
+"""
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize("started", [REWARDS, QUERIES, SANDBOX], ids=["rewards", "queries", "sandbox"])
+@pytest.mark.parametrize(
+    "started", [REWARDS, QUERIES, SANDBOX, AGENTS], ids=["rewards", "queries", "sandbox", "agents"]
+)
 def test_what_a_killed_process_had_started_ends_with_it(started: str, tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "db.sqlite").close()
     command = [sys.executable, "-c", START + started, str(tmp_path / "db.sqlite")]

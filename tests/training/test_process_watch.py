@@ -55,6 +55,30 @@ def test_a_sentence_says_who_waits_on_whom(
     assert describe_now(at, 95.4, waits, evaluation, places) == sentence
 
 
+@pytest.mark.parametrize(
+    ("at", "evaluation", "places", "sentence"),
+    [
+        ("episodes", [], {}, "The learner takes its next demonstrations (95 s)."),
+        ("learn", [], {}, "The learner updates the policy (95 s)."),
+        (
+            *("learn", [], {0: WAITS, 1: LEARNS}),
+            "Rank 0 of the learner waits for rank 1, which has been at learner/packing.py:12 pack for 30 s.",
+        ),
+        ("sync", [], {}, "The engine is given new weights (95 s)."),
+        ("checkpoint", [], {}, "A checkpoint is written (95 s)."),
+        ("idle", [], {}, "The run is between two steps (95 s)."),
+        (
+            *("episodes", SEARCH[1:2], {}),
+            "The learner waits for an evaluation: 1 episode waits on tool 'search' at player rack-3 (2 s).",
+        ),
+    ],
+)
+def test_no_rollouts_wait_for_a_run_that_learns_from_demonstrations(
+    at: str, evaluation: list[Wait], places: dict[int, RankPlace], sentence: str
+) -> None:
+    assert describe_now(at, 95.4, [], evaluation, places, demonstrates=True) == sentence
+
+
 def test_of_many_ranks_that_wait_a_few_are_named() -> None:
     places = dict.fromkeys(range(64), WAITS) | {9: LEARNS}
     said = describe_now("learn", 30.0, [], [], places)

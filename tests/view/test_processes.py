@@ -131,6 +131,13 @@ def test_a_sentence_says_who_waited_for_whom(
     assert bool(said) == bool(sentence)
 
 
+def test_of_a_run_on_demonstrations_no_rollouts_are_told(tmp_path: Path) -> None:
+    run = record(tmp_path / "run")
+    with (run.folder / "config.toml").open("a") as file:
+        file.write('\n[sft]\ndata = ["expert"]\n')
+    assert ask(run.folder)["sentence"] == "In steps 1 to 3 the learner learned from demonstrations 20 % of the time."
+
+
 @pytest.mark.parametrize(
     "line",
     [

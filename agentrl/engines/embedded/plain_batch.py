@@ -80,7 +80,8 @@ class PlainBatch:
         """Keep a row's cache for the session's next turn, if that can begin with it."""
         if cache is not None and self.model.way is not None and self.model.way.extends:
             own = select_rows(cache, [index])
-            self.sessions.put(row.session, row.ids[: row.cached], _KeptCache(own, row.routed), count_bytes(own))
+            size = count_bytes(own) + (row.routed.nbytes if row.routed is not None else 0)
+            self.sessions.put(row.session, row.ids[: row.cached], _KeptCache(own, row.routed), size)
 
     def admit_waiting(self) -> int:
         joining: list[Request] = []

@@ -29,8 +29,8 @@ class RouterRecorder:
         self._choosing = self.routers.choose(model, self._note)
         self._choosing.__enter__()  # as long as the model is sampled from
 
-    def _note(self, place: int, scores: Tensor, own: Tensor) -> Tensor:
-        self._chosen[place] = own
+    def _note(self, router_index: int, scores: Tensor, own: Tensor) -> Tensor:
+        self._chosen[router_index] = own
         return own
 
     def new_log(self) -> RouterLog:
@@ -39,7 +39,7 @@ class RouterRecorder:
 
     def take(self) -> Experts:
         """Return the experts of the last pass's tokens."""
-        chosen = torch.stack([self._chosen[place] for place in range(len(self.routers.names))], 1)
+        chosen = torch.stack([self._chosen[index] for index in range(len(self.routers.names))], 1)
         self._chosen.clear()
         return self._narrow(chosen)
 

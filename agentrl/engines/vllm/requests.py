@@ -125,7 +125,7 @@ def read_experts(
     if rows is None:
         raise UserError(
             "vLLM returns no routed experts, which learner.router_replay needs: start it with agentrl serve --model "
-            f"MODEL --vllm.{RETURN_FLAG} (on a GPU; docs/engines.md)"
+            f"MODEL --vllm.{RETURN_FLAG} (on a GPU; docs/models.md)"
         )
     wanted = tokens - 1 - (params.routed_experts_start or 0)
     least = max(layers, default=0) + 1

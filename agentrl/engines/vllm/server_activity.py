@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 
 from agentrl.engines.vllm.server_client import Replica
-from agentrl.runtime.activity import Doing, ProcessActivity
+from agentrl.runtime.activity import ActivityCount, ProcessActivity
 
 
 def list_servers(replicas: Sequence[Replica], requests: Sequence[int]) -> list[ProcessActivity]:
@@ -22,9 +22,9 @@ def list_servers(replicas: Sequence[Replica], requests: Sequence[int]) -> list[P
     ]
 
 
-def _describe(replica: Replica, requests: int) -> dict[str, Doing]:
+def _describe(replica: Replica, requests: int) -> dict[str, ActivityCount]:
     if replica.updating:
-        return {"new weights": Doing(1, 0.0)}
+        return {"new weights": ActivityCount(1, 0.0)}
     if not replica.up:
-        return {"lost": Doing(1, 0.0)}
-    return {"turns": Doing(requests, 0.0)} if requests else {"no turn": Doing(1, 0.0)}
+        return {"lost": ActivityCount(1, 0.0)}
+    return {"turns": ActivityCount(requests, 0.0)} if requests else {"no turn": ActivityCount(1, 0.0)}

@@ -116,6 +116,18 @@ def test_a_log_says_what_was_first_and_shares_what_is_now() -> None:
     assert other.read(0, 5).experts.tolist() == [2, 2, 2, 2, 7]
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])  # the engine's own way, and the plain one
+@pytest.mark.filterwarnings("ignore:GptOssForCausalLM. the embedded engine goes the plain way:UserWarning")
+async def test_a_session_takes_the_room_of_its_experts_too(name: str) -> None:
+    sizes = []
+    for recorded in (False, True):
+        params = replace(PARAMS, routed_experts_start=0 if recorded else None)
+        async with TransformersEngine(build(name), return_routed_experts=recorded) as engine:
+            done = await engine.generate(list(range(20)), params, session="a")
+            sizes.append(engine._batch.sessions.size)
+    assert sizes[1] - sizes[0] >= (20 + len(done.token_ids) - 1) * LAYERS * TOP_K
+
+
 async def test_engines_that_record_nothing_say_so() -> None:
     async with TransformersEngine(build("mixtral")) as engine:
         with pytest.raises(UserError, match="this engine was made without return_routed_experts"):
