@@ -12,19 +12,19 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
-import anyio
-
 from agentrl import ContractError, Env, Reply, Step, Trajectory
 from agentrl.environments.task_sampler import task_index
-from agentrl.errors import NoExpertError, suggest
-from agentrl.runtime.processes import call_in_process
+from agentrl.errors import InfraError, NoExpertError, suggest
+from agentrl.runtime.processes import WorkerDied, call_in_process
 from agentrl.types import ExpertTurn, Message, Observation
 from agentrl_envs.rewards import extract_boxed
 from agentrl_envs.splits import Split, assign_split
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TRIES = 1000  # one task in eight is a test task
-_SCORE_S = 10.0
+_SCORE_CPU_S = 10.0
+_SCORE_WALL_S = 120.0  # of a scorer that waits for a processor
+_SCORE_BYTES = 1 << 30
 
 Entry = dict[str, Any]  # question, answer, metadata
 
@@ -76,10 +76,19 @@ class ReasoningGym(Env):
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
         answer, score = extract_answer(trajectory.answer), 0.0
         if answer is not None:  # some scorers pay for no answer, or for any
-            with anyio.move_on_after(_SCORE_S):  # some calculate what the model wrote, such as 9**9**9**9
+            try:
                 score = await call_in_process(
-                    score_answer, self.name, repr(self.config), answer, self.entry, reads_others=True
+                    score_answer,
+                    *(self.name, repr(self.config), answer, self.entry),
+                    timeout_s=_SCORE_WALL_S,
+                    cpu_s=_SCORE_CPU_S,
+                    memory_bytes=_SCORE_BYTES,
+                    reads_others=True,
                 )
+            except WorkerDied:  # some calculate what the model wrote, such as 9**9**9**9
+                score = 0.0
+            except TimeoutError:
+                raise InfraError("score_timeout", f"the answer was not scored within {_SCORE_WALL_S:g} s") from None
         return {"correct": score}
 
 

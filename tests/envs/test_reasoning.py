@@ -48,9 +48,16 @@ async def test_an_episode_of_the_right_and_of_no_answer() -> None:
 
 
 async def test_an_answer_that_cannot_be_calculated_is_wrong_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl_envs.reasoning._SCORE_S", 1.0)
+    monkeypatch.setattr("agentrl_envs.reasoning._SCORE_CPU_S", 1.0)
     t = await play("<answer>9**9**9**9**9</answer>", name="countdown")
     assert (t.fault, t.reward) == (None, 0.0)
+
+
+async def test_a_machine_that_is_too_busy_to_score_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl_envs.reasoning._SCORE_WALL_S", 0.0)
+    t = await play("<answer>1</answer>", name="chain_sum")
+    assert t.fault is not None
+    assert (t.fault.kind, t.fault.message) == ("score_timeout", "the answer was not scored within 0 s")
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -18,9 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import agentrl
 from agentrl.models.source import locate_model
 from agentrl.runs.writer import SCHEMA
 from agentrl.settings.loader import build_config, dump_toml
+from agentrl.training.checkpoint import VERSION
 from tests.helpers import runs
 
 CONFIG = 'env.name = "math-tools"\nsteps = 3\nmodel = "nano"\n'
@@ -92,7 +94,7 @@ def _checkpoint(run: Path, mark: Path) -> None:
         (folder / name).write_bytes(content)
     digest = sha256(content).hexdigest()
     (folder / "digest").write_text(f"{digest} {digest}")
-    (folder / "version").write_text("7 agentrl 0.1.0")
+    (folder / "version").write_text(f"{VERSION} agentrl {agentrl.__version__}")
 
 
 def _pipe(run: Path, mark: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -102,7 +101,7 @@ def test_a_signal_saves_and_returns_the_summary(
 
 
 class Hangs(Env):
-    """A task's episode never ends from the fifth training episode on."""
+    """A task's episode never ends from the fifth training episode on; the first such one sends a signal."""
 
     tools = ()
     played = 0
@@ -114,6 +113,8 @@ class Hangs(Env):
     async def step(self, action: Reply) -> Step:
         Hangs.played += self.counts
         if Hangs.played > 4:
+            if Hangs.played == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
             await anyio.sleep_forever()
         return Step("", float(Hangs.played % 2), True, False, {})
 
@@ -131,11 +132,9 @@ def test_what_is_finished_is_saved_before_the_step_ends_and_a_second_signal_leav
             if text == "step 1 is saved":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    callback = Twice(signal.SIGTERM, at=1)
+    callback = Twice(signal.SIGTERM, at=0)
 
     def work() -> dict[str, Any]:
-        late = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-        callback.on_step_end = lambda step, values: late.start()  # type: ignore[method-assign]
         return train(Hangs, callbacks=[callback], run={"dir": str(tmp_path / "run"), "save_every": 0}, **TINY).summary
 
     with pytest.raises(Interrupted) as left:
