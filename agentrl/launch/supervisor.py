@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agentrl.engines.server_keys import KEY_ENV
-from agentrl.errors import UserError, author_errors
+from agentrl.errors import ContractError, UserError, author_errors
 from agentrl.launch.kept_server import KeptServer
 from agentrl.launch.rank_group import RankGroup, Relay
 from agentrl.launch.run_process import Placement, RunPlan, Say
@@ -47,10 +48,8 @@ def supervise(plan: RunPlan, launcher: str, relay: Relay, say: Say) -> int:
 
 
 async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Say, stop: Interruption) -> int:
-    entry: Any = load_entry("run_launcher", launcher)
-    with author_errors(f"launcher {launcher!r}"):
-        places: AbstractAsyncContextManager[Placement] = entry(plan, say)
     status = 1
+    places = _open_places(plan, launcher, say)
     async with stop.cancel_on_signal(), places as placement, threads.open_task_group() as tasks:
         run = _SupervisedRun(plan, placement, relay, say)
         for server in run.servers:
@@ -62,6 +61,22 @@ async def _supervise(plan: RunPlan, launcher: str, relay: Relay, say: Say, stop:
         status = await run.group.run()
         tasks.cancel_scope.cancel()
     return status
+
+
+@asynccontextmanager
+async def _open_places(plan: RunPlan, launcher: str, say: Say) -> AsyncIterator[Placement]:
+    """Hold the places that a launcher finds. Raises ContractError: the launcher fails, or finds too few or too many."""
+    entry: Any = load_entry("run_launcher", launcher)
+    async with AsyncExitStack() as stack:
+        with author_errors(f"launcher {launcher!r}"):
+            placement = await stack.enter_async_context(entry(plan, say))
+        if not isinstance(placement, Placement):
+            raise ContractError(f"launcher {launcher!r}: its block gives {placement!r}, which is no Placement")
+        if (there := len(placement.processes)) != (needed := len(plan.list_names())):
+            raise ContractError(
+                f"launcher {launcher!r}: its Placement has {there} processes, and plan.list_names() {needed}"
+            )
+        yield placement
 
 
 class _SupervisedRun:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 CPUS_ENV = "AGENTRL_PLAYER_CPUS"  # that a player takes of a node; 1 by default
 LOOK_S = 1.0
+PROBE_S = 10.0  # that the head node of a cluster has to take a connection
 
 
 def run_player(url: str, key: str, wait_s: float = 60.0) -> tuple[int, str]:
@@ -82,13 +84,35 @@ def connect_cluster(setting: str) -> Any:
         )
     if not ray.is_initialized():
         try:
+            _probe_address(address, ray.util.get_node_ip_address())
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            where = "here" if address == "auto" else f"at {address}"
             raise UserError(
-                f"{setting}: there is no Ray cluster here ({error!s:.200}): begin one with ray start --head, or put "
+                f"{setting}: there is no Ray cluster {where} ({error!s:.200}): begin one with ray start --head, or put "
                 "its address into $RAY_ADDRESS"
             ) from None
     return ray
+
+
+def _probe_address(address: str, own_host: str) -> None:
+    """Connect to HOST:PORT once.
+
+    Args:
+        own_host: that Ray takes this machine for, whichever name of it the address has.
+
+    Raises:
+        OSError: nothing listens there, which Ray itself would try for many minutes.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 0xFFFF:
+        return  # Ray has a sentence for it
+    if host in ("localhost", "127.0.0.1"):
+        with suppress(OSError), socket.create_connection((host, int(port)), PROBE_S):
+            return
+        host = own_host
+    with socket.create_connection((host.strip("[]"), int(port)), PROBE_S):
+        pass
 
 
 def count_cpus() -> float:

@@ -134,3 +134,41 @@ def broken(plan: RunPlan, say: Say) -> object:
 def test_a_launcher_that_raises_is_named() -> None:
     with pytest.raises(ContractError, match=r"launcher 'tests\.launch\.test_supervisor:broken'"):
         run(f"{__name__}:broken")
+
+
+@asynccontextmanager
+async def lost(plan: RunPlan, say: Say) -> AsyncIterator[Placement]:
+    """Fail where the places are found."""
+    raise KeyError("queue")
+    yield Placement([])
+
+
+@asynccontextmanager
+async def short(plan: RunPlan, say: Say) -> AsyncIterator[Placement]:
+    """Find a place for one rank alone."""
+    yield Placement([ScriptedProcess("rank 0")])
+
+
+@asynccontextmanager
+async def wordless(plan: RunPlan, say: Say) -> AsyncIterator[None]:
+    """Give nothing."""
+    yield
+
+
+def uncontextual(plan: RunPlan, say: Say) -> object:
+    """Return what is no context manager."""
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("lost", "raised KeyError: 'queue'"),
+        ("short", r": its Placement has 1 processes, and plan.list_names\(\) 3"),
+        ("wordless", ": its block gives None, which is no Placement"),
+        ("uncontextual", r"raised TypeError: '(builtins\.)?int' object"),
+    ],
+)
+def test_a_launcher_that_finds_no_places_is_told_why(name: str, sentence: str) -> None:
+    with pytest.raises(ContractError, match=rf"launcher 'tests\.launch\.test_supervisor:{name}' ?{sentence}"):
+        run(f"{__name__}:{name}")

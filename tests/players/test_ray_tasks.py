@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import socket
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentrl.errors import ConfigError, ProcessLostError, UserError
 from agentrl.players import ray_tasks
 from agentrl.players.connection import KEY_ENV
 from agentrl.players.launchers import PlayerPlan, ray
-from agentrl.players.ray_tasks import CPUS_ENV, run_player
+from agentrl.players.ray_tasks import CPUS_ENV, _probe_address, run_player
 from agentrl.settings import registry
 from tests.helpers.players import KEY, ROOT, open_table, roll_out_here, without_times
 
@@ -131,9 +132,21 @@ async def test_without_ray_the_sentence_names_the_extra(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://head:10001", "127.0.0.1:9"])
 async def test_an_address_of_no_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UserError, match=r"players.launcher ray: (\$RAY_ADDRESS is|there is no Ray cluster here)"):
+    with pytest.raises(UserError, match=r"players.launcher ray: (\$RAY_ADDRESS is|there is no Ray cluster at 127)"):
         async with ray(make_plan("http://127.0.0.1:9", [])):
             pass
+
+
+def test_an_address_where_nothing_listens_is_known_before_ray_tries_it() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ConnectionRefusedError):
+            _probe_address(address, "127.0.0.1")
+        listener.listen()
+        _probe_address(address, "no-such-host.invalid")
+    for left_to_ray in ("auto", "local", "head:", "head:99999"):
+        _probe_address(left_to_ray, "127.0.0.1")
 
 
 @pytest.mark.slow
