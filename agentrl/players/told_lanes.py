@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from agentrl.players.connection import Fields, Shown
 from agentrl.runtime.lanes import IDLE, Lanes, Stretch, Track, merge_intervals
 
@@ -31,8 +33,7 @@ def include_stretch(fields: Shown, lanes: Lanes) -> None:
     """Add what `describe_stretch` wrote to the run's lanes, in seconds of their clock: as old as it says, told now."""
     now = lanes.clock()
     for owner, ages in fields.get("lanes", {}).items():
-        moments = [now - float(age) for age in ages]
-        lanes.include(str(owner), list(zip(moments[::2], moments[1::2], strict=True)))
+        lanes.include(str(owner), now - np.asarray(ages, dtype=np.float64).reshape(-1, 2))
     if "track" in fields:
         end, path = fields["track"]
         lanes.include_track(Track(lanes, [(now - float(age), str(owner)) for age, owner in path], now - float(end)))

@@ -17,12 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Interval = tuple[float, float]  # begin, end
 Piece = tuple[float, float, str]  # begin, end, owner
 
 IDLE = "idle"
 KEPT = 1024  # intervals of a lane that are held while they are recorded, before the narrowest gaps are closed
+TOLD = 512  # times that another process tells of a lane, before these are united
 TRACKS = 4096  # episodes that ended and are held until the next cut
 
 
@@ -36,17 +41,25 @@ def merge_intervals(intervals: Sequence[Interval], most: int) -> list[Interval]:
     return [(intervals[a + 1][0], intervals[b][1]) for a, b in pairwise(edges)]
 
 
-def unite_intervals(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
+def unite_intervals(intervals: ArrayLike, begin: float, end: float) -> list[Interval]:
     """Return the union of intervals between two moments, sorted and apart."""
-    united: list[Interval] = []
-    for a, b in sorted((max(a, begin), min(b, end)) for a, b in intervals):
-        if b <= a:
-            continue
-        if united and a <= united[-1][1]:
-            united[-1] = united[-1][0], max(b, united[-1][1])
-        else:
-            united.append((a, b))
-    return united
+    import numpy as np
+
+    found = np.asarray(intervals, dtype=np.float64).reshape(-1, 2).clip(begin, end)
+    found = found[found[:, 0] < found[:, 1]]
+    if not len(found):
+        return []
+    begins, ends = found[np.argsort(found[:, 0])].T
+    ends = np.maximum.accumulate(ends)
+    apart = np.flatnonzero(begins[1:] > ends[:-1])  # where a gap is before the next one
+    return list(zip(begins[[0, *apart + 1]].tolist(), ends[[*apart, -1]].tolist(), strict=True))
+
+
+def _join(parts: Sequence[ArrayLike]) -> ArrayLike:
+    """Join arrays of intervals to one."""
+    import numpy as np
+
+    return np.concatenate([np.asarray(part, dtype=np.float64).reshape(-1, 2) for part in parts])
 
 
 class _Lane:
@@ -99,7 +112,7 @@ class Lanes:
         self._idle = _Lane()
         self._idle.inside, self._idle.since = 1, self.begun
         self._tracks: deque[Track] = deque(maxlen=TRACKS)
-        self._elsewhere: dict[str, list[Interval]] = {}
+        self._elsewhere: dict[str, list[ArrayLike]] = {}  # as they were told
 
     def begin(self, owner: str, now: float) -> None:
         """Enter a lane at the moment `now`."""
@@ -140,12 +153,12 @@ class Lanes:
         track.end = self.clock()
         self._tracks.append(track)
 
-    def include(self, owner: str, intervals: Sequence[Interval]) -> None:
-        """Add what another process recorded, in seconds of this clock. What came before the last cut is left out."""
-        own = self._elsewhere.setdefault(owner, [])
-        own += intervals
-        if len(own) > 8 * KEPT:
-            own[:] = merge_intervals(unite_intervals(own, self.begun, self.clock()), KEPT)
+    def include(self, owner: str, intervals: ArrayLike) -> None:
+        """Add what another process recorded, in seconds of this clock, but for what came before the last cut."""
+        told = self._elsewhere.setdefault(owner, [])
+        told.append(intervals)
+        if len(told) > TOLD:
+            told[:] = [merge_intervals(unite_intervals(_join(told), self.begun, self.clock()), 8 * KEPT)]
 
     def include_track(self, track: Track) -> None:
         """Keep the track of an episode that ended in another process until the next cut."""
@@ -171,8 +184,8 @@ class Lanes:
     ) -> dict[str, tuple[float, list[Interval]]]:
         """Return each lane with what other processes recorded, and as idle when nobody was busy anywhere."""
         elsewhere, self._elsewhere = self._elsewhere, {}
-        for owner, intervals in elsewhere.items():
-            united = unite_intervals([*found.get(owner, (0.0, []))[1], *intervals], begin, end)
+        for owner, told in elsewhere.items():
+            united = unite_intervals(_join([found.get(owner, (0.0, []))[1], *told]), begin, end)
             found[owner] = sum(b - a for a, b in united), merge_intervals(united, 2 * KEPT)
         busy = unite_intervals([i for owner, (_, own) in found.items() if owner != IDLE for i in own], begin, end)
         edges = [begin, *(moment for interval in busy for moment in interval), end]

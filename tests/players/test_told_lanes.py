@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.players.told_lanes import describe_stretch, include_stretch
-from agentrl.runtime.lanes import IDLE, Lanes, Track, unite_intervals
+from agentrl.runtime.lanes import IDLE, TOLD, Lanes, Track, unite_intervals
 from tests.runtime.test_lanes import Clock
 
 INTERVALS = st.lists(
@@ -62,3 +62,15 @@ def test_a_union_is_that_of_its_seconds(ours: list[tuple[int, int]], theirs: lis
     assert {t for a, b in united for t in range(int(a), int(b))} == seconds
     assert sum(b - a for a, b in united) == len(seconds)
     assert all(a < b < c < d for (a, b), (c, d) in pairwise(united))
+
+
+def test_what_is_told_many_times_before_a_cut_is_kept_in_little_room() -> None:
+    clock = Clock()
+    lanes = Lanes(clock)
+    for second in range(3 * TOLD):
+        clock.now = second + 1.0
+        include_stretch({"lanes": {"generate": [1.0, 0.75, 0.5, 0.0]}}, lanes)
+    assert max(map(len, lanes._elsewhere.values())) <= TOLD
+    stretch = lanes.cut()
+    assert stretch.seconds["generate"] == 3 * TOLD * 0.75
+    assert stretch.seconds[IDLE] == 3 * TOLD * 0.25
