@@ -168,9 +168,10 @@ async def roll_out(agent: Agent, *, kills: bool) -> list[Trajectory]:
     async with spec.open(), Gateway(counted, episodes=EPISODES).open() as gateway:
         rollout = Rollout(spec, engine, ByteRenderer())
         rollout.begin = gateway.begin
+        kept = children if isinstance(agent, FunctionAgent) else list_children()  # with the watch on orphans
         async with anyio.create_task_group() as group:
             if kills:
-                group.start_soon(kill_some, counted, children)
+                group.start_soon(kill_some, counted, kept)
             groups: list[Group] = []
             for first in range(0, EPISODES // GROUP, STEP):
                 groups += await rollout.batch(range(first, min(first + STEP, EPISODES // GROUP)), GROUP)
@@ -180,7 +181,8 @@ async def roll_out(agent: Agent, *, kills: bool) -> list[Trajectory]:
         if isinstance(agent, FunctionAgent):
             assert not any(worker.waiting for worker in agent._workers)
         else:
-            assert list_children() == children
+            assert list_children() == kept
+            assert len(kept - children) == 1
     assert engine.begun <= engine.ended
     assert list_children() == children
     gc.collect()
