@@ -18,6 +18,11 @@ KEY_ENV = "VLLM_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
+def choose_key(variable: str = KEY_ENV) -> str:
+    """Return the key for all servers of a run: that of the environment, or a new one, which outlives each of them."""
+    return os.environ.get(variable) or secrets.token_urlsafe(32)
+
+
 def create_server_key(port: int, variable: str = KEY_ENV) -> str:
     """Return the key for a server on a port of this machine: that of the environment, or a new one in its file.
 

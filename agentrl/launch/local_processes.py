@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import accumulate
 
 import anyio
@@ -14,7 +15,7 @@ from anyio import to_thread
 
 from agentrl.errors import UserError
 from agentrl.launch.child_process import ChildProcess
-from agentrl.launch.run_process import Placement, RunPlan, Write, refuse_room
+from agentrl.launch.run_process import Placement, RunPlan, Write, follow_polls, refuse_room
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,12 +39,7 @@ class LocalProcess:
             raise UserError(f"{self.name} cannot be started: {problem}")
 
     async def follow(self, write: Write) -> int:
-        while True:
-            out, err, status = await to_thread.run_sync(self._child.poll, abandon_on_cancel=True)
-            write("out", out)
-            write("err", err)
-            if status is not None:
-                return status
+        return await follow_polls(partial(to_thread.run_sync, self._child.poll, abandon_on_cancel=True), write)
 
     async def send_signal(self, number: int) -> None:
         self._child.send_signal(number)

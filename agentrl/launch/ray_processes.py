@@ -7,7 +7,6 @@ room of all of them together. Where a node is lost, Ray finds another place for 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -17,9 +16,10 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
+from agentrl.engines.server_keys import choose_key
 from agentrl.errors import UserError
 from agentrl.launch.child_process import ChildProcess
-from agentrl.launch.run_process import MachineLost, Placement, RunPlan, Say, Write, refuse_room
+from agentrl.launch.run_process import MachineLost, Placement, RunPlan, Say, Write, follow_polls, refuse_room
 from agentrl.players import ray_tasks
 from agentrl.players.connection import KEY_ENV
 from agentrl.settings.registry import check_package
@@ -76,12 +76,7 @@ class RayProcess:
             raise UserError(f"--launcher ray: {self.name} cannot be started: {problem}")
 
     async def follow(self, write: Write) -> int:
-        while True:
-            out, err, status = await self._call("poll")
-            write("out", out)
-            write("err", err)
-            if status is not None:
-                return int(status)
+        return await follow_polls(partial(self._call, "poll"), write)
 
     async def send_signal(self, number: int) -> None:
         if self._task is not None:
@@ -146,7 +141,7 @@ async def place_on_ray(plan: RunPlan, say: Say) -> AsyncIterator[Placement]:
         ]
         environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         if plan.players:
-            environment[KEY_ENV] = os.environ.get(KEY_ENV) or secrets.token_urlsafe(32)
+            environment[KEY_ENV] = choose_key(KEY_ENV)
         try:
             yield Placement(processes, _choose_player_arguments(plan), environment, spans_machines=True)
         finally:

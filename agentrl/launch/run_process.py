@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -105,6 +105,16 @@ class Placement:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     spans_machines: bool = False
+
+
+async def follow_polls(poll: Callable[[], Awaitable[tuple[bytes, bytes, int | None]]], write: Write) -> int:
+    """Hand on what polls return, of stdout and of stderr, until one has an exit status; return that."""
+    while True:
+        out, err, status = await poll()
+        write("out", out)
+        write("err", err)
+        if status is not None:
+            return status
 
 
 async def follow_lines(process: RunProcess, write: Write) -> int:

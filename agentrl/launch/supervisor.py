@@ -8,13 +8,12 @@ one is why it ended, the status is that one's, which is said.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from agentrl.engines.server_keys import KEY_ENV
+from agentrl.engines.server_keys import KEY_ENV, choose_key
 from agentrl.errors import ContractError, UserError, author_errors
 from agentrl.launch.kept_server import KeptServer
 from agentrl.launch.rank_group import RankGroup, Relay
@@ -85,7 +84,7 @@ class _SupervisedRun:
     def __init__(self, plan: RunPlan, placement: Placement, relay: Relay, say: Say) -> None:
         self._arguments, self._say = (*plan.arguments, *placement.arguments), say
         self._told: tuple[str, ...] = ()  # the servers' addresses, as the ranks have them
-        environment = {**_pass_on_settings(), **placement.environment, KEY_ENV: _choose_key()}
+        environment = {**_pass_on_settings(), **placement.environment, KEY_ENV: choose_key()}
         wait_s = max(plan.wait_s, _REPLACED_S)
         self.servers = [
             KeptServer(
@@ -128,11 +127,6 @@ class _SupervisedRun:
         moved = any(server.answers and server.url not in self._told for server in self.servers)
         if self._told and moved and self.group.renew():
             self._say("a server answers at another address: the run saves, and begins again with that one")
-
-
-def _choose_key() -> str:
-    """Return the key of the run's servers: the user's own, or a new one, which outlives each of them."""
-    return os.environ.get(KEY_ENV) or secrets.token_urlsafe(32)
 
 
 def _pass_on_settings() -> dict[str, str]:

@@ -154,7 +154,7 @@ def describe_now(
         demonstrates: the run learns from demonstrations: no rollouts wait for it.
     """
     age = f"{seconds:.0f} s"
-    if evaluation and at in (IDLE, "evaluate", *[EPISODES] * demonstrates):
+    if evaluation and (at in (IDLE, "evaluate") or (at == EPISODES and demonstrates)):
         return f"The learner waits for an evaluation: {describe_waits(evaluation)}."
     if at == EPISODES and demonstrates:
         return f"The learner takes its next demonstrations ({age})."
