@@ -132,6 +132,11 @@ def ignore_signals() -> None:
 
 
 def _is_free(number: signal.Signals) -> bool:
-    """Return False for SIGTERM and SIGHUP that the program handles itself, or ignores, as under nohup."""
+    """Return False for SIGTERM and SIGHUP that the program handles itself, or ignores, as under nohup.
+
+    Ray's handler, which ``ray.init`` leaves behind and which only ends the process, is not the program's own.
+    """
     handler = signal.getsignal(number)
-    return number == signal.SIGINT or handler is signal.SIG_DFL or hasattr(handler, "is_agentrl")
+    if number == signal.SIGINT or handler is signal.SIG_DFL or hasattr(handler, "is_agentrl"):
+        return True
+    return str(getattr(handler, "__module__", "")).startswith("ray.")

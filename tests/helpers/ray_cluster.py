@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ SIZE = {"object_store_memory": 100 << 20}
 @contextmanager
 def open_cluster(nodes: int, cpus: int = 2) -> Iterator[tuple[Any, list[Any]]]:
     """Start nodes beside a head that runs nothing; yield the cluster and them."""
-    before = os.environ.get("PYTHONPATH")
+    before, handler = os.environ.get("PYTHONPATH"), signal.getsignal(signal.SIGTERM)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     cluster, started = _start(nodes, cpus)
@@ -26,6 +27,7 @@ def open_cluster(nodes: int, cpus: int = 2) -> Iterator[tuple[Any, list[Any]]]:
         every = {*started, *cluster.list_all_nodes()}
         processes = [one.process for node in every for some in node.all_processes.values() for one in some]
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, handler)  # a node in this process ends it by its own
         for process in processes:  # Ray kills them, and warns of each that it has not waited for
             process.wait(60)
         del os.environ["RAY_USAGE_STATS_ENABLED"], os.environ["PYTHONPATH"]

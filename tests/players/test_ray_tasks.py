@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import socket
 import sys
 from typing import Any
@@ -18,7 +17,8 @@ from agentrl.players.connection import KEY_ENV
 from agentrl.players.launchers import PlayerPlan, ray
 from agentrl.players.ray_tasks import CPUS_ENV, _probe_address, run_player
 from agentrl.settings import registry
-from tests.helpers.players import KEY, ROOT, open_table, roll_out_here, without_times
+from tests.helpers.players import KEY, open_table, roll_out_here, without_times
+from tests.helpers.ray_cluster import open_cluster
 
 pytestmark = pytest.mark.anyio
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -152,28 +152,23 @@ def test_an_address_where_nothing_listens_is_known_before_ray_tries_it() -> None
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 async def test_a_cluster_of_three_nodes_loses_one_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.cluster_utils import Cluster
+    with open_cluster(nodes=3) as (cluster, nodes):
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        failed: list[BaseException] = []
+        try:
+            async with open_table(timeout_s=30.0) as table, ray(make_plan(table.controller.url, failed)):
+                await table.wait_for(lambda: len(table.controller.seats) == 3 or failed)
+                assert not failed
+                playing = asyncio.create_task(table.rollout(seconds=1.0).batch(TASKS, 2, seed=3))
+                await table.wait_for(lambda: table.controller.turns > 10)
+                await asyncio.to_thread(cluster.remove_node, nodes[0], False)
+                await table.wait_for(lambda: table.controller.joined == 4)  # Ray starts it again on another node
+                groups = await playing
+                joined, dropped = table.controller.joined, table.controller.book.dropped
+        finally:
+            import ray as library
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    failed: list[BaseException] = []
-    try:
-        async with open_table(timeout_s=30.0) as table, ray(make_plan(table.controller.url, failed)):
-            await table.wait_for(lambda: len(table.controller.seats) == 3 or failed)
-            assert not failed
-            playing = asyncio.create_task(table.rollout(seconds=1.0).batch(TASKS, 2, seed=3))
-            await table.wait_for(lambda: table.controller.turns > 10)
-            await asyncio.to_thread(cluster.remove_node, nodes[0], False)
-            await table.wait_for(lambda: table.controller.joined == 4)  # Ray starts it again on another node
-            groups = await playing
-            joined, dropped = table.controller.joined, table.controller.book.dropped
-    finally:
-        import ray as library
-
-        library.shutdown()
-        cluster.shutdown()
+            library.shutdown()
     assert without_times(groups) == without_times(await roll_out_here(TASKS, 2, seed=3))
     assert not failed
     print(f"{len(TASKS)} groups on 3 nodes, one removed; {joined} players joined in all, {dropped} answers dropped")

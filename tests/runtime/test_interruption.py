@@ -180,6 +180,23 @@ def test_handlers_of_the_program_itself_stay_and_ignored_signals_stay_ignored(tm
     assert came == [signal.SIGTERM]
 
 
+def test_the_handler_that_ray_leaves_behind_is_not_the_programs_own(tmp_path: Path) -> None:
+    def end(number: int, _: object) -> None:
+        raise SystemExit(number)
+
+    end.__module__ = "ray._private.worker"
+    signal.signal(signal.SIGTERM, end)
+    try:
+        config = TINY | {"steps": 2}
+        summary = train(
+            "math-tools", callbacks=[Sends(signal.SIGTERM, at=1)], run={"dir": str(tmp_path / "run")}, **config
+        ).summary
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert summary["signal"] == "SIGTERM"
+
+
 async def test_work_is_cancelled_by_the_signal_and_otherwise_returns() -> None:
     stop = Interruption()
     assert await stop.run_unless_set(asyncio.sleep(0, "done")) == "done"
