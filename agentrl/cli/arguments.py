@@ -112,8 +112,9 @@ class Command(Generic[OptionsT]):
             else:
                 self._check_setting(path)
                 others.append(f"--{path}={text}")
-        options = self._convert(own)
-        return Arguments(names, options, [read_toml(Path(f)) for f in files], read_overrides(others), (*others,))
+        options, layers = self._convert(own), [read_toml(Path(f)) for f in files]
+        self._check_files(layers)
+        return Arguments(names, options, layers, read_overrides(others), (*others,))
 
     def refuse(self, words: Sequence[str], hint: str = "") -> ConfigError:
         """Make the error that says what the verb takes, and what it was given."""
@@ -157,6 +158,16 @@ class Command(Generic[OptionsT]):
             raise ConfigError(f"{path}: unknown setting{suggest(path, self._options)} [command line]")
         if path not in list_settings() and (close := get_close_matches(path, self._options, n=1, cutoff=0.8)):
             raise ConfigError(f"{path}: unknown setting; did you mean {close[0]!r}? [command line]")
+
+    def _check_files(self, layers: Sequence[Layer]) -> None:
+        """Refuse an option of the verb in a file, which holds settings of a run."""
+        for source, layer in layers:
+            if own := [name for name in layer if name in self._options and name not in list_settings()]:
+                value = f" {layer[own[0]]}" if isinstance(layer[own[0]], (str, int, float)) else ""
+                raise ConfigError(
+                    f"{own[0]}: an option of agentrl {self.verb}, and no setting of a run: --{own[0]}{value} on the "
+                    f"command line [{source}]"
+                )
 
     def _complete_switches(self, words: Sequence[str]) -> list[str]:
         """Write ``--json`` out as ``--json=true``, at the end; it may also stand before the names.

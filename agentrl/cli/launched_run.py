@@ -49,13 +49,19 @@ def launch_run(
     config = build_model_config(*layers, *servers)
     EnvSpec.from_config(config)
     describe_algorithm(config)
-    plan = replace(_build_plan(arguments, config), given=_list_given(layers))
+    plan = replace(_build_plan(arguments, config), given=_list_given(layers), options=_list_options(own))
     return supervise(plan, launcher, _relay, _say)
 
 
 def _list_given(layers: Sequence[Layer]) -> dict[str, object]:
     """List the settings that layers give, by their dotted names."""
     return {name: value for _, layer in layers for name, value in flatten(layer).items()}
+
+
+def _list_options(own: TrainOptions) -> tuple[str, ...]:
+    """List the launcher's options that were given, as they are typed."""
+    given = own.model_dump(include=own.model_fields_set - {"resume", "trust"})
+    return tuple(word for name, value in flatten(given).items() for word in (f"--{name}", _spell(value)))
 
 
 def _check(own: TrainOptions, given: Mapping[str, object]) -> None:

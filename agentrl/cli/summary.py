@@ -15,6 +15,7 @@ from agentrl.cli.output import Console
 from agentrl.errors import UserError
 from agentrl.evaluation.statistics import Estimate
 from agentrl.library.figures import format_difference, format_mean, format_share
+from agentrl.runs.folder import spell_resume
 from agentrl.runs.reader import parse_episode_id
 from agentrl.runtime.interruption import WORDS
 from agentrl.types import Message
@@ -74,7 +75,7 @@ def _where(console: Console, summary: dict[str, Any]) -> None:
     if not cut:
         lines["evaluate"] = f"agentrl eval --env {summary['env']} --model {run}"
     elif summary["checkpoint"] is not None:
-        lines["resume"] = f"agentrl train --resume {run}"
+        lines["resume"] = spell_resume(run)
         lines["resume"] += (
             "" if summary["checkpoint"] == summary["steps"] else f"  (after step {summary['checkpoint']})"
         )

@@ -65,6 +65,7 @@ class RunPlan:
         wait_s: how long to wait for room.
         folder: that the command was given in.
         require_gpus: ask for GPUs also where no machine has one yet.
+        options: of the launcher, as they are typed, for the sentence that says how the run resumes.
         given: settings of the run that the user gave, by their dotted names: a launcher leaves these as they are.
     """
 
@@ -79,6 +80,7 @@ class RunPlan:
     wait_s: float = 60.0
     folder: str = "."
     require_gpus: bool = False
+    options: tuple[str, ...] = ()
     given: Mapping[str, object] = field(default_factory=dict)
 
     def list_names(self) -> list[str]:

@@ -8,6 +8,7 @@ one is why it ended, the status is that one's, which is said.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ from agentrl.errors import ContractError, UserError, author_errors
 from agentrl.launch.kept_server import KeptServer
 from agentrl.launch.rank_group import RankGroup, Relay
 from agentrl.launch.run_process import Placement, RunPlan, Say
+from agentrl.runs.folder import LAUNCH_OPTIONS
 from agentrl.runtime import threads
 from agentrl.runtime.interruption import Interruption
 from agentrl.settings.registry import load_entry
@@ -85,6 +87,7 @@ class _SupervisedRun:
         self._arguments, self._say = (*plan.arguments, *placement.arguments), say
         self._told: tuple[str, ...] = ()  # the servers' addresses, as the ranks have them
         environment = {**_pass_on_settings(), **placement.environment, KEY_ENV: choose_key()}
+        environment[LAUNCH_OPTIONS] = shlex.join(plan.options)
         wait_s = max(plan.wait_s, _REPLACED_S)
         self.servers = [
             KeptServer(

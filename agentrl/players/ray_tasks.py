@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 CPUS_ENV = "AGENTRL_PLAYER_CPUS"  # that a player takes of a node; 1 by default
 LOOK_S = 1.0
-PROBE_S = 10.0  # that the head node of a cluster has to take a connection
+PROBE_S = 30.0  # that the head node of a cluster has to take a connection, and to answer
+_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of that kind
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 
 
 def run_player(url: str, key: str, wait_s: float = 60.0) -> tuple[int, str]:
@@ -96,23 +98,37 @@ def connect_cluster(setting: str) -> Any:
 
 
 def _probe_address(address: str, own_host: str) -> None:
-    """Connect to HOST:PORT once.
+    """Greet what listens at HOST:PORT as a client of gRPC does, which Ray's head node answers.
 
     Args:
         own_host: that Ray takes this machine for, whichever name of it the address has.
 
     Raises:
-        OSError: nothing listens there, which Ray itself would try for many minutes.
+        OSError: nothing listens there, or something else, which Ray itself would try for many minutes.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 0xFFFF:
         return  # Ray has a sentence for it
-    if host in ("localhost", "127.0.0.1"):
-        with suppress(OSError), socket.create_connection((host, int(port)), PROBE_S):
+    hosts = [host.strip("[]")] if host not in ("localhost", "127.0.0.1") else [host, own_host]
+    for own in hosts[:-1]:
+        with suppress(ConnectionRefusedError), socket.create_connection((own, int(port)), PROBE_S) as connection:
+            _greet(connection)
             return
-        host = own_host
-    with socket.create_connection((host.strip("[]"), int(port)), PROBE_S):
-        pass
+    with socket.create_connection((hosts[-1], int(port)), PROBE_S) as connection:
+        _greet(connection)
+
+
+def _greet(connection: socket.socket) -> None:
+    """Exchange the first frames of HTTP/2 (RFC 9113, 3.4). Raises OSError: the other side does not."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return
+    connection.sendall(_GREETING)
+    answer = b""
+    with suppress(TimeoutError, ConnectionError):
+        while len(answer) < len(_SETTINGS) and (part := connection.recv(len(_SETTINGS) - len(answer))):
+            answer += part
+    if answer[3:4] != _SETTINGS[3:4]:
+        raise OSError("what listens there does not speak gRPC")
 
 
 def count_cpus() -> float:

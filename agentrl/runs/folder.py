@@ -44,6 +44,8 @@ _OTHER_LOGS = ("events.jsonl", "timeline.jsonl", "processes.jsonl")  # beside th
 _CHANGEABLE = ("steps", "run", "eval")  # sections that may change when a run resumes
 _ADDRESSES = ("engine.urls",)  # of what serves the same model: it may be started again elsewhere
 
+LAUNCH_OPTIONS = "AGENTRL_LAUNCH_OPTIONS"  # of the command that started this process, as they are typed
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -328,14 +330,18 @@ def open_run_folder(path: Path, config_toml: str, check: Callable[[], object], o
     return RunFolder(path, lock)
 
 
+def spell_resume(run: object) -> str:
+    """Spell the command that resumes a run: by the launcher that this process was started by, if so."""
+    return " ".join(filter(None, ["agentrl train", os.environ.get(LAUNCH_OPTIONS), f"--resume {run}"]))
+
+
 def _check_free(path: Path, config_toml: str, resume: bool) -> None:
     """Raise UserError if the folder holds a run, unless that is to resume with the same settings."""
     if not (path / "metrics.jsonl").exists() and not (path / "config.toml").exists():
         return
     if not resume:
         raise UserError(
-            f"run folder {str(path)!r} holds a run already; give another --run.dir, or resume it: "
-            f"agentrl train --resume {path}"
+            f"run folder {str(path)!r} holds a run already; give another --run.dir, or resume it: {spell_resume(path)}"
         )
     before, now = read_run_settings(path), flatten(tomllib.loads(config_toml))
     named = (before.keys() | now.keys()) - {*_ADDRESSES}

@@ -33,6 +33,7 @@ from agentrl.models.lora import has_adapter
 from agentrl.models.saved_tensor import SavedTensor, find_saved_tensors
 from agentrl.models.tensor_file import check_room, read_header, write_tensors
 from agentrl.runs.disk import KEPT_CHECKPOINTS, DiskNeeds, is_disk_full, link_folder, remove_folder
+from agentrl.runs.folder import spell_resume
 from agentrl.settings.documents import open_regular, read_bounded
 from agentrl.settings.schema import TrainConfig
 from agentrl.training import plain_state
@@ -158,7 +159,7 @@ def describe_resume(run: Path) -> str:
     newest = newest_step(run / "checkpoints")
     if newest is None:
         return f"no checkpoint of the run in {run} was written"
-    return f"resume   agentrl train --resume {run}  (after step {newest})"
+    return f"resume   {spell_resume(run)}  (after step {newest})"
 
 
 def prune(folder: Path, step: int) -> None:

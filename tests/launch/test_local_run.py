@@ -16,6 +16,7 @@ from agentrl.errors import UserError
 from agentrl.launch import local_processes
 from agentrl.launch.local_processes import LocalProcess, list_gpus
 from agentrl.launch.run_process import RunPlan
+from agentrl.runs.folder import LAUNCH_OPTIONS, spell_resume
 from tests.helpers.fleet import FleetRun, find_child, kill, list_pids, read_words
 from tests.helpers.processes import wait_for_end
 
@@ -154,6 +155,28 @@ def test_a_run_that_resumes_is_named_by_its_own_path_and_not_by_a_link(plans: li
     last.unlink()
     last.symlink_to("two", target_is_directory=True)
     assert plans[0].arguments == ("train", "--resume", str(tmp_path / "one"))
+
+
+def test_the_sentence_that_says_how_to_resume_has_the_launchers_options(
+    plans: list[RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--ranks", "2", "--servers", "1", "--serve.vllm.enforce_eager", "true"]
+    assert main(["train", "--env", "math-tools", *words]) == 0
+    assert plans[0].options == tuple(words)
+    monkeypatch.delenv(LAUNCH_OPTIONS, raising=False)
+    assert spell_resume("runs/x") == "agentrl train --resume runs/x"
+    monkeypatch.setenv(LAUNCH_OPTIONS, "--ranks 2")
+    assert spell_resume("runs/x") == "agentrl train --ranks 2 --resume runs/x"
+
+
+@pytest.mark.parametrize(("line", "typed"), [("ranks = 2", "--ranks 2"), ('launcher = "ray"', "--launcher ray")])
+def test_an_option_of_the_command_in_a_file_is_refused_with_how_it_is_given(
+    tmp_path: Path, line: str, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(line)
+    assert main(["train", str(tmp_path / "run.toml"), "--env", "math-tools"]) == 2
+    name = line.partition(" ")[0]
+    assert f"{name}: an option of agentrl train, and no setting of a run: {typed} on the" in capsys.readouterr().err
 
 
 def test_servers_of_a_run_that_resumes_need_no_trust_in_the_addresses_of_earlier_ones(

@@ -13,10 +13,17 @@ from agentrl.errors import ContractError, UserError
 from agentrl.launch import kept_server, rank_group
 from agentrl.launch.run_process import Placement, RunPlan, Say
 from agentrl.launch.supervisor import supervise
+from agentrl.runs.folder import LAUNCH_OPTIONS
 from tests.helpers.run_processes import ScriptedProcess
 from tests.launch.test_kept_server import answers, dies
 
-PLAN = RunPlan(("train", "--env", "math-tools"), ("serve", "--model", "nano"), ranks=2, servers=1)
+PLAN = RunPlan(
+    ("train", "--env", "math-tools"),
+    ("serve", "--model", "nano"),
+    ranks=2,
+    servers=1,
+    options=("--ranks", "2", "--servers", "1"),
+)
 Processes = tuple[ScriptedProcess, ScriptedProcess, ScriptedProcess]
 made: list[Processes] = []
 prepare: list[Callable[[ScriptedProcess, ScriptedProcess, ScriptedProcess], None]] = []
@@ -57,6 +64,7 @@ def test_ranks_sample_from_the_servers_and_share_a_key_with_them(monkeypatch: py
     assert run() == (0, [])
     ((first, _, server),) = made
     ((arguments, variables),) = first.starts
+    assert variables[LAUNCH_OPTIONS] == "--ranks 2 --servers 1"
     assert arguments == [*PLAN.arguments, "--more", "1", "--engine", "server", "--engine.urls", "http://10.0.0.1:7001"]
     assert (variables["NODE"], variables["NCCL_DEBUG"], variables["WORLD_SIZE"]) == ("n", "INFO", "2")
     assert len(variables[KEY_ENV]) > 30

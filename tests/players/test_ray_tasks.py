@@ -6,6 +6,10 @@ import asyncio
 import importlib.util
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -143,10 +147,49 @@ def test_an_address_where_nothing_listens_is_known_before_ray_tries_it() -> None
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError):
             _probe_address(address, "127.0.0.1")
-        listener.listen()
-        _probe_address(address, "no-such-host.invalid")
     for left_to_ray in ("auto", "local", "head:", "head:99999"):
         _probe_address(left_to_ray, "127.0.0.1")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+def test_what_listens_and_is_no_cluster_is_known_before_ray_tries_it(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    monkeypatch.setattr(ray_tasks, "PROBE_S", 0.2 if answer is None else 60.0)
+    with answering(answer) as address, pytest.raises(OSError, match="does not speak gRPC"):
+        _probe_address(address, "127.0.0.1")
+    monkeypatch.setenv("RAY_USE_TLS", "1")  # Ray greets it as TLS does
+    with answering(answer) as address:
+        _probe_address(address, "no-such-host.invalid")
+
+
+def test_what_greets_as_grpc_does_is_taken_for_a_cluster() -> None:
+    with answering(bytes([0, 0, 18, 4, 0, 0, 0, 0, 0]) + bytes(18)) as address:
+        _probe_address(address, "no-such-host.invalid")
+
+
+@contextmanager
+def answering(answer: bytes | None) -> Iterator[str]:
+    """Listen, answer the first that comes, and yield the address; ``None``: say nothing, and stay."""
+    with socket.socket() as listener, ThreadPoolExecutor(1) as thread:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(60)
+        over = threading.Event()
+
+        def serve() -> None:
+            taken, _ = listener.accept()
+            with taken:
+                taken.sendall(answer or b"")
+                if answer is None:
+                    over.wait(60)
+
+        serving = thread.submit(serve)
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            serving.result()
 
 
 @pytest.mark.slow
