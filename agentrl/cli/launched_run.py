@@ -6,7 +6,8 @@ import codecs
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,16 +42,32 @@ def launch_run(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
             f"--launcher {launcher} starts the learner's processes itself, and this is one of "
-            f"{os.environ['WORLD_SIZE']} that torchrun started: leave one of the two out"
+            f"{os.environ['WORLD_SIZE']} that torchrun, srun or mpirun started: leave one of the two out"
         )
     servers = [("--servers", {"engine": {"name": "server", "urls": [_SOMEWHERE]}})] if own.servers else []
     _check(own, _list_given(arguments.layers))
     layers = build_layers(replace(arguments, files=[*arguments.files, *servers]))  # a run's old addresses do not matter
-    config = build_model_config(*layers, *servers)
+    with _standing_in(own.ranks):
+        config = build_model_config(*layers, *servers)
     EnvSpec.from_config(config)
     describe_algorithm(config)
     plan = replace(_build_plan(arguments, config), given=_list_given(layers), options=_list_options(own))
     return supervise(plan, launcher, _relay, _say)
+
+
+@contextmanager
+def _standing_in(ranks: int) -> Iterator[None]:
+    """Read settings as each of the ranks does, whose first one tells what it made of them."""
+    before = {name: os.environ.pop(name, None) for name in ("WORLD_SIZE", "RANK")}
+    os.environ.update(WORLD_SIZE=str(ranks), RANK="1")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _list_given(layers: Sequence[Layer]) -> dict[str, object]:

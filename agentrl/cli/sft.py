@@ -7,6 +7,7 @@ from pydantic import Field
 from agentrl.cli.arguments import Arguments, Command
 from agentrl.cli.train import ResumeOptions, build_layers, run_training
 from agentrl.errors import ConfigError
+from agentrl.learner.launch_environment import adopt_launcher
 from agentrl.models.policy import build_model_config
 from agentrl.settings.loader import Layer
 from agentrl.settings.schema import TrainConfig
@@ -53,6 +54,7 @@ class _SftOptions(ResumeOptions):
 
 
 def _run(arguments: Arguments[_SftOptions]) -> int:
+    adopt_launcher()
     return run_training(build_sft_config(arguments))
 
 

@@ -14,6 +14,7 @@ from agentrl.cli.output import Console, show_loading
 from agentrl.cli.summary import print_summary
 from agentrl.environments.spec import EnvSpec
 from agentrl.errors import ConfigError
+from agentrl.learner.launch_environment import adopt_launcher
 from agentrl.models.policy import build_model_config
 from agentrl.settings.catalogue import describe_algorithm
 from agentrl.settings.loader import Layer, flatten
@@ -66,6 +67,7 @@ _LAUNCHED = ("ranks", "servers", "serve", "cpus", "require_gpus", "max_restarts"
 
 
 def _run(arguments: Arguments[TrainOptions]) -> int:
+    adopt_launcher()
     own = arguments.options
     if own.launcher is not None or own.ranks > 1 or own.servers:
         from agentrl.cli.launched_run import launch_run

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from agentrl.environments.curriculum import Curriculum
 from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
+from agentrl.learner.launch_environment import adopt_launcher
 from agentrl.library.demonstrations import read_demonstrations
 from agentrl.library.notebook import NotebookTable, in_notebook
 from agentrl.library.progress import PlainLines, write_line
@@ -87,6 +88,7 @@ def run_settings(
 
     The other arguments are those of `train`.
     """
+    adopt_launcher()
     named_otherwise, settings = take_env_names(settings)
     own = convert_value("env_args", {} if env_args is None else env_args, dict[str, Any])
     spec = EnvSpec(env, **named_otherwise, **own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -155,6 +156,18 @@ def test_a_run_that_resumes_is_named_by_its_own_path_and_not_by_a_link(plans: li
     last.unlink()
     last.symlink_to("two", target_is_directory=True)
     assert plans[0].arguments == ("train", "--resume", str(tmp_path / "one"))
+
+
+def test_batches_of_other_libraries_are_read_for_the_ranks_and_told_by_the_first(
+    plans: list[RunPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = dict(os.environ)
+    words = ["--per_device_train_batch_size", "2", "--num_generations", "4"]  # one of one rank is refused
+    assert main(["train", "--env", "math-tools", "--ranks", "2", *words]) == 0
+    assert dict(os.environ) == before
+    assert capsys.readouterr().err == ""
+    assert plans[0].arguments[2:4] == ("--per_device_train_batch_size=2", "--num_generations=4")
+    assert main(["train", "--env", "math-tools", *words]) == 2
 
 
 def test_the_sentence_that_says_how_to_resume_has_the_launchers_options(

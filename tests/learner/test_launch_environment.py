@@ -10,7 +10,10 @@ import sys
 import pytest
 
 from agentrl import UserError
+from agentrl.cli import main
+from agentrl.cli import train as cli_train
 from agentrl.learner.launch_environment import adopt_launcher, read_first_host
+from agentrl.settings.schema import TrainConfig
 
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "16",
@@ -30,6 +33,32 @@ def test_a_task_of_srun_is_a_process_of_the_training() -> None:
         **{"WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "gpu007"}
     }
     assert environment["MASTER_PORT"] == "24711"
+
+
+def test_each_task_of_srun_reads_batches_of_other_libraries_for_all_and_the_first_one_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[TrainConfig] = []
+
+    def run_training(config: TrainConfig) -> int:
+        ran.append(config)
+        return 0
+
+    monkeypatch.setattr(cli_train, "run_training", run_training)
+    words = ["train", "--env", "math-tools", "--per_device_train_batch_size", "4", "--num_generations", "4"]
+    for rank in ("0", "1"):
+        with monkeypatch.context() as patch:
+            for name, value in {**SRUN, "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": rank}.items():
+                patch.setenv(name, value)
+            for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                patch.setenv(name, "")  # so that it is as before afterwards
+                patch.delenv(name)
+            assert main(words) == 0
+            assert main([*words, "--ranks", "2"]) == 2
+        err = capsys.readouterr().err
+        assert "one of 8 that torchrun, srun or mpirun started" in err
+        assert ("tasks_per_step = 8 here" in err) is (rank == "0")
+    assert [config.rollout.tasks_per_step for config in ran] == [8, 8]
 
 
 def test_what_torchrun_says_stays_and_one_task_is_alone() -> None:
