@@ -6,4 +6,5 @@ set -euo pipefail
 
 ray job submit --working-dir . --entrypoint-num-cpus 1 \
     --runtime-env-json "{\"env_vars\": {\"AGENTRL_PLAYER_KEY\": \"$(openssl rand -hex 24)\", \"AGENTRL_PLAYER_CPUS\": \"2\"}}" -- \
-    agentrl train --launcher ray --ranks 2 --servers 2 --players 8 --env math-tools --run.dir /shared/runs/one
+    agentrl train --launcher ray --ranks 2 --servers 2 --players 8 --env math-tools --run.dir /shared/runs/one \
+    --run.resume true

@@ -42,6 +42,7 @@ def check_command(words: list[str]) -> None:
     if verb == "train":
         config = build_config(*train.COMMAND.parse(rest).layers)
         assert config.players.are_used
+        assert config.run.resume is (config.run.dir is not None)  # a recipe is begun again where a node was lost
     else:
         assert player.COMMAND.parse(rest).names[0].startswith("http://")
 
@@ -67,7 +68,9 @@ def test_a_manifest_parses_and_its_commands_are_there(name: str) -> None:
 
 def test_the_kubernetes_manifest_fits_together() -> None:
     documents, commands = read_manifest("players.yaml")
-    service, job, deployment = documents
+    service, claim, job, deployment = documents
+    (volume,) = job["spec"]["template"]["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     port = service["spec"]["ports"][0]["port"]
     assert commands[0][commands[0].index("--players.port") + 1] == str(port)
     assert commands[1][1] == f"http://{service['metadata']['name']}:{port}"
