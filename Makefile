@@ -28,9 +28,9 @@ test: $(VENV)/.installed-test
 slow: $(VENV)/.installed-bench
 	$(PYTEST) -m "slow and not vllm and not browser" $(ARGS)
 
-# The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once.
+# The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once, the longest first.
 vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m vllm $$(grep -rl --include="*.py" "mark.vllm" tests) $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m vllm $$(grep -rl --include="*.py" "mark.vllm" tests | sort -r) $(ARGS)
 
 # The page of `agentrl view`, in the system's Chromium, which is installed where it is missing.
 browser: $(VENV)/.installed-test

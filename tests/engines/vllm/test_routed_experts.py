@@ -102,6 +102,7 @@ async def test_an_output_in_process_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_server_s_answers_are_read_by_the_run_and_by_its_players(name: str) -> None:
     model = build(name)
     prompt = random.Random(0).choices(range(VOCABULARY), k=9)
+    choose(model, prompt)  # or the test is skipped
     with fake_vllm(build(name)) as server:
         server.returns_experts = True
         async with ServerEngine([server.url], model, return_routed_experts=True) as engine:
