@@ -44,8 +44,8 @@ def _run(arguments: Arguments[_PlayerOptions]) -> int:
             f"there is no key for {url}: put the run's into the environment variable {KEY_ENV} (on the run's own "
             "machine its user needs none, once the run has begun)"
         )
-    anyio.run(play, url, key, own.name or choose_name(), own.wait_s, _say)
-    return 0
+    by = anyio.run(play, url, key, own.name or choose_name(), own.wait_s, _say)
+    return 128 + by if by else 0  # whoever started it knows a run's end from its own
 
 
 def _say(text: str) -> None:

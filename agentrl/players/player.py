@@ -351,7 +351,7 @@ async def join(
 class _Ending:
     """A signal's wish that a player ends: one that has joined hands its leases on, another ends at once."""
 
-    why: str = ""
+    by: signal.Signals | None = None
     _joining: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _player: Player | None = None
 
@@ -360,29 +360,29 @@ class _Ending:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
-                loop.add_signal_handler(number, self._end, signal.Signals(number).name)
+                loop.add_signal_handler(number, self._end, signal.Signals(number))
 
-    def _end(self, why: str) -> None:
-        self.why = why
+    def _end(self, by: signal.Signals) -> None:
+        self.by = by
         if self._player is None:
             self._joining.cancel()
         else:
-            self._player.leave(why)
+            self._player.leave(by.name)
 
     async def join(self, *arguments: Any, again: bool) -> Player | None:
         """Return the player that `join` does; None where it is told to end meanwhile, or was before."""
         self._player = None
-        if self.why:
+        if self.by:
             return None
         with anyio.CancelScope() as self._joining:
             self._player = await join(*arguments, again=again)
-        if self.why and self._player is not None:  # it had joined in that very moment
-            self._player.leave(self.why)
+        if self.by and self._player is not None:  # it had joined in that very moment
+            self._player.leave(self.by.name)
         return self._player
 
 
-async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> int:
-    """Join a run and play until it is over, again where the connection is lost; return how many groups were played.
+async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> signal.Signals | None:
+    """Join a run and play until it is over, again where the connection is lost; return the signal that ended it before.
 
     Raises:
         UserError: nobody answers, or the controller refuses this player.
@@ -394,14 +394,15 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
     while True:
         player = await ending.join(url, key, name, wait_s, say, again=joined)
         if player is None:
-            say(f"was ended by {ending.why}; {groups} groups were played")
-            return groups
+            assert ending.by is not None
+            say(f"was ended by {ending.by.name}; {groups} groups were played")
+            return ending.by
         joined = True
         say(f"player {player.welcome.fields['name']} has joined {url}")
         try:
             await player.run()
             say(f"{player.ended}; {groups + player.groups} groups were played")
-            return groups + player.groups
+            return ending.by
         except ConnectionEnded as error:
             groups += player.groups
             if not wait_s:

@@ -38,12 +38,17 @@ def run_player(url: str, key: str, wait_s: float = 60.0) -> tuple[int, str]:
     """Play for a run until it is over; return 0 and "", or the exit status and the sentence of what ended it before.
 
     It ends with its process, so with its node.
+
+    Raises:
+        ProcessLostError: a signal ended it, which is for Ray to try again.
     """
     said: list[str] = []
     try:
-        asyncio.run(play(url, key, choose_name(), wait_s, said.append))
+        by = asyncio.run(play(url, key, choose_name(), wait_s, said.append))
     except UserError as error:
         return error.exit_status, str(error)
+    if by:
+        raise ProcessLostError(said[-1])
     return 0, ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -57,7 +58,7 @@ async def test_players_are_killed_stopped_and_told_to_end_and_nothing_is_lost() 
         groups = await playing
         others["stopped"].send_signal(signal.SIGCONT)  # it finds itself lost, and joins again
         await table.wait_for(lambda: "stopped" in {seat.name for seat in controller.seats.values()})
-        assert await asyncio.to_thread(others["ended"].wait) == 0
+        assert await asyncio.to_thread(others["ended"].wait) == 128 + signal.SIGTERM
     assert without_times(groups) == without_times(await roll_out_here(TASKS, 2, seed=3))
     assert [p.returncode for p in (early, late)] in ([0, 0], [-9, -9], [0, -9], [-9, 0])
     assert not any("Traceback" in text for text in table.said)
@@ -87,7 +88,7 @@ async def test_a_player_that_is_told_to_end_while_it_joins_ends(moment: str) -> 
     async with server:
         player = start_player(f"http://127.0.0.1:{listener.getsockname()[1]}")
         said = (await asyncio.to_thread(player.communicate, timeout=120))[1].decode()
-    assert player.returncode == 0, said
+    assert player.returncode == 128 + signal.SIGTERM, said
     assert "ended by SIGTERM; 0 groups were played" in said
     assert not seen.done() or seen.result() == "was ended by SIGTERM"
 
@@ -139,11 +140,12 @@ async def test_a_player_that_is_told_to_end_while_it_leaves_a_lost_run_does_not_
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(welcome_and_vanish, listener)
-        assert await play(url, KEY, "one", 60.0, said.append) == 0
+        assert await play(url, KEY, "one", 60.0, said.append) == signal.SIGTERM
     assert said == [f"player one has joined {url}", f"{url} closed the connection", ENDED]
 
 
-async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
+@pytest.mark.parametrize(("lost", "status"), [(True, 75), (False, 128 + signal.SIGTERM)])
+async def test_one_of_the_run_s_own_that_is_lost_or_told_to_end_is_started_again(lost: bool, status: int) -> None:
     said: list[str] = []
     async with open_table() as table:
         controller = table.controller
@@ -152,11 +154,14 @@ async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
         async with subprocess_launcher(plan):
             await table.wait_for(lambda: controller.seats)
             (seat,) = controller.seats.values()
-            seat.connection.abort()  # as one that was silent, though it lives
+            if lost:
+                seat.connection.abort()  # as one that was silent, though it lives
+            else:
+                os.kill(int(seat.name.rpartition("-")[2]), signal.SIGTERM)
             await table.wait_for(lambda: controller.joined == 2 and controller.seats)
             assert len((await table.rollout().group(3, 2)).trajectories) == 2
             await controller.close()
-    assert said == ["player 1 of the run ended with status 75; another one is started"]
+    assert said == [f"player 1 of the run ended with status {status}; another one is started"]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,16 @@ async def test_a_task_plays_until_the_run_is_over_or_says_why_it_cannot() -> Non
         assert len((await table.rollout().group(3, 2)).trajectories) == 2
         await table.controller.close()
         assert await playing == (0, "")
+
+
+def test_a_task_that_a_signal_ended_is_left_to_ray_which_starts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> signal.Signals:
+        say("was ended by SIGTERM; 3 groups were played")
+        return signal.SIGTERM
+
+    monkeypatch.setattr(ray_tasks, "play", end)
+    with pytest.raises(ProcessLostError, match="was ended by SIGTERM; 3 groups were played"):
+        run_player("http://127.0.0.1:9", KEY)
 
 
 class FakeCluster:
