@@ -342,7 +342,11 @@ async def join(
             await asyncio.sleep(min(RETRY_S, wait_s))
             continue
         if welcome.kind == "welcome":
-            return Player(connection, welcome, say)
+            try:
+                return Player(connection, welcome, say)
+            except Exception:
+                await connection.close()
+                raise
         await connection.close()
         raise UserError(f"{url} refuses this player: {welcome.fields.get('why', welcome.kind)}")
 
