@@ -41,6 +41,10 @@ class ConnectionRefused(UserError):
     """The controller refuses this player: another key, or another address."""
 
 
+class KeyRefused(ConnectionRefused):
+    """The controller wants another key."""
+
+
 class PlayerFrame(NamedTuple):
     """A message: its kind, what its header says, and its bytes."""
 
@@ -115,7 +119,8 @@ async def connect(url: str, key: str) -> FrameStream:
     """Open the connection to a controller.
 
     Raises:
-        ConnectionRefused: it wants another key, or the address is another server's.
+        ConnectionRefused: the address is another server's.
+        KeyRefused: it wants another key.
         OSError: nobody answers there.
         ConnectionEnded: somebody else does.
     """
@@ -140,7 +145,7 @@ async def connect(url: str, key: str) -> FrameStream:
         return FrameStream(reader, writer)
     writer.close()
     if status[1:2] == ["401"]:
-        raise ConnectionRefused(f"{url} wants another key: put the run's into $AGENTRL_PLAYER_KEY")
+        raise KeyRefused(f"{url} wants another key: put the run's into $AGENTRL_PLAYER_KEY")
     raise ConnectionRefused(f"{url} is no controller of a run: it answers {' '.join(status[1:]) or 'nothing'!s:.80}")
 
 

@@ -23,7 +23,7 @@ from agentrl.engines.vllm.turn_servers import TurnServers
 from agentrl.errors import ProcessLostError, UserError
 from agentrl.gateway.gateway import Gateway
 from agentrl.gateway.open_gateway import let_agents_play, open_gateway
-from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, connect
+from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, KeyRefused, PlayerFrame, Shown, connect
 from agentrl.players.controller import WIRE
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.player_engine import build_engine
@@ -35,6 +35,7 @@ from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.rollout import Rollout, check_deadlines
 
+PlayerKey = str | Callable[[], str]  # the key, or what looks it up, again for each try
 BEAT_S, RETRY_S = 0.25, 1.0
 _MOST_WAITS = 2_000  # that a beat tells
 
@@ -307,11 +308,12 @@ async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def join(
-    url: str, key: str, name: str, wait_s: float, say: Callable[[str], None], *, again: bool = False
+    url: str, key: PlayerKey, name: str, wait_s: float, say: Callable[[str], None], *, again: bool = False
 ) -> Player:
     """Join a controller, which may have to be waited for: a player may start before the run.
 
     Args:
+        key: one that is refused is wrong; one that is looked up is refused until the run that began again has its own.
         again: this player has been in the run before, so that the address and the key are right.
 
     Raises:
@@ -322,22 +324,26 @@ async def join(
     begun, told = clock(), False
     while True:
         try:
-            connection = await connect(url, key)
+            connection = await connect(url, key if isinstance(key, str) else key())
             connection.send(
                 "hello", name=name, wire=WIRE, agentrl=agentrl.__version__, python=list(sys.version_info[:2])
             )
             with anyio.fail_after(60.0):  # asyncio.wait_for may lose a cancellation that comes with the answer
                 welcome = await connection.receive()
-        except (OSError, ConnectionEnded, TimeoutError) as error:
-            if clock() - begun >= wait_s and again:
+        except (OSError, ConnectionEnded, TimeoutError, KeyRefused) as error:
+            refused, over = isinstance(error, KeyRefused), clock() - begun >= wait_s
+            if refused and (over or isinstance(key, str)):
+                raise
+            if over and again:
                 raise ProcessLostError(f"the run at {url} has not answered for {wait_s:g} s ({error})") from None
-            if clock() - begun >= wait_s:
+            if over:
                 raise UserError(
                     f"no run answers at {url} for {wait_s:g} s ({error}): start it with --players.port, or "
                     "give another --wait_s"
                 ) from None
             if not told:
-                say(f"nobody answers at {url} yet; trying for {wait_s:g} s")
+                what = f"{url} wants another key" if refused else f"nobody answers at {url} yet"
+                say(f"{what}; trying for {wait_s:g} s")
                 told = True
             await asyncio.sleep(min(RETRY_S, wait_s))
             continue
@@ -385,7 +391,7 @@ class _Ending:
         return self._player
 
 
-async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> signal.Signals | None:
+async def play(url: str, key: PlayerKey, name: str, wait_s: float, say: Callable[[str], None]) -> signal.Signals | None:
     """Join a run and play until it is over, again where the connection is lost; return the signal that ended it before.
 
     Raises:

@@ -17,8 +17,17 @@ from typing import Any
 import anyio
 import pytest
 
+from agentrl.engines.server_keys import find_key_file
 from agentrl.errors import ProcessLostError
-from agentrl.players.connection import KEY_ENV, ConnectionEnded, FrameStream, accept, open_listener, start_server
+from agentrl.players.connection import (
+    KEY_ENV,
+    ConnectionEnded,
+    FrameStream,
+    KeyRefused,
+    accept,
+    open_listener,
+    start_server,
+)
 from agentrl.players.launchers import PlayerPlan
 from agentrl.players.launchers import subprocess as subprocess_launcher
 from agentrl.players.player import play
@@ -185,6 +194,25 @@ async def test_a_wrong_key_ends_a_player_with_the_way_out() -> None:
         _, said = await asyncio.to_thread(player.communicate)
     assert player.returncode == 2
     assert "wants another key: put the run's into $AGENTRL_PLAYER_KEY" in said.decode()
+
+
+async def test_a_key_that_is_looked_up_may_be_that_of_the_run_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    async with open_table() as table:
+        path = find_key_file(int(table.controller.url.rpartition(":")[2]))
+        path.parent.mkdir(parents=True)
+        path.write_text("of the run that was killed")
+        player = start_player(table.controller.url, "--wait_s", "600", key="")
+        table.processes.append(player)
+        assert player.stderr is not None
+        said = await asyncio.to_thread(player.stderr.readline)
+        assert said.decode() == f"agentrl: {table.controller.url} wants another key; trying for 600 s\n"
+        path.write_text(KEY)
+        await table.wait_for(lambda: table.controller.seats)
+        with pytest.raises(KeyRefused, match="wants another key"):
+            await play(table.controller.url, lambda: "another", "two", 0.0, table.said.append)
 
 
 def train(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
