@@ -33,11 +33,12 @@ class _PlayerOptions(Section):
 
 
 def _run(arguments: Arguments[_PlayerOptions]) -> int:
-    from agentrl.players.connection import KEY_ENV
+    from agentrl.players.connection import KEY_ENV, split_url
     from agentrl.players.player import choose_name, play
 
     (url,) = arguments.names
     own = arguments.options
+    split_url(url)  # which may refuse it
     given = os.environ.get(KEY_ENV)
     if not (given or find_server_key(url, KEY_ENV)):
         raise UserError(

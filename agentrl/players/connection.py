@@ -18,11 +18,12 @@ import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 import anyio
 
 from agentrl.errors import UserError
+from agentrl.runtime.addresses import split_address
 
 Fields = dict[str, Any]  # of a header, as JSON has them
 Shown = Mapping[str, Any]  # the same, to be read alone
@@ -115,6 +116,16 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
+def split_url(url: str) -> SplitResult:
+    """Split the address of a controller. Raises ConnectionRefused: it is none."""
+    try:
+        return split_address(url)
+    except ValueError as error:
+        raise ConnectionRefused(
+            f"a player is given the controller's address, such as http://HOST:PORT, not {url!r}: {error}"
+        ) from None
+
+
 async def connect(url: str, key: str) -> FrameStream:
     """Open the connection to a controller.
 
@@ -124,9 +135,7 @@ async def connect(url: str, key: str) -> FrameStream:
         OSError: nobody answers there.
         ConnectionEnded: somebody else does.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConnectionRefused(f"a player is given the controller's address, such as http://HOST:PORT, not {url!r}")
+    parts = split_url(url)
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if secure else 80)
     reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure, limit=_BUFFER)

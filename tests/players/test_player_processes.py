@@ -179,6 +179,8 @@ async def test_one_of_the_run_s_own_that_is_lost_or_told_to_end_is_started_again
         (["http://127.0.0.1:9", "--wait_s", "0"], KEY, "no run answers at http://127.0.0.1:9 for 0 s"),
         (["http://127.0.0.1:9"], "", f"put the run's into the environment variable {KEY_ENV}"),
         (["ftp://127.0.0.1:9"], KEY, "a player is given the controller's address, such as http://HOST:PORT"),
+        (["http://127.0.0.1:99999"], "", "such as http://HOST:PORT, not 'http://127.0.0.1:99999': Port out of range"),
+        (["http://[::1"], KEY, "such as http://HOST:PORT, not 'http://[::1': Invalid IPv6 URL"),
     ],
 )
 def test_a_player_that_cannot_join_says_why(words: list[str], key: str, sentence: str) -> None:
