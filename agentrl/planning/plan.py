@@ -12,11 +12,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from agentrl.errors import ConfigError, UserError
 from agentrl.learner.learner import LossSettings
 from agentrl.models import lora
+from agentrl.models.lm_head import NotProven
 from agentrl.planning.gpus import Cluster, Gpu
 from agentrl.planning.memory import APART, GIB, GRADIENT, MASTER, LearnerMemory, Training, count_alone, count_sharded
 from agentrl.planning.player_load import describe_player_load, measure_player_load
 from agentrl.planning.sampling import VLLM_SHARE, Sampling, plan_sampling
-from agentrl.planning.shapes import Shape, build_meta_model, find_config, measure_shape
+from agentrl.planning.shapes import Shape, build_meta_model, find_config, find_positions, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing
 from agentrl.planning.workload import Speed, Workload
 from agentrl.settings.schema import TrainConfig
@@ -95,7 +96,8 @@ class Planner:
         self.model_config: PretrainedConfig = find_config(config.model, config.load)
         self.dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
         self.shape = measure_shape(build_meta_model(self.model_config, self.dtype))
-        if work.context > (most := int(self.model_config.max_position_embeddings)):
+        most = find_positions(self.model_config)
+        if most is not None and work.context > most:
             raise ConfigError(f"--context {work.context}: {config.model} has {most:,} positions")
 
     @property
@@ -135,7 +137,7 @@ class Planner:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # of a learner that would do otherwise than with values
                 passing = measure_passing(self.build_policy, settings, optimizer, rows)
-        except (RuntimeError, NotImplementedError, UserWarning) as error:  # code that wants values, or another device
+        except (RuntimeError, NotImplementedError, UserWarning, NotProven) as error:  # it wants values, say
             adapter = ", with an adapter" if self.config.lora.rank else ""
             raise UserError(
                 f"model {self.config.model}{adapter}: its update cannot be gone through without values: "

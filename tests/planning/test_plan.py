@@ -18,7 +18,7 @@ from agentrl.planning.gpus import GPUS, Gpu, find_gpu, parse_cluster
 from agentrl.planning.memory import GIB, Training, count_alone, count_sharded
 from agentrl.planning.plan import Division, Planner, describe_plan
 from agentrl.planning.sampling import plan_sampling
-from agentrl.planning.shapes import build_meta_model, find_config, list_shapes, measure_shape
+from agentrl.planning.shapes import build_meta_model, find_config, find_positions, list_shapes, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing, measure_step
 from agentrl.planning.workload import Speed, Workload, calibrate, read_measured
 from agentrl.settings.loader import build_config
@@ -268,6 +268,29 @@ def test_wrong_words_are_a_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("described", "sentence"),
+    [
+        ({"model_type": "bloom", "n_layer": 2, "n_head": 4}, "it does not use transformers' attention interface"),
+        ({"model_type": "t5", "num_layers": 2, "num_heads": 4}, "model type 't5' is no causal language model"),
+        ({"model_type": "mamba", "num_hidden_layers": 2}, "a plan needs num_attention_heads, which a config of model"),
+    ],
+)
+def test_a_model_that_is_no_usual_transformer_is_a_sentence(
+    described: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "vocab_size": 1000, **described}))
+    assert main(["plan", "--gpus", "1xh100", "--model", str(tmp_path), "--context", "64"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_model_without_positions_has_room_for_any_context(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bloom", "n_layer": 2, "vocab_size": 1000}))
+    assert find_positions(find_config(str(tmp_path))) is None
+    assert Planner(config(model=str(tmp_path)), Workload(8, 1_000_000, 1000)).work.context == 1_000_000
+    assert find_positions(find_config("qwen3-8b")) == 40_960
 
 
 def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
