@@ -36,7 +36,7 @@ def _run(arguments: Arguments[_PlanOptions]) -> int:
     from agentrl.planning.gpus import parse_cluster
     from agentrl.planning.plan import Planner, count_tflops, describe_plan
     from agentrl.planning.shapes import build_meta_model, find_config, find_positions, measure_shape
-    from agentrl.planning.workload import Workload, calibrate, read_measured
+    from agentrl.planning.workload import Workload, calibrate, count_passes, read_measured
     from agentrl.settings.loader import build_config, read_toml
 
     options = arguments.options
@@ -59,6 +59,7 @@ def _run(arguments: Arguments[_PlanOptions]) -> int:
             gpus=options.calibrate_gpus,
             rows=ran.engine.max_num_seqs,
             checkpointing=ran.learner.gradient_checkpointing,
+            passes=count_passes(ran.learner),
         )
         own = measured.workload()
         work = Workload(work.episodes, own.context, own.sampled)

@@ -20,7 +20,7 @@ from agentrl.planning.plan import Division, Planner, describe_plan
 from agentrl.planning.sampling import plan_sampling
 from agentrl.planning.shapes import build_meta_model, find_config, find_positions, list_shapes, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing, measure_step
-from agentrl.planning.workload import Speed, Workload, calibrate, read_measured
+from agentrl.planning.workload import Speed, Workload, calibrate, count_passes, read_measured
 from agentrl.settings.loader import build_config
 from tests.helpers.tiny import SHAPE
 
@@ -204,7 +204,8 @@ def test_what_does_not_fit_has_ways_out_that_do(tmp_path: Path) -> None:
 SMALL = Gpu(memory_gib=0.45, tflops=1, bandwidth_gb_s=10)
 
 
-def test_a_calibrated_plan_takes_the_time_that_the_run_took(tmp_path: Path) -> None:
+@pytest.mark.parametrize("learner", [{}, {"learner__num_iterations": 2, "learner__beta": 0.1}])
+def test_a_calibrated_plan_takes_the_time_that_the_run_took(learner: dict[str, Any], tmp_path: Path) -> None:
     model = tiny(tmp_path)
     rows = [
         {"time/learn": 9.0, "time/generate": 9.0, "num_tokens": 10, "sampled_tokens": 4},  # the first, left out
@@ -217,14 +218,25 @@ def test_a_calibrated_plan_takes_the_time_that_the_run_took(tmp_path: Path) -> N
     assert (measured.learn_s, measured.generate_s) == (3.0, 6.0)
     work = measured.workload()
     assert work == Workload(64, 200, 75)
+    ran = config(model=model, **learner)
     speed = calibrate(
         measured, measure_shape(build_meta_model(find_config(model), torch.bfloat16)), tflops=H100.tflops,
         bandwidth=H100.bandwidth_gb_s, itemsize=2, gpus=1, rows=128, checkpointing=False,
+        passes=count_passes(ran.learner),
     )  # fmt: skip
-    made = divide(Planner(config(model=model), work, speed), "1xh100", 0)
+    made = divide(Planner(ran, work, speed), "1xh100", 0)
     assert made.learn_s == pytest.approx(3.0, rel=0.01)
     assert made.generate_s == pytest.approx(6.0, rel=0.01)
     assert f"measured in {tmp_path}" in speed.measured
+
+
+def test_operations_are_those_of_all_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--gpus", "1xh100", "--model", tiny(tmp_path), "--context", "128"]
+    counted = []
+    for given in ([], ["--learner.num_iterations", "4"], ["--learner.num_iterations", "3", "--learner.beta", "0.1"]):
+        assert main([*words, *given]) == 0
+        counted.append(float(capsys.readouterr().out.partition(" operations")[0].rpartition(" ")[2]))
+    assert [several / counted[0] for several in counted] == pytest.approx([1, 4, 3 + 1 / 3], rel=0.05)
 
 
 def test_a_run_without_steps_calibrates_nothing(tmp_path: Path) -> None:
