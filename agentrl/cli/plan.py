@@ -35,8 +35,8 @@ class _PlanOptions(Section):
 def _run(arguments: Arguments[_PlanOptions]) -> int:
     from agentrl.planning.gpus import parse_cluster
     from agentrl.planning.plan import Planner, count_tflops, describe_plan
-    from agentrl.planning.shapes import build_meta_model, find_config, measure_shape
-    from agentrl.planning.workload import Workload, calibrate, read_measured
+    from agentrl.planning.shapes import build_meta_model, find_config, find_positions, measure_shape
+    from agentrl.planning.workload import Workload, calibrate, count_passes, read_measured
     from agentrl.settings.loader import build_config, read_toml
 
     options = arguments.options
@@ -59,11 +59,12 @@ def _run(arguments: Arguments[_PlanOptions]) -> int:
             gpus=options.calibrate_gpus,
             rows=ran.engine.max_num_seqs,
             checkpointing=ran.learner.gradient_checkpointing,
+            passes=count_passes(ran.learner),
         )
         own = measured.workload()
         work = Workload(work.episodes, own.context, own.sampled)
-    positions = int(find_config(config.model, config.load).max_position_embeddings)
-    context = options.context or min(work.context, positions)
+    positions = find_positions(find_config(config.model, config.load))
+    context = options.context or min(work.context, positions or work.context)
     sampled = options.sampled or (work.sampled if context == work.context else max(context // 3, 1))
     if sampled >= context:
         raise ConfigError(f"--sampled {sampled} is of the --context {context} tokens of an episode: give fewer")

@@ -33,19 +33,21 @@ class _PlayerOptions(Section):
 
 
 def _run(arguments: Arguments[_PlayerOptions]) -> int:
-    from agentrl.players.connection import KEY_ENV
+    from agentrl.players.connection import KEY_ENV, split_url
     from agentrl.players.player import choose_name, play
 
     (url,) = arguments.names
     own = arguments.options
-    key = find_server_key(url, KEY_ENV) or os.environ.get(KEY_ENV)
-    if not key:
+    split_url(url)  # which may refuse it
+    given = os.environ.get(KEY_ENV)
+    if not (given or find_server_key(url, KEY_ENV)):
         raise UserError(
             f"there is no key for {url}: put the run's into the environment variable {KEY_ENV} (on the run's own "
             "machine its user needs none, once the run has begun)"
         )
-    anyio.run(play, url, key, own.name or choose_name(), own.wait_s, _say)
-    return 0
+    key = given or (lambda: find_server_key(url, KEY_ENV) or "")  # a run that begins again draws another one
+    by = anyio.run(play, url, key, own.name or choose_name(), own.wait_s, _say)
+    return 128 + by if by else 0  # whoever started it knows a run's end from its own
 
 
 def _say(text: str) -> None:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from agentrl.engines.vllm.transfer_backend import TransferBackend
 from agentrl.errors import UserError
+from agentrl.runtime.addresses import split_address
 from agentrl.settings.entries import engine
 
 if TYPE_CHECKING:
@@ -44,8 +45,12 @@ Precision = Literal["auto", "float32", "bfloat16"]
 def _check_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
     if not urls:
         raise ValueError("the servers' addresses; agentrl serve starts one")
-    if wrong := [u for u in urls if not u.startswith(("http://", "https://"))]:
-        raise ValueError(f"addresses are such as http://127.0.0.1:8000, not {wrong[0]!r}")
+    for url in urls:
+        try:
+            if "$" not in url or not url.startswith(("http://", "https://")):  # what a variable has is not read here
+                split_address(url)
+        except ValueError as error:
+            raise ValueError(f"addresses are such as http://127.0.0.1:8000, not {url!r} ({error})") from None
     return urls
 
 

@@ -20,6 +20,7 @@ from agentrl.renderer.json_lines import (
     encode_lines,
     write_calls_in_text,
 )
+from agentrl.runtime.addresses import split_address
 from agentrl.settings.secret import Secret, check_no_credentials
 from agentrl.types import Completion, JsonSchema, SamplingParams
 
@@ -59,9 +60,11 @@ class EndpointEngine:
         tries: int = 5,
         timeout_s: float = 120.0,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UserError(f"--endpoint takes a URL such as http://127.0.0.1:8000/v1, not {url!r}")
         check_no_credentials({"endpoint": url})
+        try:
+            split_address(url)
+        except ValueError as error:
+            raise UserError(f"--endpoint takes a URL such as http://127.0.0.1:8000/v1, not {url!r} ({error})") from None
         self.url, self.model, self.key_env = url.rstrip("/").removesuffix("/chat/completions"), model, key_env
         self.capacity, self.tries, self.version = capacity, tries, 0
         self.calls_in_text = False  # once the server has refused tools

@@ -48,10 +48,14 @@ def remove_server_key(port: int, key: str) -> None:
 
 def find_server_key(url: str, variable: str = KEY_ENV) -> str | None:
     """Return the key of a server on this machine: that of the environment, or of this user's server at that port."""
-    parts = urlsplit(url)
-    if parts.hostname not in LOCAL:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:  # of no server
         return None
-    return os.environ.get(variable) or _read(find_key_file(parts.port or 80))
+    if host not in LOCAL:
+        return None
+    return os.environ.get(variable) or _read(find_key_file(port))
 
 
 def find_key_file(port: int) -> Path:

@@ -12,13 +12,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from agentrl.errors import ConfigError, UserError
 from agentrl.learner.learner import LossSettings
 from agentrl.models import lora
+from agentrl.models.lm_head import NotProven
 from agentrl.planning.gpus import Cluster, Gpu
 from agentrl.planning.memory import APART, GIB, GRADIENT, MASTER, LearnerMemory, Training, count_alone, count_sharded
 from agentrl.planning.player_load import describe_player_load, measure_player_load
 from agentrl.planning.sampling import VLLM_SHARE, Sampling, plan_sampling
-from agentrl.planning.shapes import Shape, build_meta_model, find_config, measure_shape
+from agentrl.planning.shapes import Shape, build_meta_model, find_config, find_positions, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing
-from agentrl.planning.workload import Speed, Workload
+from agentrl.planning.workload import Speed, Workload, count_passes
 from agentrl.settings.schema import TrainConfig
 
 TOKENS = 8192  # of a micro-batch where no setting says how many
@@ -31,13 +32,15 @@ WAKE_S = 1.0  # of a vLLM that slept, beside what is copied
 class Division:
     """GPUs divided between learner and vLLM; ``shared``: one GPU does both in turn.
 
-    Times are seconds of a step. ``memory_limit``: bytes of a GPU that the learner may take while it learns.
+    Times are seconds of a step; ``learn_flops``: operations of learning in it. ``memory_limit``: bytes of a GPU that the
+    learner may take while it learns.
     """
 
     learners: int
     shared: bool
     memory: LearnerMemory
     sampling: Sampling | None
+    learn_flops: float
     learn_s: float
     sync_s: float
     generate_s: float
@@ -95,7 +98,8 @@ class Planner:
         self.model_config: PretrainedConfig = find_config(config.model, config.load)
         self.dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
         self.shape = measure_shape(build_meta_model(self.model_config, self.dtype))
-        if work.context > (most := int(self.model_config.max_position_embeddings)):
+        most = find_positions(self.model_config)
+        if most is not None and work.context > most:
             raise ConfigError(f"--context {work.context}: {config.model} has {most:,} positions")
 
     @property
@@ -135,7 +139,7 @@ class Planner:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # of a learner that would do otherwise than with values
                 passing = measure_passing(self.build_policy, settings, optimizer, rows)
-        except (RuntimeError, NotImplementedError, UserWarning) as error:  # code that wants values, or another device
+        except (RuntimeError, NotImplementedError, UserWarning, NotProven) as error:  # it wants values, say
             adapter = ", with an adapter" if self.config.lora.rank else ""
             raise UserError(
                 f"model {self.config.model}{adapter}: its update cannot be gone through without values: "
@@ -213,7 +217,7 @@ class Planner:
             *(samplers, gpu, self.shape, self.work, self.speed),
             itemsize=self.dtype.itemsize, most_rows=c.engine.max_num_seqs, room=room,
         )  # fmt: skip
-        passes = c.learner.num_iterations + (1 / 3 if c.learner.beta else 0.0)
+        passes = count_passes(c.learner)
         flops = self.work.learn_flops(self.shape, checkpointing=c.learner.gradient_checkpointing, passes=passes)
         learn_s = flops / (learners * count_tflops(c, gpu) * 1e12 * self.speed.of_learning(self.shape))
         if memory.away:
@@ -223,7 +227,7 @@ class Planner:
         sync_s = self._time_sync(cluster, learners, sampling, shared=shared) if sampling else 0.0
         generate_s = sampling.seconds(self.work) if sampling else 0.0
         overlaps = not shared and c.rollout.max_staleness > 0
-        return Division(learners, shared, memory, sampling, learn_s, sync_s, generate_s, usable, overlaps)
+        return Division(learners, shared, memory, sampling, flops, learn_s, sync_s, generate_s, usable, overlaps)
 
     def _count_host_traffic(self, training: Training, memory: LearnerMemory, learners: int, shards: int) -> float:
         """Count the bytes of a step between a GPU and the CPU: shards for both passes, gradients, the update."""
@@ -349,8 +353,7 @@ def _format_table(plan: TrainingPlan) -> list[str]:
     else:
         rows.append(("vLLM", "", "", "", "has no room for the weights and a few rows"))
     name = "learner, on the same one" if d.shared else f"learner, {d.learners} shards" if d.learners > 1 else "learner"
-    flops = plan.work.learn_flops(plan.shape, checkpointing=plan.config.learner.gradient_checkpointing)
-    says = f"{flops:.1e} operations"
+    says = f"{d.learn_flops:.1e} operations"
     rows.append((name, str(d.learners), f"{d.memory.peak / GIB:.0f}", _format_number(d.learn_s), says))
     sent = "waking, weights" if d.shared else "weights to vLLM"
     rows.append((sent, "", "", _format_number(d.sync_s), ""))

@@ -16,6 +16,7 @@ from agentrl.errors import UserError
 from agentrl.models.source import find_source
 from agentrl.settings.load import LoadConfig
 
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts")
 
 
@@ -75,25 +76,35 @@ def find_config(name: str, load: LoadConfig | None = None) -> PretrainedConfig:
     return found.get_text_config()
 
 
+def find_positions(config: PretrainedConfig) -> int | None:
+    """Find the number of a model's positions; None where it has no such limit, as with ALiBi or a recurrent state."""
+    return next((int(number) for name in _POSITIONS if (number := getattr(config, name, None))), None)
+
+
 def build_meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build a model that has shapes and no values."""
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    """Build a model that has shapes and no values. Raises UserError: its type is no causal language model."""
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except ValueError as error:
+        if type(config) in AutoModelForCausalLM._model_mapping:  # a model's own refusal
+            raise
+        raise UserError(f"model type {config.model_type!r} is no causal language model") from error
     return model.eval()
 
 
 def measure_shape(model: PreTrainedModel) -> Shape:
-    """Count a model's parameters, in all, of a token, of a layer."""
+    """Count a model's parameters, in all, of a token, of a layer. Raises UserError: its config has no such sizes."""
     config = model.config.get_text_config()
-    parameters = count_parameters(model)
-    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers)
+    parameters, depth = count_parameters(model), _read_size(config, "num_hidden_layers")
+    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth)
     sizes = [count_parameters(layer) for layer in layers]
     experts = int(getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0) or 0)
     chosen = next((int(v) for n in _CHOSEN if (v := getattr(config, n, None))), experts)
     in_experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
     idle = in_experts * (experts - chosen) // experts if experts else 0
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = _read_size(config, "num_attention_heads")
+    width = getattr(config, "head_dim", None) or _read_size(config, "hidden_size") // heads
     kept = getattr(config, "num_key_value_heads", None) or heads
     return Shape(
         parameters,
@@ -104,6 +115,13 @@ def measure_shape(model: PreTrainedModel) -> Shape:
         2 * len(sizes) * int(kept) * int(width),
         len(sizes) * int(heads) * int(width),
     )
+
+
+def _read_size(config: PretrainedConfig, name: str) -> int:
+    size = getattr(config, name, None)
+    if not size:
+        raise UserError(f"a plan needs {name}, which a config of model type {config.model_type!r} does not have")
+    return int(size)
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.errors import UserError
 from agentrl.planning.shapes import Shape
+from agentrl.settings.learner import LearnerConfig
 
 HEADROOM = 1  # steps at the beginning that say little: kernels are compiled, memory is found
 
@@ -32,6 +33,11 @@ class Workload:
         forwards = 8 if checkpointing else 6
         attention = 2 * forwards * shape.attention * self.context / 2
         return self.episodes * self.context * (forwards * shape.active + attention) * passes
+
+
+def count_passes(learner: LearnerConfig) -> float:
+    """Count the passes of a step over its tokens, forward and backward; the reference's, for the KL term, is a third."""
+    return learner.num_iterations + (1 / 3 if learner.beta else 0.0)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def read_measured(folder: Path, episodes: int) -> Measured:
 
 def calibrate(
     measured: Measured, shape: Shape, *, tflops: float, bandwidth: float, itemsize: int, gpus: int, rows: int,
-    checkpointing: bool,
+    checkpointing: bool, passes: float,
 ) -> Speed:  # fmt: skip
     """Work out which parts of a GPU's figures a run reached.
 
@@ -116,9 +122,10 @@ def calibrate(
         itemsize: of the weights.
         gpus: that learned, and as many that sampled.
         rows: sampled at the same time at most, of each.
+        passes: of the run's steps, as `count_passes` counts them.
     """
     work = measured.workload()
-    flops = work.learn_flops(shape, checkpointing=checkpointing)
+    flops = work.learn_flops(shape, checkpointing=checkpointing, passes=passes)
     learn = flops / measured.learn_s / (gpus * tflops * 1e12)
     at_once = min(rows, -(-work.episodes // gpus))
     bytes_a_pass = shape.parameters * itemsize + at_once * shape.cache_values * itemsize * work.context / 2

@@ -18,11 +18,12 @@ import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 import anyio
 
 from agentrl.errors import UserError
+from agentrl.runtime.addresses import split_address
 
 Fields = dict[str, Any]  # of a header, as JSON has them
 Shown = Mapping[str, Any]  # the same, to be read alone
@@ -39,6 +40,10 @@ class ConnectionEnded(Exception):
 
 class ConnectionRefused(UserError):
     """The controller refuses this player: another key, or another address."""
+
+
+class KeyRefused(ConnectionRefused):
+    """The controller wants another key."""
 
 
 class PlayerFrame(NamedTuple):
@@ -111,17 +116,26 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
+def split_url(url: str) -> SplitResult:
+    """Split the address of a controller. Raises ConnectionRefused: it is none."""
+    try:
+        return split_address(url)
+    except ValueError as error:
+        raise ConnectionRefused(
+            f"a player is given the controller's address, such as http://HOST:PORT, not {url!r}: {error}"
+        ) from None
+
+
 async def connect(url: str, key: str) -> FrameStream:
     """Open the connection to a controller.
 
     Raises:
-        ConnectionRefused: it wants another key, or the address is another server's.
+        ConnectionRefused: the address is another server's.
+        KeyRefused: it wants another key.
         OSError: nobody answers there.
         ConnectionEnded: somebody else does.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConnectionRefused(f"a player is given the controller's address, such as http://HOST:PORT, not {url!r}")
+    parts = split_url(url)
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if secure else 80)
     reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure, limit=_BUFFER)
@@ -140,7 +154,7 @@ async def connect(url: str, key: str) -> FrameStream:
         return FrameStream(reader, writer)
     writer.close()
     if status[1:2] == ["401"]:
-        raise ConnectionRefused(f"{url} wants another key: put the run's into $AGENTRL_PLAYER_KEY")
+        raise KeyRefused(f"{url} wants another key: put the run's into $AGENTRL_PLAYER_KEY")
     raise ConnectionRefused(f"{url} is no controller of a run: it answers {' '.join(status[1:]) or 'nothing'!s:.80}")
 
 

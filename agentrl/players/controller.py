@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from math import ceil
 from typing import Any, Protocol
 
 import agentrl
+from agentrl.environments.task_sampler import describe_task
 from agentrl.errors import ConfigError, ContractError, ProcessLostError, TemplateError, UserError
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, accept, start_server
 from agentrl.players.engine_door import EngineDoor
@@ -36,6 +37,7 @@ WIRE = 1  # the version of what is said
 LOOK_S, HELLO_S = 1.0, 30.0
 SHARE_STEP = 1 / 16  # of its episodes in play, by which a player's part has to grow before it is told
 LOADING_S = 120.0  # of silence before its first turn, while it imports what it plays
+MOST_LOST = 20  # players in a row, with the same group; of 1,000 in a storm of kills innocent ones come to 6
 _ERRORS = {cls.__name__: cls for cls in (UserError, ConfigError, ContractError, ProcessLostError, TemplateError)}
 
 
@@ -177,13 +179,13 @@ class Controller:
             self.on_message(f"a player was refused: {reason}")
             return await connection.close()
         seat = self._seat(hello, connection)
-        why, at_once = "is gone", False
+        why, at_once, lost = "is gone", False, True
         try:
             while True:
                 frame = await connection.receive()
                 seat.heard, seat.quiet = self._clock(), 0.0
                 if frame.kind == "leaving":
-                    why = str(frame.fields["why"])
+                    why, lost = str(frame.fields["why"]), False
                     break
                 self._handle(seat, frame)
         except ConnectionEnded as error:
@@ -191,7 +193,7 @@ class Controller:
         except (KeyError, TypeError, ValueError) as error:
             why, at_once = f"sent what it should not ({type(error).__name__}: {error})", True
         finally:
-            await self._unseat(seat, why, at_once=at_once)
+            await self._unseat(seat, why, at_once=at_once, lost=lost)
 
     def _seat(self, hello: PlayerFrame, connection: FrameStream) -> PlayerSeat:
         number = self.joined = self.joined + 1
@@ -207,15 +209,27 @@ class Controller:
         self._share()
         return seat
 
-    async def _unseat(self, seat: PlayerSeat, why: str, *, at_once: bool = False) -> None:
+    async def _unseat(self, seat: PlayerSeat, why: str, *, at_once: bool = False, lost: bool = True) -> None:
         if self.seats.pop(seat.number, None) is None:
             return
-        returned = self.book.give_back(seat.number)
+        returned = self.book.give_back(seat.number, lost=lost)
         self.limits.drop_player(seat.number)
         groups = _describe_returned(len(returned))
         self.on_message(f"player {seat.name} {why}{groups}; there {_count(len(self.seats), 'player')} left")
+        if suspects := [lease for lease in returned if lease.returned >= MOST_LOST]:
+            self.fail(self._accuse(suspects, seat.name, why))
         self._share()
         await seat.close(why, at_once=at_once)
+
+    def _accuse(self, suspects: Sequence[Lease], player: str, why: str) -> ProcessLostError:
+        """Build the error of groups that took one player after the other with them."""
+        tasks = [describe_task(lease.fields["task"], self._terms[lease.terms].described["split"]) for lease in suspects]
+        others = f" and {len(tasks) - 3} others" if len(tasks) > 3 else ""
+        return ProcessLostError(
+            f"{MOST_LOST} players were lost, one after the other, that had the group of {', '.join(tasks[:3])}{others}: "
+            f"player {player}, the last of them, {why}. Memory, or a crash of a library that the environment, a tool or "
+            "a reward calls, may end a process: agentrl eval --first plays a task alone"
+        )
 
     def _handle(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
         """Act on a frame of a player."""

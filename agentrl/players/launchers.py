@@ -76,9 +76,10 @@ async def _keep_running(plan: PlayerPlan, number: int) -> None:
     while True:
         begun = clock()
         status, last = await _run_once(plan)
-        if status == 0:  # it was told to end
+        if status == 0:  # the run is over
             return
-        quick = quick + 1 if clock() - begun < (KILLED_S if status < 0 else FAILED_S) else 0
+        killed = status < 0 or status > 128  # by a signal, that ended it at once or by itself
+        quick = quick + 1 if clock() - begun < (KILLED_S if killed else FAILED_S) else 0
         if quick == MOST_QUICK or status == 2:  # a user's mistake, in its own words
             plan.fail(
                 UserError(f"player {number} cannot start: {last.removeprefix('agentrl: ') or f'status {status}'}")

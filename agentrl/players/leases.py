@@ -84,12 +84,16 @@ class LeaseBook:
         self._in_play[lease.player] -= lease.episodes - lease.ended
         return lease.player
 
-    def give_back(self, player: int) -> list[Lease]:
-        """Put all that a player has back in line, in its old place; return those groups."""
+    def give_back(self, player: int, *, lost: bool = True) -> list[Lease]:
+        """Put all that a player has back in line, in its old place; return those groups.
+
+        Args:
+            lost: whether the player is, and has not left in order.
+        """
         self._in_play.pop(player, None)
         returned = [self.leases[number] for number in sorted(self._held.pop(player, ()))]
         for lease in returned:
-            lease.player, lease.returned = None, lease.returned + 1
+            lease.player, lease.returned = None, lease.returned + lost
             heappush(self._waiting, lease.number)
         return returned
 

@@ -23,7 +23,7 @@ from agentrl.engines.vllm.turn_servers import TurnServers
 from agentrl.errors import ProcessLostError, UserError
 from agentrl.gateway.gateway import Gateway
 from agentrl.gateway.open_gateway import let_agents_play, open_gateway
-from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, connect
+from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, KeyRefused, PlayerFrame, Shown, connect
 from agentrl.players.controller import WIRE
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.player_engine import build_engine
@@ -35,6 +35,7 @@ from agentrl.rewards.trainer_state import TrainerState, set_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
 from agentrl.rollout.rollout import Rollout, check_deadlines
 
+PlayerKey = str | Callable[[], str]  # the key, or what looks it up, again for each try
 BEAT_S, RETRY_S = 0.25, 1.0
 _MOST_WAITS = 2_000  # that a beat tells
 
@@ -307,11 +308,12 @@ async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def join(
-    url: str, key: str, name: str, wait_s: float, say: Callable[[str], None], *, again: bool = False
+    url: str, key: PlayerKey, name: str, wait_s: float, say: Callable[[str], None], *, again: bool = False
 ) -> Player:
     """Join a controller, which may have to be waited for: a player may start before the run.
 
     Args:
+        key: one that is refused is wrong; one that is looked up is refused until the run that began again has its own.
         again: this player has been in the run before, so that the address and the key are right.
 
     Raises:
@@ -322,27 +324,35 @@ async def join(
     begun, told = clock(), False
     while True:
         try:
-            connection = await connect(url, key)
+            connection = await connect(url, key if isinstance(key, str) else key())
             connection.send(
                 "hello", name=name, wire=WIRE, agentrl=agentrl.__version__, python=list(sys.version_info[:2])
             )
             with anyio.fail_after(60.0):  # asyncio.wait_for may lose a cancellation that comes with the answer
                 welcome = await connection.receive()
-        except (OSError, ConnectionEnded, TimeoutError) as error:
-            if clock() - begun >= wait_s and again:
+        except (OSError, ConnectionEnded, TimeoutError, KeyRefused) as error:
+            refused, over = isinstance(error, KeyRefused), clock() - begun >= wait_s
+            if refused and (over or isinstance(key, str)):
+                raise
+            if over and again:
                 raise ProcessLostError(f"the run at {url} has not answered for {wait_s:g} s ({error})") from None
-            if clock() - begun >= wait_s:
+            if over:
                 raise UserError(
                     f"no run answers at {url} for {wait_s:g} s ({error}): start it with --players.port, or "
                     "give another --wait_s"
                 ) from None
             if not told:
-                say(f"nobody answers at {url} yet; trying for {wait_s:g} s")
+                what = f"{url} wants another key" if refused else f"nobody answers at {url} yet"
+                say(f"{what}; trying for {wait_s:g} s")
                 told = True
             await asyncio.sleep(min(RETRY_S, wait_s))
             continue
         if welcome.kind == "welcome":
-            return Player(connection, welcome, say)
+            try:
+                return Player(connection, welcome, say)
+            except Exception:
+                await connection.close()
+                raise
         await connection.close()
         raise UserError(f"{url} refuses this player: {welcome.fields.get('why', welcome.kind)}")
 
@@ -351,7 +361,7 @@ async def join(
 class _Ending:
     """A signal's wish that a player ends: one that has joined hands its leases on, another ends at once."""
 
-    why: str = ""
+    by: signal.Signals | None = None
     _joining: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _player: Player | None = None
 
@@ -360,29 +370,29 @@ class _Ending:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, say
-                loop.add_signal_handler(number, self._end, signal.Signals(number).name)
+                loop.add_signal_handler(number, self._end, signal.Signals(number))
 
-    def _end(self, why: str) -> None:
-        self.why = why
+    def _end(self, by: signal.Signals) -> None:
+        self.by = by
         if self._player is None:
             self._joining.cancel()
         else:
-            self._player.leave(why)
+            self._player.leave(by.name)
 
     async def join(self, *arguments: Any, again: bool) -> Player | None:
         """Return the player that `join` does; None where it is told to end meanwhile, or was before."""
         self._player = None
-        if self.why:
+        if self.by:
             return None
         with anyio.CancelScope() as self._joining:
             self._player = await join(*arguments, again=again)
-        if self.why and self._player is not None:  # it had joined in that very moment
-            self._player.leave(self.why)
+        if self.by and self._player is not None:  # it had joined in that very moment
+            self._player.leave(self.by.name)
         return self._player
 
 
-async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> int:
-    """Join a run and play until it is over, again where the connection is lost; return how many groups were played.
+async def play(url: str, key: PlayerKey, name: str, wait_s: float, say: Callable[[str], None]) -> signal.Signals | None:
+    """Join a run and play until it is over, again where the connection is lost; return the signal that ended it before.
 
     Raises:
         UserError: nobody answers, or the controller refuses this player.
@@ -394,14 +404,15 @@ async def play(url: str, key: str, name: str, wait_s: float, say: Callable[[str]
     while True:
         player = await ending.join(url, key, name, wait_s, say, again=joined)
         if player is None:
-            say(f"was ended by {ending.why}; {groups} groups were played")
-            return groups
+            assert ending.by is not None
+            say(f"was ended by {ending.by.name}; {groups} groups were played")
+            return ending.by
         joined = True
         say(f"player {player.welcome.fields['name']} has joined {url}")
         try:
             await player.run()
             say(f"{player.ended}; {groups + player.groups} groups were played")
-            return groups + player.groups
+            return ending.by
         except ConnectionEnded as error:
             groups += player.groups
             if not wait_s:

@@ -10,6 +10,7 @@ import asyncio
 import math
 import os
 import socket
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -38,12 +39,19 @@ def run_player(url: str, key: str, wait_s: float = 60.0) -> tuple[int, str]:
     """Play for a run until it is over; return 0 and "", or the exit status and the sentence of what ended it before.
 
     It ends with its process, so with its node.
+
+    Raises:
+        ProcessLostError: a signal ended it, which is for Ray to try again.
     """
     said: list[str] = []
     try:
-        asyncio.run(play(url, key, choose_name(), wait_s, said.append))
+        by = asyncio.run(play(url, key, choose_name(), wait_s, said.append))
     except UserError as error:
         return error.exit_status, str(error)
+    except Exception:  # that Ray would meet again wherever it tries
+        return 1, traceback.format_exc(limit=-4).strip()
+    if by:
+        raise ProcessLostError(said[-1])
     return 0, ""
 
 
@@ -145,7 +153,7 @@ def count_cpus() -> float:
 
 def _start(plan: PlayerPlan) -> tuple[Any, list[Any]]:
     ray = connect_cluster("players.launcher ray")
-    options: dict[str, Any] = {"num_cpus": count_cpus(), "max_retries": -1, "retry_exceptions": True}
+    options: dict[str, Any] = {"num_cpus": count_cpus(), "max_retries": -1, "retry_exceptions": [ProcessLostError]}
     remote = ray.remote(run_player).options(**options, scheduling_strategy="SPREAD")
     url, key = _find_reachable(plan.url, ray), plan.environment[KEY_ENV]
     return ray, [remote.remote(url, key) for _ in range(plan.count)]
@@ -167,10 +175,14 @@ async def _watch(ray: Any, refs: Sequence[Any], plan: PlayerPlan) -> None:
         for ref in done:
             try:
                 status, problem = await anyio.to_thread.run_sync(partial(ray.get, ref))
-            except Exception as error:  # Ray's own, of many kinds
+            except Exception as error:  # Ray's own, of many kinds; with a cause where a node cannot import this
+                cause = getattr(error, "cause", None)
                 lost = f"Ray gave it up ({type(error).__name__}: {error!s:.200})"
                 status, problem = ProcessLostError.exit_status, lost
+                if cause is not None and not isinstance(cause, ProcessLostError):
+                    status, problem = 1, f"{type(cause).__name__}: {cause}"
             if status == ProcessLostError.exit_status:
                 plan.fail(ProcessLostError(f"a player on Ray is lost: {problem}"))
             elif status:
-                plan.fail(UserError(f"a player on Ray cannot start: {problem}"))
+                what = "cannot start" if status == UserError.exit_status else "failed"
+                plan.fail(UserError(f"a player on Ray {what}: {problem}"))

@@ -144,8 +144,9 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
         url = server.url
     status, told = eval_cli(capsys, "--endpoint", url)
     assert (status, "no server answers at" in told) == (2, True)
-    status, told = eval_cli(capsys, "--endpoint", "localhost:8000")
-    assert (status, "takes a URL such as" in told) == (2, True)
+    for none in ("localhost:8000", "http://127.0.0.1:99999/v1"):
+        status, told = eval_cli(capsys, "--endpoint", none)
+        assert (status, "takes a URL such as" in told) == (2, True)
 
 
 def no_tools(asked: dict[str, Any]) -> Answer:

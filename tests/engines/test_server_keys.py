@@ -35,7 +35,8 @@ def test_a_key_is_in_a_file_that_only_its_user_reads() -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert (path.read_text(), len(key) > 40) == (key, True)
     assert (server_keys.find_server_key(URL), shown(f"{URL}/pause")) == (key, f"Bearer {key}")
-    assert server_keys.find_server_key("http://127.0.0.1:8124") is None
+    for of_none in ("http://127.0.0.1:8124", "http://127.0.0.1:99999", "http://127.0.0.1:$PORT", "http://[::1"):
+        assert server_keys.find_server_key(of_none) is None
 
 
 def test_a_server_that_starts_again_has_another_key_and_the_last_one_takes_its_file() -> None:

@@ -64,7 +64,7 @@ class Table:
     controller: Controller
     engine: ScriptedEngine
     said: list[str] = field(default_factory=list)
-    tasks: list[asyncio.Task[int]] = field(default_factory=list)
+    tasks: list[asyncio.Task[signal.Signals | None]] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     connections: list[FrameStream] = field(default_factory=list)  # of players by hand
 
@@ -74,7 +74,7 @@ class Table:
         rollout.controller = self.controller
         return rollout
 
-    def join(self, name: str, key: str = KEY, wait_s: float = 0.0) -> asyncio.Task[int]:
+    def join(self, name: str, key: str = KEY, wait_s: float = 0.0) -> asyncio.Task[signal.Signals | None]:
         """Let a player join, in this process."""
         task = asyncio.create_task(play(self.controller.url, key, name, wait_s, self.said.append))
         self.tasks.append(task)

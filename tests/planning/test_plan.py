@@ -18,9 +18,9 @@ from agentrl.planning.gpus import GPUS, Gpu, find_gpu, parse_cluster
 from agentrl.planning.memory import GIB, Training, count_alone, count_sharded
 from agentrl.planning.plan import Division, Planner, describe_plan
 from agentrl.planning.sampling import plan_sampling
-from agentrl.planning.shapes import build_meta_model, find_config, list_shapes, measure_shape
+from agentrl.planning.shapes import build_meta_model, find_config, find_positions, list_shapes, measure_shape
 from agentrl.planning.step_memory import make_rows, measure_passing, measure_step
-from agentrl.planning.workload import Speed, Workload, calibrate, read_measured
+from agentrl.planning.workload import Speed, Workload, calibrate, count_passes, read_measured
 from agentrl.settings.loader import build_config
 from tests.helpers.tiny import SHAPE
 
@@ -204,7 +204,8 @@ def test_what_does_not_fit_has_ways_out_that_do(tmp_path: Path) -> None:
 SMALL = Gpu(memory_gib=0.45, tflops=1, bandwidth_gb_s=10)
 
 
-def test_a_calibrated_plan_takes_the_time_that_the_run_took(tmp_path: Path) -> None:
+@pytest.mark.parametrize("learner", [{}, {"learner__num_iterations": 2, "learner__beta": 0.1}])
+def test_a_calibrated_plan_takes_the_time_that_the_run_took(learner: dict[str, Any], tmp_path: Path) -> None:
     model = tiny(tmp_path)
     rows = [
         {"time/learn": 9.0, "time/generate": 9.0, "num_tokens": 10, "sampled_tokens": 4},  # the first, left out
@@ -217,14 +218,25 @@ def test_a_calibrated_plan_takes_the_time_that_the_run_took(tmp_path: Path) -> N
     assert (measured.learn_s, measured.generate_s) == (3.0, 6.0)
     work = measured.workload()
     assert work == Workload(64, 200, 75)
+    ran = config(model=model, **learner)
     speed = calibrate(
         measured, measure_shape(build_meta_model(find_config(model), torch.bfloat16)), tflops=H100.tflops,
         bandwidth=H100.bandwidth_gb_s, itemsize=2, gpus=1, rows=128, checkpointing=False,
+        passes=count_passes(ran.learner),
     )  # fmt: skip
-    made = divide(Planner(config(model=model), work, speed), "1xh100", 0)
+    made = divide(Planner(ran, work, speed), "1xh100", 0)
     assert made.learn_s == pytest.approx(3.0, rel=0.01)
     assert made.generate_s == pytest.approx(6.0, rel=0.01)
     assert f"measured in {tmp_path}" in speed.measured
+
+
+def test_operations_are_those_of_all_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--gpus", "1xh100", "--model", tiny(tmp_path), "--context", "128"]
+    counted = []
+    for given in ([], ["--learner.num_iterations", "4"], ["--learner.num_iterations", "3", "--learner.beta", "0.1"]):
+        assert main([*words, *given]) == 0
+        counted.append(float(capsys.readouterr().out.partition(" operations")[0].rpartition(" ")[2]))
+    assert [several / counted[0] for several in counted] == pytest.approx([1, 4, 3 + 1 / 3], rel=0.05)
 
 
 def test_a_run_without_steps_calibrates_nothing(tmp_path: Path) -> None:
@@ -268,6 +280,29 @@ def test_wrong_words_are_a_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("described", "sentence"),
+    [
+        ({"model_type": "bloom", "n_layer": 2, "n_head": 4}, "it does not use transformers' attention interface"),
+        ({"model_type": "t5", "num_layers": 2, "num_heads": 4}, "model type 't5' is no causal language model"),
+        ({"model_type": "mamba", "num_hidden_layers": 2}, "a plan needs num_attention_heads, which a config of model"),
+    ],
+)
+def test_a_model_that_is_no_usual_transformer_is_a_sentence(
+    described: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "vocab_size": 1000, **described}))
+    assert main(["plan", "--gpus", "1xh100", "--model", str(tmp_path), "--context", "64"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_model_without_positions_has_room_for_any_context(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bloom", "n_layer": 2, "vocab_size": 1000}))
+    assert find_positions(find_config(str(tmp_path))) is None
+    assert Planner(config(model=str(tmp_path)), Workload(8, 1_000_000, 1000)).work.context == 1_000_000
+    assert find_positions(find_config("qwen3-8b")) == 40_960
 
 
 def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ import pytest
 import agentrl
 from agentrl import ContractError, Env, EnvSpec
 from agentrl.environments.task_sampler import TaskSampler
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import ConfigError, ProcessLostError, UserError
 from agentrl.players.connection import ConnectionEnded, ConnectionRefused, FrameStream, connect
-from agentrl.players.controller import WIRE
+from agentrl.players.controller import MOST_LOST, WIRE
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.leased_rollout import LeasedRollout
 from agentrl.rollout.rollout import Rollout
@@ -110,6 +110,23 @@ async def test_a_silent_player_is_lost_and_what_it_answers_later_is_dropped() ->
         header, body = pack_group(Group(5, ()))
         silent.connection.send("group", body, lease=lease["lease"], **header)
     assert without_times([group]) == without_times(await roll_out_here([5], 2, seed=3))
+
+
+async def test_a_group_that_takes_one_player_after_the_other_ends_the_run_and_is_named() -> None:
+    async with open_table() as table:
+        rollout = table.rollout()
+        playing = asyncio.create_task(rollout.group(5, 2, seed=3))
+        in_order = await HandMade.join(table)
+        await in_order.take_lease()
+        in_order.connection.send("leaving", why="was ended by SIGTERM")  # which is no loss
+        for number in range(MOST_LOST):
+            await table.wait_for(lambda: not table.controller.seats)
+            assert not playing.done(), f"after {number} losses"
+            lost = await HandMade.join(table)
+            await lost.take_lease()
+            lost.connection.abort()
+        with pytest.raises(ProcessLostError, match="20 players were lost, .* had the group of task 5: player by hand, "):
+            await playing
 
 
 async def test_the_second_of_two_answers_is_dropped() -> None:

@@ -74,6 +74,15 @@ def test_what_a_lost_player_had_comes_first_again() -> None:
     assert book.answer(0, 2)
 
 
+def test_losses_of_a_group_are_counted_and_players_that_leave_in_order_are_none() -> None:
+    book = LeaseBook()
+    add(book, 1)
+    for player, lost in enumerate((True, False, True)):
+        assert lend_next(book, player) == 0
+        (lease,) = book.give_back(player, lost=lost)
+    assert lease.returned == 2
+
+
 def test_a_players_groups_are_counted_with_the_oldest() -> None:
     book = LeaseBook()
     for number in range(3):

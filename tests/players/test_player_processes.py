@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,8 +17,17 @@ from typing import Any
 import anyio
 import pytest
 
+from agentrl.engines.server_keys import find_key_file
 from agentrl.errors import ProcessLostError
-from agentrl.players.connection import KEY_ENV, ConnectionEnded, FrameStream, accept, open_listener, start_server
+from agentrl.players.connection import (
+    KEY_ENV,
+    ConnectionEnded,
+    FrameStream,
+    KeyRefused,
+    accept,
+    open_listener,
+    start_server,
+)
 from agentrl.players.launchers import PlayerPlan
 from agentrl.players.launchers import subprocess as subprocess_launcher
 from agentrl.players.player import play
@@ -57,7 +67,7 @@ async def test_players_are_killed_stopped_and_told_to_end_and_nothing_is_lost() 
         groups = await playing
         others["stopped"].send_signal(signal.SIGCONT)  # it finds itself lost, and joins again
         await table.wait_for(lambda: "stopped" in {seat.name for seat in controller.seats.values()})
-        assert await asyncio.to_thread(others["ended"].wait) == 0
+        assert await asyncio.to_thread(others["ended"].wait) == 128 + signal.SIGTERM
     assert without_times(groups) == without_times(await roll_out_here(TASKS, 2, seed=3))
     assert [p.returncode for p in (early, late)] in ([0, 0], [-9, -9], [0, -9], [-9, 0])
     assert not any("Traceback" in text for text in table.said)
@@ -87,7 +97,7 @@ async def test_a_player_that_is_told_to_end_while_it_joins_ends(moment: str) -> 
     async with server:
         player = start_player(f"http://127.0.0.1:{listener.getsockname()[1]}")
         said = (await asyncio.to_thread(player.communicate, timeout=120))[1].decode()
-    assert player.returncode == 0, said
+    assert player.returncode == 128 + signal.SIGTERM, said
     assert "ended by SIGTERM; 0 groups were played" in said
     assert not seen.done() or seen.result() == "was ended by SIGTERM"
 
@@ -139,11 +149,12 @@ async def test_a_player_that_is_told_to_end_while_it_leaves_a_lost_run_does_not_
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(welcome_and_vanish, listener)
-        assert await play(url, KEY, "one", 60.0, said.append) == 0
+        assert await play(url, KEY, "one", 60.0, said.append) == signal.SIGTERM
     assert said == [f"player one has joined {url}", f"{url} closed the connection", ENDED]
 
 
-async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
+@pytest.mark.parametrize(("lost", "status"), [(True, 75), (False, 128 + signal.SIGTERM)])
+async def test_one_of_the_run_s_own_that_is_lost_or_told_to_end_is_started_again(lost: bool, status: int) -> None:
     said: list[str] = []
     async with open_table() as table:
         controller = table.controller
@@ -152,11 +163,14 @@ async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
         async with subprocess_launcher(plan):
             await table.wait_for(lambda: controller.seats)
             (seat,) = controller.seats.values()
-            seat.connection.abort()  # as one that was silent, though it lives
+            if lost:
+                seat.connection.abort()  # as one that was silent, though it lives
+            else:
+                os.kill(int(seat.name.rpartition("-")[2]), signal.SIGTERM)
             await table.wait_for(lambda: controller.joined == 2 and controller.seats)
             assert len((await table.rollout().group(3, 2)).trajectories) == 2
             await controller.close()
-    assert said == ["player 1 of the run ended with status 75; another one is started"]
+    assert said == [f"player 1 of the run ended with status {status}; another one is started"]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +179,8 @@ async def test_one_of_the_run_s_own_that_is_lost_is_started_again() -> None:
         (["http://127.0.0.1:9", "--wait_s", "0"], KEY, "no run answers at http://127.0.0.1:9 for 0 s"),
         (["http://127.0.0.1:9"], "", f"put the run's into the environment variable {KEY_ENV}"),
         (["ftp://127.0.0.1:9"], KEY, "a player is given the controller's address, such as http://HOST:PORT"),
+        (["http://127.0.0.1:99999"], "", "such as http://HOST:PORT, not 'http://127.0.0.1:99999': Port out of range"),
+        (["http://[::1"], KEY, "such as http://HOST:PORT, not 'http://[::1': Invalid IPv6 URL"),
     ],
 )
 def test_a_player_that_cannot_join_says_why(words: list[str], key: str, sentence: str) -> None:
@@ -180,6 +196,25 @@ async def test_a_wrong_key_ends_a_player_with_the_way_out() -> None:
         _, said = await asyncio.to_thread(player.communicate)
     assert player.returncode == 2
     assert "wants another key: put the run's into $AGENTRL_PLAYER_KEY" in said.decode()
+
+
+async def test_a_key_that_is_looked_up_may_be_that_of_the_run_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    async with open_table() as table:
+        path = find_key_file(int(table.controller.url.rpartition(":")[2]))
+        path.parent.mkdir(parents=True)
+        path.write_text("of the run that was killed")
+        player = start_player(table.controller.url, "--wait_s", "600", key="")
+        table.processes.append(player)
+        assert player.stderr is not None
+        said = await asyncio.to_thread(player.stderr.readline)
+        assert said.decode() == f"agentrl: {table.controller.url} wants another key; trying for 600 s\n"
+        path.write_text(KEY)
+        await table.wait_for(lambda: table.controller.seats)
+        with pytest.raises(KeyRefused, match="wants another key"):
+            await play(table.controller.url, lambda: "another", "two", 0.0, table.said.append)
 
 
 def train(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError, ProcessLostError, UserError
-from agentrl.players import ray_tasks
+from agentrl.players import player, ray_tasks
 from agentrl.players.connection import KEY_ENV
 from agentrl.players.launchers import PlayerPlan, ray
 from agentrl.players.ray_tasks import CPUS_ENV, _probe_address, run_player
@@ -43,6 +44,38 @@ async def test_a_task_plays_until_the_run_is_over_or_says_why_it_cannot() -> Non
         assert len((await table.rollout().group(3, 2)).trajectories) == 2
         await table.controller.close()
         assert await playing == (0, "")
+
+
+async def test_a_task_that_fails_by_another_error_says_which_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would try it without end, and nobody would hear of it."""
+
+    def build_renderer(described: object, body: bytes) -> None:
+        raise ModuleNotFoundError("No module named 'transformers'")
+
+    monkeypatch.setattr(player, "build_renderer", build_renderer)
+    async with open_table() as table:
+        status, said = await asyncio.to_thread(run_player, table.controller.url, KEY)
+    assert status == 1
+    assert "in build_renderer\n" in said
+    assert said.endswith("ModuleNotFoundError: No module named 'transformers'")
+
+
+def test_a_task_that_a_signal_ended_is_left_to_ray_which_starts_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(url: str, key: str, name: str, wait_s: float, say: Callable[[str], None]) -> signal.Signals:
+        say("was ended by SIGTERM; 3 groups were played")
+        return signal.SIGTERM
+
+    monkeypatch.setattr(ray_tasks, "play", end)
+    with pytest.raises(ProcessLostError, match="was ended by SIGTERM; 3 groups were played"):
+        run_player("http://127.0.0.1:9", KEY)
+
+
+class FakeTaskError(Exception):
+    """What Ray raises for a task that raised ``cause``."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__("ray::run_player() (pid=7)")
+        self.cause = cause
 
 
 class FakeCluster:
@@ -80,6 +113,12 @@ class FakeCluster:
     [
         ((2, "http://a wants another key"), UserError, "a player on Ray cannot start: http://a wants another key"),
         ((75, "the run has gone"), ProcessLostError, "a player on Ray is lost: the run has gone"),
+        ((1, "KeyError: 'renderer'"), UserError, "a player on Ray failed: KeyError: 'renderer'"),
+        (
+            FakeTaskError(ModuleNotFoundError("No module named 'agentrl'")),
+            UserError,
+            "a player on Ray failed: ModuleNotFoundError: No module named 'agentrl'",
+        ),
         (
             RuntimeError("no node is left"),
             ProcessLostError,
@@ -110,6 +149,7 @@ async def test_the_cpus_of_a_player_are_those_of_the_variable(
     (cluster := FakeCluster((0, ""))).bring_up(monkeypatch)
     async with ray(make_plan("http://127.0.0.1:9", [])):
         assert cluster.taken["num_cpus"] == taken
+        assert cluster.taken["retry_exceptions"] == [ProcessLostError]  # another one comes again on any node
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "nan", "inf"])
