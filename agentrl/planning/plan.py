@@ -32,8 +32,8 @@ WAKE_S = 1.0  # of a vLLM that slept, beside what is copied
 class Division:
     """GPUs divided between learner and vLLM; ``shared``: one GPU does both in turn.
 
-    Times are seconds of a step; ``learn_flops``: operations of learning in it. ``memory_limit``: bytes of a GPU that the
-    learner may take while it learns.
+    Times are seconds of a step; ``learn_flops``: operations of learning in it. ``memory_limit``: bytes of a GPU that
+    the learner may take while it learns.
     """
 
     learners: int

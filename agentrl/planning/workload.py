@@ -36,7 +36,7 @@ class Workload:
 
 
 def count_passes(learner: LearnerConfig) -> float:
-    """Count the passes of a step over its tokens, forward and backward; the reference's, for the KL term, is a third."""
+    """Count the passes of a step over its tokens, forward and backward; that of the KL term's reference is a third."""
     return learner.num_iterations + (1 / 3 if learner.beta else 0.0)
 
 

@@ -226,9 +226,9 @@ class Controller:
         tasks = [describe_task(lease.fields["task"], self._terms[lease.terms].described["split"]) for lease in suspects]
         others = f" and {len(tasks) - 3} others" if len(tasks) > 3 else ""
         return ProcessLostError(
-            f"{MOST_LOST} players were lost, one after the other, that had the group of {', '.join(tasks[:3])}{others}: "
-            f"player {player}, the last of them, {why}. Memory, or a crash of a library that the environment, a tool or "
-            "a reward calls, may end a process: agentrl eval --first plays a task alone"
+            f"{MOST_LOST} players were lost, one after the other, with the group of {', '.join(tasks[:3])}{others}: "
+            f"player {player}, the last of them, {why}. Memory, or a crash of a library that the environment, a tool "
+            "or a reward calls, may end a process: agentrl eval --first plays a task alone"
         )
 
     def _handle(self, seat: PlayerSeat, frame: PlayerFrame) -> None:

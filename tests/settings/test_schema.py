@@ -32,7 +32,10 @@ def test_lists_may_be_written_with_commas() -> None:
         (["--engine.update", "drain"], "engine.update is for the engines vllm, server, launched; auto"),
         (["--engine", "server", "--engine.urls", "http://a:1", "--engine.threads", "2"], "engine.threads is for the"),
         (["--engine", "server", "--engine.urls", "127.0.0.1:8000"], "such as http://127.0.0.1:8000, not '127.0.0.1:80"),
-        (["--engine", "server", "--engine.urls", "http://127.0.0.1:99999"], "not 'http://127.0.0.1:99999' (Port out of"),
+        (
+            ["--engine", "server", "--engine.urls", "http://127.0.0.1:99999"],
+            "not 'http://127.0.0.1:99999' (Port out of",
+        ),
         (["--engine", "server", "--engine.urls", "http://a:1,http://[::1"], "not 'http://[::1' (Invalid IPv6 URL)"),
         (["--engine", "vlm"], "engine.name: no engine 'vlm'; did you mean 'vllm'? (or say module:function), not 'vlm'"),
         (["--engine", "vllm", "--engine.update", "now"], "'in-flight' or 'drain', not 'now'"),
