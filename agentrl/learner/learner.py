@@ -184,12 +184,13 @@ class Learner:
         """Cut the policy into shards where there are several processes; the head is the shards' own from then on."""
         group = self.process_group
         shape = choose_shape(sharding, group.world_size, group.local_size)
-        if shape is None:
-            group.broadcast_parameters(self.policy.parameters())
-            return None
-        if self.packing.chosen is None and not (self._keeps_whole or group.is_worker):
-            self.packing.prove(self.policy)  # while it is whole
-        shards = shard_policy(self.policy, shape, keep=self._keeps_whole, is_offloaded=self.settings.param_offload)
+        with group.taking_part():
+            if shape is None:
+                group.broadcast_parameters(self.policy.parameters())
+                return None
+            if self.packing.chosen is None and not (self._keeps_whole or group.is_worker):
+                self.packing.prove(self.policy)  # while it is whole
+            shards = shard_policy(self.policy, shape, keep=self._keeps_whole, is_offloaded=self.settings.param_offload)
         self.packing.move_head(shards.policy)
         return shards
 
