@@ -225,5 +225,6 @@ def init_process_group(rank_timeout_s: float | None = None) -> ProcessGroup:
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     roll_call = None
     if rank_timeout_s is not None:
-        roll_call = RollCall(connect_store(), rank, world_size, rank_timeout_s)
+        own = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # not that of torchrun
+        roll_call = RollCall(connect_store(), rank, world_size, rank_timeout_s, is_store_of_first=own)
     return ProcessGroup(rank, world_size, roll_call)
