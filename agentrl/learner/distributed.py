@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import ProcessLostError
 from agentrl.learner.attempt_store import agree_on_attempt
-from agentrl.learner.roll_call import RankPlace, RollCall, SharedStore
+from agentrl.learner.roll_call import FAILED, RankPlace, RollCall, SharedStore
 from agentrl.runtime.interruption import ignore_signals
 
 T = TypeVar("T")
@@ -160,8 +160,8 @@ class ProcessGroup:
         except BaseException as error:
             if self.is_in_step and (not self.is_worker or isinstance(error, SystemExit)):  # all know of it
                 self.destroy()
-            elif self._roll_call is not None:
-                self._roll_call.close()
+            elif self._roll_call is not None:  # whose error is that another one is gone is not the one to name
+                self._roll_call.close("" if isinstance(error, ProcessLostError) else FAILED)
             raise
         self.destroy()
 

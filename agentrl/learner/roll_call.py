@@ -7,6 +7,9 @@ no collective that they are in would. torchrun ends the rest, and begins anew wh
 Where rank 0 has the store itself (without torchrun), the store stands still or ends with it. A second thread sees that no
 round of the first one ends any more, and names rank 0. torchrun's store may be silent while all processes work.
 
+One that ends by an error says so, and is named at once; who still goes on after a minute ends: a collective over NCCL
+would wait for it.
+
 One that answers may keep the others waiting all the same. It tells where it is: where it computes for ``timeout_s``
 while another one waits in a collective, that one says so. It may be right to, so nobody ends.
 """
@@ -23,6 +26,8 @@ from typing import NamedTuple, Protocol
 from agentrl.learner.whereabouts import IDLE, WAITS, locate_thread
 
 BEAT_S = 1.0
+FAILED_S = 60.0  # that a process has to end by itself once another one has failed: most collectives fail then
+DONE, FAILED = "done", "failed"  # last words
 _COMPUTES = "computes"
 
 
@@ -86,6 +91,7 @@ class RollCall:
         self._kinds: dict[int, tuple[str, float]] = {}  # what each process does, and since when
         self._places: dict[int, str] = {}
         self._named: set[int] = set()
+        self._failed: set[int] = set()
         self._heard: dict[int, tuple[bytes, float]] = {}  # what each said last, and when that was new here
         self._is_store_gone, self._round = False, time.monotonic()  # the end of the last round with the store
         self._thread = threading.Thread(target=self._run, name="agentrl roll call", daemon=True)
@@ -93,12 +99,12 @@ class RollCall:
         if rank and is_store_of_first:
             threading.Thread(target=self._guard, name="agentrl roll call's guard", daemon=True).start()
 
-    def close(self) -> None:
-        """Tell the others that this process has ended well, and stop."""
+    def close(self, last_word: str = DONE) -> None:
+        """Tell the others how this process has ended, and stop. After no last word they name it as one that is silent."""
         self._closed.set()
         self._thread.join(self._beat_s * 5)
-        if not (self._is_store_gone or self._thread.is_alive()):  # another call would wait for the store as that one
-            self._say("done")
+        if last_word and not (self._is_store_gone or self._thread.is_alive()):  # else it would wait for the store too
+            self._say(last_word)
 
     def list_places(self) -> dict[int, RankPlace]:
         """List where each process is, as far as it has told."""
@@ -120,6 +126,7 @@ class RollCall:
             if silent := self._find_silent(now):
                 self._on_silence(self._describe(silent))
                 return
+            self._name_failed()
             if self._is_store_gone:
                 return
             self._round = now
@@ -176,9 +183,20 @@ class RollCall:
             before, since = self._heard.get(other, (b"", now))
             if word != before or other not in self._heard:
                 self._heard[other] = (word, now)
-            elif word not in (b"", b"done") and now - since > self._timeout_s:
+            elif word not in (b"", DONE.encode()) and now - since > self._find_patience(word):
                 silent.append(other)
         return silent
+
+    def _find_patience(self, word: bytes) -> float:
+        """Return how many seconds a word may stand."""
+        return min(FAILED_S, self._timeout_s) if word == FAILED.encode() else self._timeout_s
+
+    def _name_failed(self) -> None:
+        """Say, once, who has ended by an error."""
+        for other, (word, _) in self._heard.items():
+            if word == FAILED.encode() and other not in self._failed:
+                self._failed.add(other)
+                self._on_wait(f"rank {other} of the learner's processes has ended by an error, which it tells")
 
     def _listen(self, other: int) -> bytes:
         key = f"agentrl/alive/{other}"
@@ -186,12 +204,14 @@ class RollCall:
             return self._store.get(key) if self._store.check([key]) else b""
         except RuntimeError:
             self._is_store_gone = True
-            return b"done"
+            return DONE.encode()
 
     def _describe(self, silent: list[int]) -> str:
         names = " and ".join(f"rank {other}" for other in silent)
+        why = f"did not answer for {self._timeout_s:g} s (learner.rank_timeout_s), and the others wait for it"
+        if self._failed.issuperset(silent):
+            why = "ended by an error, and this process waits for it"
         return (
-            f"{names} of the learner's processes did not answer for {self._timeout_s:g} s "
-            f"(learner.rank_timeout_s), and the others wait for it; rank {self._rank} ends. What is saved is in the "
+            f"{names} of the learner's processes {why}; rank {self._rank} ends. What is saved is in the "
             "run's checkpoints: agentrl train --resume RUN, or torchrun --max-restarts N begins there by itself"
         )

@@ -91,7 +91,8 @@ def run_config(
         config = config.model_copy(update={"run": config.run.model_copy(update={"resume": True})})
     with process_group.joined():
         if process_group.is_worker:
-            return _follow(config, spec, loaded, process_group, optimizers[0])
+            with explain_lost_processes():
+                return _follow(config, spec, loaded, process_group, optimizers[0])
         try:
             stop = Interruption(callback.on_interrupt)
             with stop.install_handlers():

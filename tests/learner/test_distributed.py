@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import Queue
@@ -24,6 +25,7 @@ from torch import nn
 
 from agentrl import UserError, resources
 from agentrl.engines.vllm import launch
+from agentrl.errors import ProcessLostError
 from agentrl.learner import packing_choice
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
@@ -165,6 +167,35 @@ def test_an_error_in_the_middle_of_something_leaves_the_connections_to_the_end_o
     assert left == ["destroyed"]
 
 
+class LastWords:
+    """A roll call that keeps the last word."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def close(self, last_word: str = "done") -> None:
+        self.words.append(last_word)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "word"),
+    [
+        (0, None, "done"),
+        (0, ValueError("of which the others are told"), "done"),
+        (1, None, "done"),
+        (1, SystemExit(1), "done"),  # the first one has told its error
+        (1, ValueError("its own"), "failed"),
+        (1, ProcessLostError("another one is gone"), ""),
+    ],
+)
+def test_the_others_hear_how_a_process_has_ended(rank: int, error: BaseException | None, word: str) -> None:
+    roll_call: Any = LastWords()
+    with suppress(BaseException), ProcessGroup(rank, 2, roll_call).joined():
+        if error is not None:
+            raise error
+    assert roll_call.words == [word]
+
+
 FAILING = """
 import sys
 import threading
@@ -208,7 +239,9 @@ def test_an_error_of_the_first_process_in_a_step_ends_all_of_them_and_is_what_is
         for process in ranks:
             process.kill()
     assert "MemoryError: no room on rank 0" in said[0]
-    assert [process.returncode for process in ranks] == [1, 1], said
+    assert "agentrl: another one of the learner's processes is gone" in said[1]
+    assert "Traceback" not in said[1]
+    assert [process.returncode for process in ranks] == [1, ProcessLostError.exit_status], said
 
 
 class Wire:

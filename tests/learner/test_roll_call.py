@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.learner import roll_call
-from agentrl.learner.roll_call import RollCall
+from agentrl.learner.roll_call import FAILED, RollCall
 
 
 class Shelf:
@@ -62,6 +62,36 @@ def test_one_that_has_ended_well_or_has_not_come_yet_is_not_missed() -> None:
     assert shelf.words["agentrl/alive/1"] == "done"
     assert said == []
     first.close()
+
+
+def test_one_that_ended_by_an_error_is_named_at_once_and_who_still_waits_for_it_ends() -> None:
+    shelf, named, ended, told, said = Shelf(), threading.Event(), threading.Event(), list[str](), list[str]()
+
+    def tell(sentence: str) -> None:
+        told.append(sentence)
+        named.set()
+
+    def end(sentence: str) -> None:
+        said.append(sentence)
+        ended.set()
+
+    failing = RollCall(shelf, 1, 2, 60.0, said.append, beat_s=0.02)
+    failing.close(FAILED)
+    patient = RollCall(shelf, 0, 2, 300.0, said.append, tell, beat_s=0.02)
+    assert wait_for(named)
+    patient.close()
+    assert told == ["rank 1 of the learner's processes has ended by an error, which it tells"]
+    assert said == []
+    RollCall(shelf, 0, 2, 0.3, end, told.append, beat_s=0.02)
+    assert wait_for(ended)
+    assert said[0].startswith("rank 1 of the learner's processes ended by an error, and this process waits for it; rank 0")
+
+
+def test_one_that_ends_without_a_last_word_is_named_as_silent() -> None:
+    shelf = Shelf()
+    call = RollCall(shelf, 1, 2, 60.0, lambda sentence: None, beat_s=0.02)
+    call.close("")
+    assert shelf.words.get("agentrl/alive/1") not in ("done", "failed")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
