@@ -282,6 +282,7 @@ class Learner:
         return self.train_state.collect() | {
             "packing": None if self.packing.chosen is None else self.packing.chosen.name,
             "affordable_tokens": self.affordable_tokens,
+            "world_size": self.process_group.world_size,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -312,7 +313,8 @@ class Learner:
             self.load_weights(state["policy"])
         if state["packing"] is not None:  # not proven again: other rows might show something else
             self.packing.chosen = PACKINGS[state["packing"]]
-        self.affordable_tokens = state.get("affordable_tokens")  # with other memory, sums would be rounded otherwise
+        if state.get("world_size") == self.process_group.world_size:  # else each has another part, and other room
+            self.affordable_tokens = state.get("affordable_tokens")  # counted again, sums might be rounded otherwise
 
     def run_worker(self) -> None:
         """Run every update that rank 0 broadcasts, until it broadcasts None."""

@@ -4,8 +4,8 @@ Each process writes a number to torch's store every second, and looks at those o
 ``timeout_s`` (it is stopped, its machine is gone, it hangs in a driver) is named by each of the others, which then end:
 no collective that they are in would. torchrun ends the rest, and begins anew where ``--max-restarts`` says so.
 
-Where rank 0 has the store itself (without torchrun), the store stands still or ends with it. A second thread sees that no
-round of the first one ends any more, and names rank 0. torchrun's store may be silent while all processes work.
+Where rank 0 has the store itself (without torchrun), the store stands still or ends with it. A second thread sees that
+no round of the first one ends any more, and names rank 0. torchrun's store may be silent while all processes work.
 
 One that ends by an error says so, and is named at once; who still goes on after a minute ends: a collective over NCCL
 would wait for it.
@@ -100,7 +100,7 @@ class RollCall:
             threading.Thread(target=self._guard, name="agentrl roll call's guard", daemon=True).start()
 
     def close(self, last_word: str = DONE) -> None:
-        """Tell the others how this process has ended, and stop. After no last word they name it as one that is silent."""
+        """Tell the others how this process has ended, and stop; after no last word they name it as a silent one."""
         self._closed.set()
         self._thread.join(self._beat_s * 5)
         if last_word and not (self._is_store_gone or self._thread.is_alive()):  # else it would wait for the store too

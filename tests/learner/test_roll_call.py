@@ -84,7 +84,9 @@ def test_one_that_ended_by_an_error_is_named_at_once_and_who_still_waits_for_it_
     assert said == []
     RollCall(shelf, 0, 2, 0.3, end, told.append, beat_s=0.02)
     assert wait_for(ended)
-    assert said[0].startswith("rank 1 of the learner's processes ended by an error, and this process waits for it; rank 0")
+    assert said[0].startswith(
+        "rank 1 of the learner's processes ended by an error, and this process waits for it; rank 0"
+    )
 
 
 def test_one_that_ends_without_a_last_word_is_named_as_silent() -> None:
