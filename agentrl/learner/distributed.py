@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import ProcessLostError
 from agentrl.learner.attempt_store import agree_on_attempt
-from agentrl.learner.roll_call import RankPlace, RollCall, SharedStore
+from agentrl.learner.roll_call import FAILED, RankPlace, RollCall, SharedStore
 from agentrl.runtime.interruption import ignore_signals
 
 T = TypeVar("T")
@@ -37,6 +37,8 @@ class ProcessGroup:
     def __init__(self, rank: int = 0, world_size: int = 1, roll_call: RollCall | None = None) -> None:
         self.rank, self.world_size, self._roll_call = rank, world_size, roll_call
         self.numbers = itertools.count(1)  # of what all processes do, one after the other
+        self._takes_part = False
+        self._failure: BaseException | None = None  # that ended this process's part of something before its end
 
     @property
     def is_worker(self) -> bool:
@@ -52,17 +54,35 @@ class ProcessGroup:
         """List where each process is by the roll call; nothing for a single one."""
         return {} if self._roll_call is None else self._roll_call.list_places()
 
+    @property
+    def is_in_step(self) -> bool:
+        """Return True unless this process is in the middle of something with the others, or did not come to its end."""
+        return not self._takes_part
+
     @contextmanager
     def taking_part(self) -> Iterator[None]:
-        """Let the others know where this thread is while it takes part in something with them."""
-        if self._roll_call is None:
+        """Let the others know where this thread is while it takes part in something with them.
+
+        Raises:
+            BaseException: the one that ended this process's part of something earlier: the others still wait in that.
+        """
+        if self.world_size == 1:
             yield
             return
-        self._roll_call.worker = threading.get_ident()
+        if self._failure is not None:
+            raise self._failure
+        self._takes_part = True
+        if self._roll_call is not None:
+            self._roll_call.worker = threading.get_ident()
         try:
             yield
+        except BaseException as error:
+            self._failure = error
+            raise
         finally:
-            self._roll_call.worker = None
+            if self._roll_call is not None:
+                self._roll_call.worker = None
+        self._takes_part = False
 
     def broadcast_parameters(self, parameters: Iterable[nn.Parameter]) -> None:
         """Overwrite the parameters with those of rank 0."""
@@ -127,6 +147,24 @@ class ProcessGroup:
         distributed.broadcast_object_list(messages, src=0)
         return messages[0]
 
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Leave the process group when the block ends.
+
+        After an error of which the others do not know, the connections end with the process: to close them might wait
+        for the others, who wait for this one; and who hears of their end first might have this process killed before
+        it has told its error.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self.is_in_step and (not self.is_worker or isinstance(error, SystemExit)):  # all know of it
+                self.destroy()
+            elif self._roll_call is not None:  # whose error is that another one is gone is not the one to name
+                self._roll_call.close("" if isinstance(error, ProcessLostError) else FAILED)
+            raise
+        self.destroy()
+
     def destroy(self) -> None:
         """Leave the process group."""
         if self._roll_call is not None:
@@ -187,5 +225,6 @@ def init_process_group(rank_timeout_s: float | None = None) -> ProcessGroup:
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     roll_call = None
     if rank_timeout_s is not None:
-        roll_call = RollCall(connect_store(), rank, world_size, rank_timeout_s)
+        own = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # not that of torchrun
+        roll_call = RollCall(connect_store(), rank, world_size, rank_timeout_s, is_store_of_first=own)
     return ProcessGroup(rank, world_size, roll_call)

@@ -184,12 +184,13 @@ class Learner:
         """Cut the policy into shards where there are several processes; the head is the shards' own from then on."""
         group = self.process_group
         shape = choose_shape(sharding, group.world_size, group.local_size)
-        if shape is None:
-            group.broadcast_parameters(self.policy.parameters())
-            return None
-        if self.packing.chosen is None and not (self._keeps_whole or group.is_worker):
-            self.packing.prove(self.policy)  # while it is whole
-        shards = shard_policy(self.policy, shape, keep=self._keeps_whole, is_offloaded=self.settings.param_offload)
+        with group.taking_part():
+            if shape is None:
+                group.broadcast_parameters(self.policy.parameters())
+                return None
+            if self.packing.chosen is None and not (self._keeps_whole or group.is_worker):
+                self.packing.prove(self.policy)  # while it is whole
+            shards = shard_policy(self.policy, shape, keep=self._keeps_whole, is_offloaded=self.settings.param_offload)
         self.packing.move_head(shards.policy)
         return shards
 
@@ -281,6 +282,7 @@ class Learner:
         return self.train_state.collect() | {
             "packing": None if self.packing.chosen is None else self.packing.chosen.name,
             "affordable_tokens": self.affordable_tokens,
+            "world_size": self.process_group.world_size,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -311,7 +313,8 @@ class Learner:
             self.load_weights(state["policy"])
         if state["packing"] is not None:  # not proven again: other rows might show something else
             self.packing.chosen = PACKINGS[state["packing"]]
-        self.affordable_tokens = state.get("affordable_tokens")  # with other memory, sums would be rounded otherwise
+        if state.get("world_size") == self.process_group.world_size:  # else each has another part, and other room
+            self.affordable_tokens = state.get("affordable_tokens")  # counted again, sums might be rounded otherwise
 
     def run_worker(self) -> None:
         """Run every update that rank 0 broadcasts, until it broadcasts None."""

@@ -7,7 +7,7 @@ others are asked to take part in.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import chain, cycle, zip_longest
 from typing import Self
 
@@ -65,12 +65,11 @@ class LentWeights:
         """Yield the layers. The others gather all of them, also where this one has no use for the rest."""
         with self._ask(GATHER):
             layers = self._gather()
-            try:
-                for layer in layers:  # noqa: UP028  closed in the middle, it goes on below
+            with suppress(GeneratorExit):  # closed in the middle, it goes on below
+                for layer in layers:  # noqa: UP028
                     yield layer
-            finally:
-                for _ in layers:
-                    pass
+            for _ in layers:
+                pass
 
     def write_files(self) -> list[MemoryFile]:
         """Write the layers into files in memory, by turns in each process of this machine; return all of them."""

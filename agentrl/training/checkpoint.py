@@ -308,8 +308,9 @@ def _find_shards(path: Path, process_group: ProcessGroup) -> list[Path] | None:
         return None
     if shards:
         check = PartCheck(str(path.absolute()), tuple(digests))
-        process_group.broadcast(check)
-        found = check_parts(process_group, check)
+        with process_group.taking_part():
+            process_group.broadcast(check)
+            found = check_parts(process_group, check)
         if blind := [rank for rank, share in enumerate(found) if None in share]:
             raise UserError(
                 f"{describe_ranks(blind)} of the learner's processes do not see the shards in {str(path)!r}: the run "

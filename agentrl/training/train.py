@@ -89,23 +89,24 @@ def run_config(
     process_group, result = init_process_group(config.learner.rank_timeout_s), None
     if is_restarted() and config.run.dir is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"resume": True})})
-    try:
+    with process_group.joined():
         if process_group.is_worker:
-            return _follow(config, spec, loaded, process_group, optimizers[0])
-        stop = Interruption(callback.on_interrupt)
-        with stop.install_handlers():
-            chosen = _choose_curriculum(config, curriculum)
             with explain_lost_processes():
-                result = threads.run_sync(
-                    _train, config, spec, callback, loaded, chosen, process_group, stop, optimizers, demonstrations
-                )
-        return result
-    finally:
-        if not process_group.is_worker:
-            with suppress(RuntimeError):  # who is gone hears nothing
-                process_group.broadcast(None)
-                process_group.broadcast(result and result.summary)
-        process_group.destroy()
+                return _follow(config, spec, loaded, process_group, optimizers[0])
+        try:
+            stop = Interruption(callback.on_interrupt)
+            with stop.install_handlers():
+                chosen = _choose_curriculum(config, curriculum)
+                with explain_lost_processes():
+                    result = threads.run_sync(
+                        _train, config, spec, callback, loaded, chosen, process_group, stop, optimizers, demonstrations
+                    )
+            return result
+        finally:
+            if process_group.is_in_step:  # else the others wait in something else, and would take this for that
+                with suppress(RuntimeError):  # who is gone hears nothing
+                    process_group.broadcast(None)
+                    process_group.broadcast(result and result.summary)
 
 
 def _count_steps(config: TrainConfig, spec: EnvSpec, demonstrations: Sequence[Demonstration]) -> TrainConfig:

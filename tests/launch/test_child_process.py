@@ -37,7 +37,7 @@ def test_what_it_writes_is_read_and_its_status_is_told(tmp_path: Path) -> None:
 def test_its_environment_is_what_it_is_given(tmp_path: Path) -> None:
     child = ChildProcess()
     child.start(["train", "--env", "math-tools", "--ranks", "2"], {"WORLD_SIZE": "7"}, str(tmp_path))
-    assert "this is one of 7 that torchrun started" in read_to_end(child)[1]
+    assert "this is one of 7 that torchrun, srun or mpirun started" in read_to_end(child)[1]
 
 
 def test_a_folder_that_is_not_there_is_said() -> None:

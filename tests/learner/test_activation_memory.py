@@ -116,6 +116,22 @@ def test_a_resumed_learner_keeps_its_limit_and_a_given_one_is_not_measured(monke
     assert given.affordable_tokens is None
 
 
+@pytest.mark.parametrize("saved_by", [8, None])
+def test_a_limit_of_other_processes_is_counted_again(saved_by: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of eight had an eighth of the policy each; and an earlier checkpoint does not say how many they were."""
+    monkeypatch.setattr(learner, "read_memory", lambda _: (1 << 26, 1 << 26))
+    model = qwen3().eval()
+    ours = build(model)
+    ours.update(rows())
+    state = ours.state() | {"affordable_tokens": MOST, "world_size": saved_by}
+    if saved_by is None:
+        del state["world_size"]
+    again = build(model)
+    again.load(state)
+    again.update(rows())
+    assert again.affordable_tokens == ours.affordable_tokens != MOST
+
+
 def test_checkpointed_layers_leave_room_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner, "read_memory", lambda _: (1 << 27, 1 << 27))
     counts = []

@@ -7,10 +7,12 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import Queue
@@ -23,6 +25,7 @@ from torch import nn
 
 from agentrl import UserError, resources
 from agentrl.engines.vllm import launch
+from agentrl.errors import ProcessLostError
 from agentrl.learner import packing_choice
 from agentrl.learner.distributed import ProcessGroup
 from agentrl.learner.learner import Learner, LossSettings
@@ -142,6 +145,103 @@ def test_a_single_process_broadcasts_to_nobody() -> None:
     process_group = ProcessGroup()
     process_group.broadcast(None)
     process_group.destroy()
+
+
+def test_an_error_in_the_middle_of_something_leaves_the_connections_to_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(ProcessGroup, "destroy", lambda group: left.append("destroyed"))
+    group = ProcessGroup(0, 2)
+    with group.taking_part():
+        pass
+    with pytest.raises(ValueError, match="between"), group.joined():  # the others are told
+        raise ValueError("between two steps")
+    assert group.is_in_step
+    assert left == ["destroyed"]
+    with pytest.raises(MemoryError, match="no room"), group.joined(), group.taking_part():
+        raise MemoryError("no room")
+    assert not group.is_in_step
+    with pytest.raises(MemoryError, match="no room"), group.taking_part():
+        raise AssertionError("the others would take it for something else")
+    assert left == ["destroyed"]
+
+
+class LastWords:
+    """A roll call that keeps the last word."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def close(self, last_word: str = "done") -> None:
+        self.words.append(last_word)
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "word"),
+    [
+        (0, None, "done"),
+        (0, ValueError("of which the others are told"), "done"),
+        (1, None, "done"),
+        (1, SystemExit(1), "done"),  # the first one has told its error
+        (1, ValueError("its own"), "failed"),
+        (1, ProcessLostError("another one is gone"), ""),
+    ],
+)
+def test_the_others_hear_how_a_process_has_ended(rank: int, error: BaseException | None, word: str) -> None:
+    roll_call: Any = LastWords()
+    with suppress(BaseException), ProcessGroup(rank, 2, roll_call).joined():
+        if error is not None:
+            raise error
+    assert roll_call.words == [word]
+
+
+FAILING = """
+import sys
+import threading
+from torch import distributed
+from agentrl.cli.dispatch import main
+from agentrl.learner.learner import Learner
+
+run_steps = Learner._run_steps
+
+def fail(self, *arguments):
+    if not self.process_group.is_worker:
+        raise MemoryError("no room on rank 0")
+    return run_steps(self, *arguments)
+
+Learner._run_steps = fail
+distributed.destroy_process_group = lambda: threading.Event().wait()  # as NCCL's may
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_the_first_process_in_a_step_ends_all_of_them_and_is_what_is_seen(tmp_path: Path) -> None:
+    """Without a launcher that ends the others."""
+    (script := tmp_path / "failing.py").write_text(FAILING)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = ["train", "--env", "math-tools", "--steps", "1", "--eval.every", "0", "--rollout.tasks_per_step", "2"]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), *words, "--run.dir", str(tmp_path / "run")],
+            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        said = [process.communicate(timeout=180)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert "MemoryError: no room on rank 0" in said[0]
+    assert "agentrl: another one of the learner's processes is gone" in said[1]
+    assert "Traceback" not in said[1]
+    assert [process.returncode for process in ranks] == [1, ProcessLostError.exit_status], said
 
 
 class Wire:

@@ -18,8 +18,11 @@ import torch
 from agentrl import Env, Reply, Step, ToolEnv, Trajectory, UserError, evaluate, train
 from agentrl.cli.output import Console
 from agentrl.cli.summary import print_summary
+from agentrl.errors import ProcessLostError
 from agentrl.evaluation.measurement import Evaluation
+from agentrl.learner.distributed import ProcessGroup
 from agentrl.models.policy import load_policy
+from agentrl.training import train as training
 from agentrl.training.callbacks import Callback
 from agentrl.training.summary import _find_telling
 from agentrl.types import Observation
@@ -238,6 +241,16 @@ def test_a_dataset_smaller_than_asked_is_measured_whole(tmp_path: Path) -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"group_sizes: unknown setting; did you mean 'rollout.group_size'"):
         train("math-tools", group_sizes=8)
+
+
+def test_a_further_process_says_that_the_first_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*arguments: Any) -> None:
+        raise RuntimeError("[../gloo/pair.cc:525] Connection closed by peer [127.0.0.1]:7")
+
+    monkeypatch.setattr(training, "init_process_group", lambda timeout_s: ProcessGroup(1, 2))
+    monkeypatch.setattr(training, "_follow", lose)
+    with pytest.raises(ProcessLostError, match="another one of the learner's processes is gone"):
+        train("math-tools", **SMALL)
 
 
 class Closed(Env):

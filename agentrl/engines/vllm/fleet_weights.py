@@ -172,7 +172,7 @@ class FleetWeights:
 
     async def _close_group(self) -> None:
         sender, self._sender, self._members = self._sender, None, []
-        self._weights.abandon()
+        await self._weights.abandon()
         if sender is not None:
             with suppress(DeadlineExceeded):  # it holds what a lost server has not let go of
                 await with_deadline(SHUTDOWN_S, run_in_thread(sender.shutdown))

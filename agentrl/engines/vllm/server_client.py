@@ -272,7 +272,7 @@ class Replica:
         sender, client, self._sender, self._client = self._sender, self._client, None, None
         if client is not None:
             client.close()
-        self._weights.abandon()
+        await self._weights.abandon()
         if sender is not None:
             with suppress(DeadlineExceeded):  # it holds what a lost server has not let go of
                 await with_deadline(SHUTDOWN_S, run_in_thread(sender.shutdown))

@@ -18,9 +18,10 @@ import secrets
 import threading
 from collections.abc import Generator, Iterator
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weakref import WeakSet
 
+import anyio
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from agentrl.errors import UserError
 from agentrl.models.checkpoint_layers import Layer, Read, iterate_layers
 from agentrl.models.lora import dequantize, describe_dequantized
 from agentrl.models.memory_file import MemoryFile, open_memory_file, write_layers
+from agentrl.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -80,6 +82,35 @@ class Lender(Protocol):
     def run_errand(self, errand: Any) -> list[str]: ...
 
 
+class _Pass:
+    """A pass over layers in one thread, which another one may give up.
+
+    Where it is given up while a layer is gathered, it is closed behind that, by the thread that gathers.
+    """
+
+    def __init__(self, layers: Generator[Layer]) -> None:
+        self._layers, self._at_work, self._is_over = layers, threading.Lock(), False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Layer:
+        with self._at_work:
+            layer = next(self._layers)
+        if self._is_over:
+            self.give_up()
+        return layer
+
+    def give_up(self) -> None:
+        """End it; its other processes go through what is left."""
+        self._is_over = True
+        if self._at_work.acquire(blocking=False):
+            try:
+                self._layers.close()
+            finally:
+                self._at_work.release()
+
+
 class PolicyWeights:
     """A model's tensors under the names of its checkpoints, tied ones once: vLLM's ``WeightSource``.
 
@@ -93,7 +124,7 @@ class PolicyWeights:
         self.lender: Lender | None = None
         self._files: list[MemoryFile] | None = None
         self._lock = threading.Lock()
-        self._passes = WeakSet[Generator[Layer]]()
+        self._passes = WeakSet[_Pass]()
 
     def replace(self, model: PreTrainedModel | PeftModel) -> None:
         """Take the weights from another model, or from another state of this one, from now on."""
@@ -124,10 +155,11 @@ class PolicyWeights:
         return iter(self)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        layers: Iterator[Layer]
         if self.lender is None:
             layers = self._read(dequantize)
         else:
-            self._passes.add(layers := self.lender.gather_layers())
+            self._passes.add(layers := _Pass(self.lender.gather_layers()))
         for layer in layers:
             yield from ((name, tensor.to(self.device)) for name, tensor in layer.items())
 
@@ -145,10 +177,11 @@ class PolicyWeights:
     def _write(self) -> list[MemoryFile]:
         return list(write_layers(self._read(dequantize), self._read(describe_dequantized), repeat(True)))
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """End the passes over the tensors that somebody began and will not go on with."""
-        for layers in list(self._passes):
-            layers.close()
+        for begun in list(self._passes):
+            with anyio.CancelScope(shield=True):
+                await run_in_thread(begun.give_up)  # the learner's processes go through the rest
 
     def close(self) -> None:
         for file in self._files or ():

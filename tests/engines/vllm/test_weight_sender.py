@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,49 @@ def test_senders_in_threads_take_one_snapshot(monkeypatch: pytest.MonkeyPatch) -
     for thread in threads:
         thread.join()
     assert written == [1]
+
+
+class SlowLender:
+    """Layers of which each waits for a word to be gathered; it notes in which thread it was closed."""
+
+    def __init__(self) -> None:
+        self.gathers, self.may_go_on = threading.Event(), threading.Event()
+        self.closed_in: list[threading.Thread] = []
+
+    def gather_layers(self) -> Iterator[dict[str, Tensor]]:
+        try:
+            for number in range(3):
+                self.gathers.set()
+                assert self.may_go_on.wait(60)
+                yield {f"layer {number}": torch.zeros(1)}
+        finally:
+            self.closed_in.append(threading.current_thread())
+
+
+async def test_a_pass_that_is_given_up_while_a_layer_is_gathered_ends_behind_it() -> None:
+    weights, lender, sent = PolicyWeights(qwen3()), SlowLender(), list[str]()
+    weights.lender = lender  # type: ignore[assignment]
+    sender = threading.Thread(target=lambda: sent.extend(name for name, _ in weights))
+    sender.start()
+    assert lender.gathers.wait(60)
+    await weights.abandon()
+    assert lender.closed_in == []
+    lender.may_go_on.set()
+    sender.join(60)
+    assert sent == ["layer 0"]
+    assert lender.closed_in == [sender]
+
+
+async def test_a_pass_that_is_given_up_between_two_layers_ends_off_the_event_loop() -> None:
+    weights, lender = PolicyWeights(qwen3()), SlowLender()
+    weights.lender = lender  # type: ignore[assignment]
+    lender.may_go_on.set()
+    begun = iter(weights)
+    assert next(begun)[0] == "layer 0"
+    await weights.abandon()
+    assert len(lender.closed_in) == 1
+    assert lender.closed_in != [threading.current_thread()]
+    assert list(begun) == []
 
 
 @pytest.mark.skipif(launch.is_installed(), reason="vLLM is installed")
