@@ -28,7 +28,7 @@ from agentrl.players.seat import PlayerSeat
 from agentrl.players.shared_tools import ToolLimits
 from agentrl.rewards.trainer_state import TrainerState, get_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
-from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.engine_protocol import Engine, TurnServing
 from agentrl.runtime.activity import ProcessActivity
 from agentrl.runtime.stalls import Wait
 
@@ -203,6 +203,7 @@ class Controller:
             door = EngineDoor(self.engine, self.recipe.renderer, str(number), self.recipe.grammar)
         seat = self.seats[number] = PlayerSeat(number, name, connection, door, self._clock())
         connection.send("welcome", self.recipe.body, name=name, timeout_s=self.timeout_s, **self.recipe.fields)
+        self._tell_servers(seat)
         self.on_message(f"player {name} has joined; there {_count(len(self.seats), 'player')}")
         self._share()
         return seat
@@ -327,6 +328,12 @@ class Controller:
             seat.connection.send("state", state=_describe_state(state))
         seat.connection.send("lease", lease=lease.number, terms=lease.terms, **lease.fields)
 
+    def _tell_servers(self, seat: PlayerSeat) -> None:
+        """Tell a player which servers are up, where that has changed."""
+        if isinstance(self.engine, TurnServing) and (up := self.engine.list_up()) != seat.servers:
+            seat.servers = up
+            seat.connection.send("servers", up=up)
+
     async def watch(self) -> None:
         """Beat, so that players know that this is alive; lose those that are silent."""
         while True:
@@ -336,6 +343,7 @@ class Controller:
             for seat in list(self.seats.values()):
                 seat.quiet += passed
                 seat.connection.send("beat")
+                self._tell_servers(seat)
                 limit = self.timeout_s if seat.turns else max(self.timeout_s, LOADING_S)
                 if seat.quiet >= limit:
                     await self._unseat(seat, f"has been silent for {limit:g} s", at_once=True)

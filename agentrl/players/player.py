@@ -185,6 +185,8 @@ class Player:
         elif frame.kind == "cancel":
             if (task := self._leases.get(fields["lease"])) is not None:
                 task.cancel()
+        elif frame.kind == "servers" and isinstance(self.engine, TurnServers):
+            self.engine.set_up(fields["up"])
         elif frame.kind == "state":
             set_trainer_state(TrainerState(**fields["state"]))
         elif frame.kind == "breaker":

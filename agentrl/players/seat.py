@@ -33,6 +33,7 @@ class PlayerSeat:
     quiet: float = 0.0  # seconds since, as far as this process was there to hear it
     share: int = 0  # episodes that it may have in play
     terms: set[int] = field(default_factory=set)  # that it has been told
+    servers: Sequence[bool] = ()  # which ones are up, as it was last told
     state: object = None  # of the training, that it was last told
     waits: Sequence[tuple[int, str, float, float | None]] = ()  # terms, what for, seconds, limit
     queued: int = 0  # episodes that wait for a slot there

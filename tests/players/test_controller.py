@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 
 import agentrl
@@ -17,12 +18,14 @@ from agentrl.players.connection import ConnectionEnded, ConnectionRefused, Frame
 from agentrl.players.controller import WIRE
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.leased_rollout import LeasedRollout
+from agentrl.players.recipe import Recipe
 from agentrl.rollout.rollout import Rollout
 from agentrl.rollout.scheduler import BatchPlan, open_scheduler
 from agentrl.runtime.stalls import describe_waits
 from agentrl.testing import ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Group, SamplingParams
-from tests.helpers.players import KEY, Count, Table, open_table, roll_out_here, without_times
+from tests.engines.vllm.test_turn_servers import FakeServer, open_servers
+from tests.helpers.players import BYTES, KEY, Count, Table, open_table, roll_out_here, without_times
 from tests.rollout.test_scheduler import learned
 
 pytestmark = pytest.mark.anyio
@@ -181,6 +184,32 @@ async def test_a_failure_of_the_engine_ends_the_run() -> None:
         table.join("one")
         with pytest.raises(FloatingPointError, match="not finite"):
             await table.rollout().group(1, 2)
+
+
+async def test_turns_of_a_player_leave_a_server_that_the_run_has_lost() -> None:
+    class Dropping(ScriptedEngine):
+        up = [True, True]
+
+        def describe_servers(self) -> None: ...
+
+        def list_up(self) -> list[bool]:
+            return list(self.up)
+
+    hung, fine = FakeServer(hangs=True), FakeServer()
+    async with open_table() as table, open_servers(hung, fine):
+        engine = table.controller.engine = Dropping(["x"])
+        servers = {"urls": [hung.url, fine.url], "keys": ["server-key"] * 2, "vocabulary": 512, "adapter": ""}
+        described = {**table.controller.recipe.fields["engine"], "kind": "servers", **servers}
+        table.controller.recipe = Recipe({"renderer": BYTES, "engine": described}, ByteRenderer())
+        table.join("one")
+        rollout = table.rollout()
+        rollout.limits = replace(rollout.limits, max_tokens=2)  # which the server says
+        playing = asyncio.create_task(rollout.group(1, 4, seed=3))
+        await table.wait_for(lambda: hung.asked)
+        engine.up = [False, True]
+        with anyio.fail_after(300):
+            assert len((await playing).scored) == 4
+        assert fine.asked == 4
 
 
 async def test_a_class_or_a_setting_of_this_process_is_refused_with_the_way_out() -> None:
