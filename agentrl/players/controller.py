@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import agentrl
 from agentrl.errors import ConfigError, ContractError, ProcessLostError, TemplateError, UserError
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, accept, start_server
-from agentrl.players.engine_door import EngineDoor
+from agentrl.players.engine_door import EngineDoor, Turn
 from agentrl.players.leases import Lease, LeaseBook
 from agentrl.players.recipe import Recipe
 from agentrl.players.seat import PlayerSeat
@@ -223,6 +223,9 @@ class Controller:
         fields = frame.fields
         if frame.kind == "generate":
             self._generate(seat, frame)
+        elif frame.kind == "forget":
+            if (task := seat.tasks.get(fields["id"])) is not None:
+                task.cancel()
         elif frame.kind == "group":
             self._hear(seat, fields)
             self._answer(seat, fields, frame.body)
@@ -277,23 +280,19 @@ class Controller:
         self._deal()
 
     def _generate(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
-        task = asyncio.create_task(self._sample(seat, frame))
-        seat.tasks.add(task)
-        task.add_done_callback(seat.tasks.discard)
+        number = frame.fields["id"]
+        if seat.door is None or number in seat.tasks:
+            raise ValueError("a turn where it has an engine of its own, or one asked for twice")
+        task = seat.tasks[number] = asyncio.create_task(self._sample(seat, number, seat.door.begin_turn(frame)))
+        task.add_done_callback(lambda _: seat.tasks.pop(number))
 
-    async def _sample(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
-        if seat.door is None:
-            raise RuntimeError("a player asks for turns where it has an engine of its own")
+    async def _sample(self, seat: PlayerSeat, number: int, turn: Turn) -> None:
         try:
-            fields, body = await seat.door.generate(frame)
-        except asyncio.CancelledError:
-            raise
-        except ConnectionEnded as error:
-            await self._unseat(seat, str(error), at_once=True)
+            fields, body = await turn()
         except Exception as error:  # of the engine, which is ours: it ends the run
             self.fail(error)
         else:
-            seat.connection.send("completion", body, id=frame.fields["id"], **fields)
+            seat.connection.send("completion", body, id=number, **fields)
 
     # -- who does what -----------------------------------------------------------------------------------------------
 

@@ -202,6 +202,9 @@ class Player:
         try:
             frame: PlayerFrame = await answer
             return frame
+        except asyncio.CancelledError:
+            self.connection.send("forget", id=number)  # or the engine would sample on for nobody
+            raise
         finally:
             self._asked.pop(number, None)
 

@@ -40,7 +40,7 @@ class PlayerSeat:
     requests: Sequence[int] = ()  # that each server is asked for turns by it
     turns: int = 0
     groups: int = 0  # that it has answered
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # turns that it has asked for
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # turns that it has asked for
 
     def hear(self, now: float, fields: Mapping[str, Any]) -> None:
         """Take in what its last beat says of it."""
@@ -75,7 +75,7 @@ class PlayerSeat:
 
     async def close(self, why: str, *, at_once: bool = False) -> None:
         """Tell it that it is over, and close the connection."""
-        tasks = self.tasks - {asyncio.current_task()}
+        tasks = {*self.tasks.values()} - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentrl.environments.task_sampler import TaskSampler
 from agentrl.errors import ConfigError, UserError
 from agentrl.players.connection import ConnectionEnded, ConnectionRefused, FrameStream, connect
 from agentrl.players.controller import WIRE
+from agentrl.players.engine_frames import describe_params
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.leased_rollout import LeasedRollout
 from agentrl.players.recipe import Recipe
@@ -236,6 +238,56 @@ async def test_a_group_that_nobody_wants_any_more_is_cancelled_at_its_player() -
             await playing
         assert not table.controller.book.leases
         assert len((await table.rollout().group(2, 2, seed=1)).scored) == 2  # its slots are free again
+
+
+class Endless(ScriptedEngine):
+    """An engine whose turns end where they are given up."""
+
+    def __init__(self) -> None:
+        super().__init__(["x"])
+        self.running: set[str] = set()
+        self.last: dict[str, str] = {}  # that was heard of a session
+
+    async def generate(self, token_ids: Any, params: SamplingParams, *, session: str) -> Completion:
+        self.contexts.append(list(token_ids))
+        self.running.add(session)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running.discard(session)
+            self.last[session] = "given up"
+        raise AssertionError
+
+    def end_session(self, session: str) -> None:
+        self.last[session] = "ended"
+
+
+async def test_turns_of_episodes_that_are_cancelled_are_given_up_by_the_engine() -> None:
+    async with open_table() as table:
+        engine = table.controller.engine = Endless()
+        table.join("one")
+        playing = asyncio.create_task(table.rollout().group(1, 2))
+        await table.wait_for(lambda: len(engine.running) == 2)
+        playing.cancel()
+        await table.wait_for(lambda: not engine.running and {*engine.last.values()} == {"ended"})
+        (seat,) = table.controller.seats.values()
+        await table.wait_for(lambda: not seat.tasks)
+
+
+async def test_a_turn_that_is_forgotten_leaves_the_next_one_its_tokens() -> None:
+    async with open_table() as table:
+        engine = table.controller.engine = Endless()
+        by_hand = await HandMade.join(table)
+        params = describe_params(SamplingParams(max_tokens=1))
+        asked = {"session": "a", "params": params}
+        by_hand.connection.send("generate", (array("i", [1, 2]).tobytes(),), id=1, stands=0, **asked)
+        by_hand.connection.send("forget", id=1)  # it has not even begun
+        by_hand.connection.send("forget", id=4711)  # it has ended
+        by_hand.connection.send("generate", (array("i", [3]).tobytes(),), id=2, stands=2, **asked)
+        await table.wait_for(lambda: [1, 2, 3] in engine.contexts)
+        by_hand.connection.send("generate", (array("i", [3]).tobytes(),), id=3, stands=9, **asked)
+        await table.wait_for(lambda: any("goes on from 9 tokens that were not sent" in text for text in table.said))
+        assert table.controller.broken is None
 
 
 async def test_waits_name_the_player_and_what_its_episodes_wait_for() -> None:
