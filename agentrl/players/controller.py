@@ -340,7 +340,7 @@ class Controller:
             await asyncio.sleep(LOOK_S)
             passed = min(self._clock() - begun, 2 * LOOK_S)  # a process that was stopped itself heard nobody
             for seat in list(self.seats.values()):
-                seat.quiet += passed
+                seat.quiet = 0.0 if seat.connection.heard > begun else seat.quiet + passed
                 seat.connection.send("beat")
                 self._tell_servers(seat)
                 limit = self.timeout_s if seat.turns else max(self.timeout_s, LOADING_S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import sys
 from array import array
 from dataclasses import replace
@@ -15,6 +17,7 @@ import agentrl
 from agentrl import ContractError, Env, EnvSpec
 from agentrl.environments.task_sampler import TaskSampler
 from agentrl.errors import ConfigError, UserError
+from agentrl.players import connection
 from agentrl.players.connection import ConnectionEnded, ConnectionRefused, FrameStream, connect
 from agentrl.players.controller import WIRE
 from agentrl.players.engine_frames import describe_params
@@ -115,6 +118,38 @@ async def test_a_silent_player_is_lost_and_what_it_answers_later_is_dropped() ->
         header, body = pack_group(Group(5, ()))
         silent.connection.send("group", body, lease=lease["lease"], **header)
     assert without_times([group]) == without_times(await roll_out_here([5], 2, seed=3))
+
+
+async def test_a_player_that_is_sending_a_long_group_is_not_silent() -> None:
+    async with open_table(timeout_s=3600.0) as table:
+        slow = await HandMade.join(table)
+        await table.wait_for(lambda: table.controller.seats)
+        (seat,) = table.controller.seats.values()
+        header, size = json.dumps({"t": "group", "lease": 4711}).encode(), 1 << 20
+        writer = slow.connection._writer
+        writer.write(struct.pack("<II", len(header), size) + header)
+        seat.quiet = 1000.0
+
+        def send_a_byte() -> bool:
+            writer.write(b"x")
+            return seat.quiet < 1000.0
+
+        await table.wait_for(send_a_byte)
+        assert table.controller.seats
+        now = seat.connection.heard
+        seat.heard = now - 1000.0
+        seat.waits = [(0, "a tool", 1.0, None)]
+        assert seat.sum_waits(now, "a lease")["a tool"].oldest == 1001.0
+        assert [wait.what for wait in seat.list_waits(now, 0)] == ["a tool at player by hand"]
+
+
+async def test_a_group_that_is_too_long_for_a_frame_ends_the_run_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MOST_BODY", 400)
+    async with open_table(1) as table:
+        with pytest.raises(UserError, match=r"a group of [\d,]+ bytes is too long to be sent .*, 400 at most"):
+            await table.rollout().group(5, 4, seed=3)
 
 
 async def test_the_second_of_two_answers_is_dropped() -> None:
@@ -340,7 +375,7 @@ async def test_a_silent_player_is_listed_as_such_and_nonsense_of_one_ends_it_alo
         by_hand = await HandMade.join(table)
         await table.wait_for(lambda: table.controller.seats)
         (seat,) = table.controller.seats.values()
-        seat.heard -= 10.0
+        seat.heard = seat.connection.heard = seat.heard - 10.0
         ((player,)) = table.controller.list_players("the learner")
         assert player.doing["no sign of life"].oldest >= 10.0
         by_hand.connection.send("beat", waits=[], requests=[3, 1])
