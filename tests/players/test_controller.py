@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 import agentrl
@@ -411,6 +412,7 @@ async def test_episodes_in_play_follow_the_engine_over_all_players() -> None:
 
 async def test_options_and_messages_reach_the_environment_and_come_back() -> None:
     async with open_table(1) as table:
-        group = await table.rollout().group(1, 2, options={"level": 3})
+        group = await table.rollout().group(1, 2, options={"level": 3, "share": np.float32(0.5)})
     assert group.trajectories[0].info["options"]["level"] == 3
+    assert group.trajectories[0].info["options"]["share"] == 0.5
     assert group.trajectories[0].info["seen"] == (1, {"x"})
