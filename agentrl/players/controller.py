@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -51,7 +52,8 @@ class Terms:
 
     number: int
     described: Shown
-    listener: Listener
+    listener: weakref.ref[Listener]
+    offered: Sequence[Any] = ()  # lists of tools, which a player tells once
 
 
 @dataclass
@@ -92,8 +94,16 @@ class Controller:
     # -- what a rollout asks for -------------------------------------------------------------------------------------
 
     def add_terms(self, described: Shown, listener: Listener) -> int:
-        """Return the number of the terms of a rollout's leases."""
-        terms = Terms(next(self._numbers), described, listener)
+        """Return the number of the terms of a rollout's leases: of one that had the same and is gone, if there was one.
+
+        Each evaluation has rollouts of its own, and each player keeps what it made of the terms of a number.
+        """
+        for terms in self._terms.values():
+            if terms.described == described and terms.listener() in (None, listener):
+                terms.listener = weakref.ref(listener)
+                listener.hear({"offered": terms.offered})
+                return terms.number
+        terms = Terms(next(self._numbers), described, weakref.ref(listener))
         self._terms[terms.number] = terms
         return terms.number
 
@@ -273,8 +283,10 @@ class Controller:
             self.concurrency.record_turn(fields["engine_s"] / turns, fields["other_s"] / turns, turns)
             self._share()
         for number, told in fields.get("rollouts", ()):
-            if number in self._terms:
-                self._terms[number].listener.hear(told)
+            if (terms := self._terms.get(number)) is not None:
+                terms.offered = told.get("offered", terms.offered)
+                if (listener := terms.listener()) is not None:
+                    listener.hear(told)
         for number, ended in fields.get("ended", ()):
             self.book.note_ended(number, seat.number, ended)
         self._deal()

@@ -399,6 +399,24 @@ async def test_copies_of_a_rollout_are_terms_of_their_own() -> None:
     assert [t.temperature for t in second] == [0.0, 0.0]
 
 
+async def test_rollouts_of_the_same_terms_share_them_where_one_is_gone() -> None:
+    async with open_table(1) as table:
+        rollout = table.rollout()
+        await rollout.group(1, 2)
+        for _ in range(4):
+            greedy = table.rollout()  # as each evaluation makes one
+            greedy.sampling = greedy.sampling.greedy()
+            await greedy.group(1, 2)
+            assert greedy.turns == 4
+            assert greedy.offered_tools.lists == rollout.offered_tools.lists != []
+            del greedy
+        assert len(table.controller._terms) == 2
+        both = [replace(rollout, sampling=rollout.sampling.greedy(), turns=0) for _ in range(2)]
+        await asyncio.gather(*(one.group(1, 2) for one in both))
+        assert [one.turns for one in both] == [4, 4]
+        assert (rollout.turns, len(table.controller._terms)) == (4, 3)
+
+
 async def test_episodes_in_play_follow_the_engine_over_all_players() -> None:
     async with open_table(2, capacity=4) as table:
         await table.wait_for(lambda: len(table.controller.seats) == 2)
