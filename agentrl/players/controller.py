@@ -20,6 +20,7 @@ from math import ceil
 from typing import Any, Protocol
 
 import agentrl
+from agentrl.engines.server_keys import format_url
 from agentrl.errors import ConfigError, ContractError, ProcessLostError, TemplateError, UserError
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, accept, start_server
 from agentrl.players.engine_door import EngineDoor, Turn
@@ -65,6 +66,7 @@ class Controller:
         engine: the run's, which players reach through this; None where they sample elsewhere.
         key: that who joins has to show.
         url: where players join.
+        shown_url: the same for sentences, as other machines reach it.
         timeout_s: silence after which a player is lost.
         on_message: hears of players that come and go.
     """
@@ -74,6 +76,7 @@ class Controller:
     capacity: int
     key: str
     url: str = ""
+    shown_url: str = ""
     timeout_s: float = 30.0
     on_message: Callable[[str], None] = lambda text: None
     seats: dict[int, PlayerSeat] = field(default_factory=dict)
@@ -134,7 +137,11 @@ class Controller:
         """List what the episodes of a rollout wait for, and at which player."""
         now = self._clock()
         waits = [wait for seat in self.seats.values() for wait in seat.list_waits(now, terms)]
-        where = "a player that has room" if self.seats else f"a player, and none has joined: agentrl player {self.url}"
+        where = (
+            "a player that has room"
+            if self.seats
+            else f"a player, and none has joined: agentrl player {self.shown_url}"
+        )
         waiting = [lease for lease in self.book.list_waiting() if lease.terms == terms]
         return waits + [Wait(where, now - lease.since) for lease in waiting if not waits]
 
@@ -379,6 +386,7 @@ async def open_controller(controller: Controller, listener: socket.socket) -> As
     """Let players join until the block ends; they end then."""
     host, port = listener.getsockname()[:2]
     controller.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    controller.shown_url = format_url(host, port)
     server = await start_server(listener, controller.accept)
     watch = asyncio.create_task(controller.watch())
     watch.add_done_callback(controller.hear_end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 import sys
 from array import array
@@ -336,6 +337,18 @@ async def test_waits_name_the_player_and_what_its_episodes_wait_for() -> None:
         await table.wait_for(lambda: "Count.step at player rack-3" in describe_waits(rollout.waits()))
         assert len(rollout.waits()) == 3
         playing.cancel()
+
+
+async def test_an_address_that_other_machines_reach_is_told_where_the_run_listens_at_all() -> None:
+    async with open_table(host="0.0.0.0") as table:
+        assert table.controller.url.startswith("http://0.0.0.0:")
+        port = table.controller.url.rpartition(":")[2]
+        rollout = table.rollout()
+        playing = asyncio.create_task(rollout.group(1, 2))
+        await table.wait_for(rollout.waits)
+        assert f"agentrl player http://{socket.gethostname()}:{port}" in describe_waits(rollout.waits())
+        table.join("one")
+        await playing
 
 
 async def test_what_the_copies_of_a_rollout_wait_for_is_told_too() -> None:
