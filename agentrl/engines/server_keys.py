@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 import httpx2
 
 KEY_ENV = "VLLM_API_KEY"
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL, EVERYWHERE = ("127.0.0.1", "localhost", "::1"), ("0.0.0.0", "::")  # hosts to listen on
+
+
+def format_url(host: str, port: int) -> str:
+    """Format the address by which others call a server; of one that listens everywhere by this machine's name."""
+    name = socket.gethostname() if host in EVERYWHERE else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def choose_key(variable: str = KEY_ENV) -> str:

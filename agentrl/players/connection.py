@@ -32,6 +32,7 @@ UPGRADE, PATH = "agentrl-player", "/player"
 MOST_HEADER, MOST_BODY = 64 << 20, 2 << 30  # bytes of a frame
 _HEAD, _LONGEST_HEAD, _OPENING_S = struct.Struct("<II"), 16 << 10, 20.0
 _BUFFER = 4 << 20  # bytes that are read ahead
+_CHUNK = 1 << 20  # bytes that are taken at once
 
 
 class ConnectionEnded(Exception):
@@ -59,14 +60,27 @@ class FrameStream:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._clock = asyncio.get_running_loop().time
+        self.heard = self._clock()  # when something last arrived, be it a part of a frame
 
     def send(self, kind: str, body: Iterable[bytes] = (), **fields: Any) -> None:
-        """Put a frame into the buffer; nothing happens where the other side is gone."""
+        """Put a frame into the buffer; nothing happens where the other side is gone.
+
+        Raises:
+            UserError: it is longer than the other side takes.
+        """
         header, parts = json.dumps({"t": kind, **fields}).encode(), tuple(body)
+        size = sum(map(len, parts))
+        for length, most in ((len(header), MOST_HEADER), (size, MOST_BODY)):
+            if length > most:
+                raise UserError(
+                    f"a {kind} of {length:,} bytes is too long to be sent between a run and its players, {most:,} at "
+                    "most: let it have fewer or shorter episodes, or roll out in the run's process, without players"
+                )
         if self._writer.is_closing():
             return
         with suppress(OSError, RuntimeError):
-            self._writer.writelines((_HEAD.pack(len(header), sum(map(len, parts))), header, *parts))
+            self._writer.writelines((_HEAD.pack(len(header), size), header, *parts))
 
     async def drain(self) -> None:
         """Wait until the other side has taken most of what was sent."""
@@ -79,12 +93,23 @@ class FrameStream:
             header, body = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
             if header > MOST_HEADER or body > MOST_BODY:
                 raise ConnectionEnded(f"sent a frame of {header + body:,} bytes")
-            fields = json.loads(await self._reader.readexactly(header))
-            return PlayerFrame(fields.pop("t"), fields, await self._reader.readexactly(body) if body else b"")
+            fields = json.loads(await self._read(header))
+            return PlayerFrame(fields.pop("t"), fields, await self._read(body))
         except (asyncio.IncompleteReadError, OSError):
             raise ConnectionEnded("closed the connection") from None
         except (ValueError, KeyError, AttributeError, RecursionError) as error:
             raise ConnectionEnded(f"sent what is no frame ({type(error).__name__}: {error})") from None
+
+    async def _read(self, size: int) -> bytes:
+        """Read so many bytes, noting when each part of them comes. Raises IncompleteReadError: there are fewer."""
+        self.heard, parts = self._clock(), []
+        while size:
+            if not (part := await self._reader.read(min(size, _CHUNK))):
+                raise asyncio.IncompleteReadError(b"", size)
+            self.heard = self._clock()
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     async def close(self) -> None:
         """Close it, once what was sent has left."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,17 +20,18 @@ from math import ceil
 from typing import Any, Protocol
 
 import agentrl
+from agentrl.engines.server_keys import format_url
 from agentrl.environments.task_sampler import describe_task
 from agentrl.errors import ConfigError, ContractError, ProcessLostError, TemplateError, UserError
 from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown, accept, start_server
-from agentrl.players.engine_door import EngineDoor
+from agentrl.players.engine_door import EngineDoor, Turn
 from agentrl.players.leases import Lease, LeaseBook
 from agentrl.players.recipe import Recipe
 from agentrl.players.seat import PlayerSeat
 from agentrl.players.shared_tools import ToolLimits
 from agentrl.rewards.trainer_state import TrainerState, get_trainer_state
 from agentrl.rollout.concurrency import ConcurrencyLimiter
-from agentrl.rollout.engine_protocol import Engine
+from agentrl.rollout.engine_protocol import Engine, TurnServing
 from agentrl.runtime.activity import ProcessActivity
 from agentrl.runtime.stalls import Wait
 
@@ -53,7 +55,8 @@ class Terms:
 
     number: int
     described: Shown
-    listener: Listener
+    listener: weakref.ref[Listener]
+    offered: Sequence[Any] = ()  # lists of tools, which a player tells once
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Controller:
         engine: the run's, which players reach through this; None where they sample elsewhere.
         key: that who joins has to show.
         url: where players join.
+        shown_url: the same for sentences, as other machines reach it.
         timeout_s: silence after which a player is lost.
         on_message: hears of players that come and go.
     """
@@ -74,6 +78,7 @@ class Controller:
     capacity: int
     key: str
     url: str = ""
+    shown_url: str = ""
     timeout_s: float = 30.0
     on_message: Callable[[str], None] = lambda text: None
     seats: dict[int, PlayerSeat] = field(default_factory=dict)
@@ -94,8 +99,16 @@ class Controller:
     # -- what a rollout asks for -------------------------------------------------------------------------------------
 
     def add_terms(self, described: Shown, listener: Listener) -> int:
-        """Return the number of the terms of a rollout's leases."""
-        terms = Terms(next(self._numbers), described, listener)
+        """Return the number of the terms of a rollout's leases: of one that had the same and is gone, if there was one.
+
+        Each evaluation has rollouts of its own, and each player keeps what it made of the terms of a number.
+        """
+        for terms in self._terms.values():
+            if terms.described == described and terms.listener() in (None, listener):
+                terms.listener = weakref.ref(listener)
+                listener.hear({"offered": terms.offered})
+                return terms.number
+        terms = Terms(next(self._numbers), described, weakref.ref(listener))
         self._terms[terms.number] = terms
         return terms.number
 
@@ -126,7 +139,11 @@ class Controller:
         """List what the episodes of a rollout wait for, and at which player."""
         now = self._clock()
         waits = [wait for seat in self.seats.values() for wait in seat.list_waits(now, terms)]
-        where = "a player that has room" if self.seats else f"a player, and none has joined: agentrl player {self.url}"
+        where = (
+            "a player that has room"
+            if self.seats
+            else f"a player, and none has joined: agentrl player {self.shown_url}"
+        )
         waiting = [lease for lease in self.book.list_waiting() if lease.terms == terms]
         return waits + [Wait(where, now - lease.since) for lease in waiting if not waits]
 
@@ -205,6 +222,7 @@ class Controller:
             door = EngineDoor(self.engine, self.recipe.renderer, str(number), self.recipe.grammar)
         seat = self.seats[number] = PlayerSeat(number, name, connection, door, self._clock())
         connection.send("welcome", self.recipe.body, name=name, timeout_s=self.timeout_s, **self.recipe.fields)
+        self._tell_servers(seat)
         self.on_message(f"player {name} has joined; there {_count(len(self.seats), 'player')}")
         self._share()
         return seat
@@ -236,6 +254,9 @@ class Controller:
         fields = frame.fields
         if frame.kind == "generate":
             self._generate(seat, frame)
+        elif frame.kind == "forget":
+            if (task := seat.tasks.get(fields["id"])) is not None:
+                task.cancel()
         elif frame.kind == "group":
             self._hear(seat, fields)
             self._answer(seat, fields, frame.body)
@@ -283,30 +304,28 @@ class Controller:
             self.concurrency.record_turn(fields["engine_s"] / turns, fields["other_s"] / turns, turns)
             self._share()
         for number, told in fields.get("rollouts", ()):
-            if number in self._terms:
-                self._terms[number].listener.hear(told)
+            if (terms := self._terms.get(number)) is not None:
+                terms.offered = told.get("offered", terms.offered)
+                if (listener := terms.listener()) is not None:
+                    listener.hear(told)
         for number, ended in fields.get("ended", ()):
             self.book.note_ended(number, seat.number, ended)
         self._deal()
 
     def _generate(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
-        task = asyncio.create_task(self._sample(seat, frame))
-        seat.tasks.add(task)
-        task.add_done_callback(seat.tasks.discard)
+        number = frame.fields["id"]
+        if seat.door is None or number in seat.tasks:
+            raise ValueError("a turn where it has an engine of its own, or one asked for twice")
+        task = seat.tasks[number] = asyncio.create_task(self._sample(seat, number, seat.door.begin_turn(frame)))
+        task.add_done_callback(lambda _: seat.tasks.pop(number))
 
-    async def _sample(self, seat: PlayerSeat, frame: PlayerFrame) -> None:
-        if seat.door is None:
-            raise RuntimeError("a player asks for turns where it has an engine of its own")
+    async def _sample(self, seat: PlayerSeat, number: int, turn: Turn) -> None:
         try:
-            fields, body = await seat.door.generate(frame)
-        except asyncio.CancelledError:
-            raise
-        except ConnectionEnded as error:
-            await self._unseat(seat, str(error), at_once=True)
+            fields, body = await turn()
         except Exception as error:  # of the engine, which is ours: it ends the run
             self.fail(error)
         else:
-            seat.connection.send("completion", body, id=frame.fields["id"], **fields)
+            seat.connection.send("completion", body, id=number, **fields)
 
     # -- who does what -----------------------------------------------------------------------------------------------
 
@@ -341,6 +360,12 @@ class Controller:
             seat.connection.send("state", state=_describe_state(state))
         seat.connection.send("lease", lease=lease.number, terms=lease.terms, **lease.fields)
 
+    def _tell_servers(self, seat: PlayerSeat) -> None:
+        """Tell a player which servers are up, where that has changed."""
+        if isinstance(self.engine, TurnServing) and (up := self.engine.list_up()) != seat.servers:
+            seat.servers = up
+            seat.connection.send("servers", up=up)
+
     async def watch(self) -> None:
         """Beat, so that players know that this is alive; lose those that are silent."""
         while True:
@@ -348,8 +373,9 @@ class Controller:
             await asyncio.sleep(LOOK_S)
             passed = min(self._clock() - begun, 2 * LOOK_S)  # a process that was stopped itself heard nobody
             for seat in list(self.seats.values()):
-                seat.quiet += passed
+                seat.quiet = 0.0 if seat.connection.heard > begun else seat.quiet + passed
                 seat.connection.send("beat")
+                self._tell_servers(seat)
                 limit = self.timeout_s if seat.turns else max(self.timeout_s, LOADING_S)
                 if seat.quiet >= limit:
                     await self._unseat(seat, f"has been silent for {limit:g} s", at_once=True)
@@ -374,6 +400,7 @@ async def open_controller(controller: Controller, listener: socket.socket) -> As
     """Let players join until the block ends; they end then."""
     host, port = listener.getsockname()[:2]
     controller.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    controller.shown_url = format_url(host, port)
     server = await start_server(listener, controller.accept)
     watch = asyncio.create_task(controller.watch())
     watch.add_done_callback(controller.hear_end)

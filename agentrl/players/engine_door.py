@@ -7,15 +7,18 @@ connection alone. A request names how many tokens of the conversation so far sti
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
-from agentrl.players.connection import ConnectionEnded, Fields, FrameStream, PlayerFrame, Shown
+from agentrl.players.connection import Fields, FrameStream, PlayerFrame, Shown
 from agentrl.players.engine_frames import build_params, describe_params, pack_completion, unpack_completion
 from agentrl.renderer import Renderer
 from agentrl.rollout.engine_protocol import Engine, Meter
 from agentrl.rollout.token_context import TokenContext
 from agentrl.types import Completion, SamplingParams
+
+Turn = Callable[[], Awaitable[tuple[Fields, list[bytes]]]]  # samples it; returns what `pack_completion` does
 
 
 class EngineDoor:
@@ -30,20 +33,31 @@ class EngineDoor:
         self._engine, self._renderer, self._player, self._grammar = engine, renderer, player, grammar
         self._contexts: dict[str, TokenContext] = {}
 
-    async def generate(self, frame: PlayerFrame) -> tuple[Fields, list[bytes]]:
-        """Sample the turn that a frame asks for; return what `pack_completion` does."""
+    def begin_turn(self, frame: PlayerFrame) -> Turn:
+        """Return the turn that a frame asks for; its new tokens are taken in at once: the next one builds on them.
+
+        Raises:
+            ValueError: it builds on tokens that were not sent.
+        """
         session, stands = frame.fields["session"], frame.fields["stands"]
         new = array("i")
         new.frombytes(frame.body)
         known = self._contexts.get(session)
         if stands > (0 if known is None else len(known)):
-            raise ConnectionEnded(f"goes on from {stands} tokens that it has not sent")
+            raise ValueError(f"a turn goes on from {stands} tokens that were not sent")
         context = TokenContext() if known is None else known.take(stands)
         context.extend(new.tolist())
         self._contexts[session] = context
         params = build_params(frame.fields["params"], self._renderer.decode, self._grammar)
-        completion = await self._engine.generate(context.copy(), params, session=self._name(session))
-        return pack_completion(completion)
+        return partial(self._sample, session, context.copy(), params)
+
+    async def _sample(self, session: str, context: TokenContext, params: SamplingParams) -> tuple[Fields, list[bytes]]:
+        try:
+            completion = await self._engine.generate(context, params, session=self._name(session))
+            return pack_completion(completion)
+        finally:
+            if session not in self._contexts:  # it was ended meanwhile, and the engine may have kept the turn since
+                self._engine.end_session(self._name(session))
 
     def end_session(self, session: str) -> None:
         """Drop what is kept of a conversation."""

@@ -68,14 +68,15 @@ def unpack_group(header: Shown, body: bytes) -> Group:
 
 
 def _pack_outcome(t: Trajectory) -> Fields:
+    """Describe what became of an episode. Its numbers may be numpy's, or tensors, as `is_number` takes them."""
     fault = t.fault and [t.fault.kind, t.fault.message, t.fault.provoked]
     return {
         "task": t.task,
         "stop": t.stop.value,
-        "rewards": dict(t.rewards),
-        "weights": dict(t.weights),
-        "step_rewards": list(t.step_rewards),
-        "metrics": dict(t.metrics),
+        "rewards": {name: None if value is None else float(value) for name, value in t.rewards.items()},
+        "weights": {name: float(value) for name, value in t.weights.items()},
+        "step_rewards": [float(value) for value in t.step_rewards],
+        "metrics": {name: float(value) for name, value in t.metrics.items()},
         "fault": fault,
         "temperature": t.temperature,
         "shared_turns": t.shared_turns,

@@ -186,6 +186,8 @@ class Player:
         elif frame.kind == "cancel":
             if (task := self._leases.get(fields["lease"])) is not None:
                 task.cancel()
+        elif frame.kind == "servers" and isinstance(self.engine, TurnServers):
+            self.engine.set_up(fields["up"])
         elif frame.kind == "state":
             set_trainer_state(TrainerState(**fields["state"]))
         elif frame.kind == "breaker":
@@ -201,6 +203,9 @@ class Player:
         try:
             frame: PlayerFrame = await answer
             return frame
+        except asyncio.CancelledError:
+            self.connection.send("forget", id=number)  # or the engine would sample on for nobody
+            raise
         finally:
             self._asked.pop(number, None)
 

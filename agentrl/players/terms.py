@@ -99,6 +99,8 @@ def _as_plain(value: Any) -> Any:
         return {key: _as_plain(own) for key, own in value.items()}
     if isinstance(value, list | tuple):
         return [_as_plain(own) for own in value]
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of numpy's, or a tensor of one
+        return value.item()
     name = type(value).__name__
     return str(value) if name in ("Secret", "PosixPath", "WindowsPath") else value
 

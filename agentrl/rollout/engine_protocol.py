@@ -120,6 +120,10 @@ class TurnServing(Protocol):
         """Return their addresses and keys as plain data, and what a request needs to know; None: ask the engine."""
         ...
 
+    def list_up(self) -> list[bool]:
+        """List, for each server in their order, whether it has the current weights: a lost one is asked for nothing."""
+        ...
+
 
 class OpenEngine(Engine, Protocol):
     """An engine as a run holds it open: entering it starts it, leaving it leaves nothing behind."""

@@ -211,7 +211,8 @@ async def _train(
             resources.engine.on_message = partial(recorder.say, about="servers")
         if resources.controller is not None:
             resources.controller.on_message = partial(recorder.say, about="players")
-            recorder.say(f"players join at {resources.controller.url}: agentrl player {resources.controller.url}")
+            url = resources.controller.shown_url
+            recorder.say(f"players join at {url}: agentrl player {url}")
         stack.enter_context(watch_event_loop(recorder.say))
         await stack.enter_async_context(watch_stalls(training, config.rollout.stall_timeout_s, recorder.say))
         await stack.enter_async_context(report_waits(training, callback))

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import struct
 import sys
+from array import array
 from dataclasses import replace
 from typing import Any
 
+import anyio
+import numpy as np
 import pytest
 
 import agentrl
 from agentrl import ContractError, Env, EnvSpec
 from agentrl.environments.task_sampler import TaskSampler
 from agentrl.errors import ConfigError, ProcessLostError, UserError
+from agentrl.players import connection
 from agentrl.players.connection import ConnectionEnded, ConnectionRefused, FrameStream, connect
 from agentrl.players.controller import MOST_LOST, WIRE
+from agentrl.players.engine_frames import describe_params
 from agentrl.players.group_bytes import pack_group
 from agentrl.players.leased_rollout import LeasedRollout
+from agentrl.players.recipe import Recipe
 from agentrl.rollout.rollout import Rollout
 from agentrl.rollout.scheduler import BatchPlan, open_scheduler
 from agentrl.runtime.stalls import describe_waits
 from agentrl.testing import ByteRenderer, ScriptedEngine
 from agentrl.types import Completion, Group, SamplingParams
-from tests.helpers.players import KEY, Count, Table, open_table, roll_out_here, without_times
+from tests.engines.vllm.test_turn_servers import FakeServer, open_servers
+from tests.helpers.players import BYTES, KEY, Count, Table, open_table, roll_out_here, without_times
 from tests.rollout.test_scheduler import learned
 
 pytestmark = pytest.mark.anyio
@@ -129,6 +139,38 @@ async def test_a_group_that_takes_one_player_after_the_other_ends_the_run_and_is
             await playing
 
 
+async def test_a_player_that_is_sending_a_long_group_is_not_silent() -> None:
+    async with open_table(timeout_s=3600.0) as table:
+        slow = await HandMade.join(table)
+        await table.wait_for(lambda: table.controller.seats)
+        (seat,) = table.controller.seats.values()
+        header, size = json.dumps({"t": "group", "lease": 4711}).encode(), 1 << 20
+        writer = slow.connection._writer
+        writer.write(struct.pack("<II", len(header), size) + header)
+        seat.quiet = 1000.0
+
+        def send_a_byte() -> bool:
+            writer.write(b"x")
+            return seat.quiet < 1000.0
+
+        await table.wait_for(send_a_byte)
+        assert table.controller.seats
+        now = seat.connection.heard
+        seat.heard = now - 1000.0
+        seat.waits = [(0, "a tool", 1.0, None)]
+        assert seat.sum_waits(now, "a lease")["a tool"].oldest == 1001.0
+        assert [wait.what for wait in seat.list_waits(now, 0)] == ["a tool at player by hand"]
+
+
+async def test_a_group_that_is_too_long_for_a_frame_ends_the_run_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MOST_BODY", 400)
+    async with open_table(1) as table:
+        with pytest.raises(UserError, match=r"a group of [\d,]+ bytes is too long to be sent .*, 400 at most"):
+            await table.rollout().group(5, 4, seed=3)
+
+
 async def test_the_second_of_two_answers_is_dropped() -> None:
     async with open_table() as table:
         playing = asyncio.create_task(table.rollout().group(5, 2, seed=3))
@@ -200,6 +242,32 @@ async def test_a_failure_of_the_engine_ends_the_run() -> None:
             await table.rollout().group(1, 2)
 
 
+async def test_turns_of_a_player_leave_a_server_that_the_run_has_lost() -> None:
+    class Dropping(ScriptedEngine):
+        up = [True, True]
+
+        def describe_servers(self) -> None: ...
+
+        def list_up(self) -> list[bool]:
+            return list(self.up)
+
+    hung, fine = FakeServer(hangs=True), FakeServer()
+    async with open_table() as table, open_servers(hung, fine):
+        engine = table.controller.engine = Dropping(["x"])
+        servers = {"urls": [hung.url, fine.url], "keys": ["server-key"] * 2, "vocabulary": 512, "adapter": ""}
+        described = {**table.controller.recipe.fields["engine"], "kind": "servers", **servers}
+        table.controller.recipe = Recipe({"renderer": BYTES, "engine": described}, ByteRenderer())
+        table.join("one")
+        rollout = table.rollout()
+        rollout.limits = replace(rollout.limits, max_tokens=2)  # which the server says
+        playing = asyncio.create_task(rollout.group(1, 4, seed=3))
+        await table.wait_for(lambda: hung.asked)
+        engine.up = [False, True]
+        with anyio.fail_after(300):
+            assert len((await playing).scored) == 4
+        assert fine.asked == 4
+
+
 async def test_a_class_or_a_setting_of_this_process_is_refused_with_the_way_out() -> None:
     class Local(Env):
         pass
@@ -226,6 +294,56 @@ async def test_a_group_that_nobody_wants_any_more_is_cancelled_at_its_player() -
         assert len((await table.rollout().group(2, 2, seed=1)).scored) == 2  # its slots are free again
 
 
+class Endless(ScriptedEngine):
+    """An engine whose turns end where they are given up."""
+
+    def __init__(self) -> None:
+        super().__init__(["x"])
+        self.running: set[str] = set()
+        self.last: dict[str, str] = {}  # that was heard of a session
+
+    async def generate(self, token_ids: Any, params: SamplingParams, *, session: str) -> Completion:
+        self.contexts.append(list(token_ids))
+        self.running.add(session)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running.discard(session)
+            self.last[session] = "given up"
+        raise AssertionError
+
+    def end_session(self, session: str) -> None:
+        self.last[session] = "ended"
+
+
+async def test_turns_of_episodes_that_are_cancelled_are_given_up_by_the_engine() -> None:
+    async with open_table() as table:
+        engine = table.controller.engine = Endless()
+        table.join("one")
+        playing = asyncio.create_task(table.rollout().group(1, 2))
+        await table.wait_for(lambda: len(engine.running) == 2)
+        playing.cancel()
+        await table.wait_for(lambda: not engine.running and {*engine.last.values()} == {"ended"})
+        (seat,) = table.controller.seats.values()
+        await table.wait_for(lambda: not seat.tasks)
+
+
+async def test_a_turn_that_is_forgotten_leaves_the_next_one_its_tokens() -> None:
+    async with open_table() as table:
+        engine = table.controller.engine = Endless()
+        by_hand = await HandMade.join(table)
+        params = describe_params(SamplingParams(max_tokens=1))
+        asked = {"session": "a", "params": params}
+        by_hand.connection.send("generate", (array("i", [1, 2]).tobytes(),), id=1, stands=0, **asked)
+        by_hand.connection.send("forget", id=1)  # it has not even begun
+        by_hand.connection.send("forget", id=4711)  # it has ended
+        by_hand.connection.send("generate", (array("i", [3]).tobytes(),), id=2, stands=2, **asked)
+        await table.wait_for(lambda: [1, 2, 3] in engine.contexts)
+        by_hand.connection.send("generate", (array("i", [3]).tobytes(),), id=3, stands=9, **asked)
+        await table.wait_for(lambda: any("goes on from 9 tokens that were not sent" in text for text in table.said))
+        assert table.controller.broken is None
+
+
 async def test_waits_name_the_player_and_what_its_episodes_wait_for() -> None:
     async with open_table(timeout_s=3600.0) as table:
         rollout = table.rollout(seconds=3600.0)
@@ -236,6 +354,18 @@ async def test_waits_name_the_player_and_what_its_episodes_wait_for() -> None:
         await table.wait_for(lambda: "Count.step at player rack-3" in describe_waits(rollout.waits()))
         assert len(rollout.waits()) == 3
         playing.cancel()
+
+
+async def test_an_address_that_other_machines_reach_is_told_where_the_run_listens_at_all() -> None:
+    async with open_table(host="0.0.0.0") as table:
+        assert table.controller.url.startswith("http://0.0.0.0:")
+        port = table.controller.url.rpartition(":")[2]
+        rollout = table.rollout()
+        playing = asyncio.create_task(rollout.group(1, 2))
+        await table.wait_for(rollout.waits)
+        assert f"agentrl player http://{socket.gethostname()}:{port}" in describe_waits(rollout.waits())
+        table.join("one")
+        await playing
 
 
 async def test_what_the_copies_of_a_rollout_wait_for_is_told_too() -> None:
@@ -276,7 +406,7 @@ async def test_a_silent_player_is_listed_as_such_and_nonsense_of_one_ends_it_alo
         by_hand = await HandMade.join(table)
         await table.wait_for(lambda: table.controller.seats)
         (seat,) = table.controller.seats.values()
-        seat.heard -= 10.0
+        seat.heard = seat.connection.heard = seat.heard - 10.0
         ((player,)) = table.controller.list_players("the learner")
         assert player.doing["no sign of life"].oldest >= 10.0
         by_hand.connection.send("beat", waits=[], requests=[3, 1])
@@ -299,6 +429,24 @@ async def test_copies_of_a_rollout_are_terms_of_their_own() -> None:
     assert [t.temperature for t in second] == [0.0, 0.0]
 
 
+async def test_rollouts_of_the_same_terms_share_them_where_one_is_gone() -> None:
+    async with open_table(1) as table:
+        rollout = table.rollout()
+        await rollout.group(1, 2)
+        for _ in range(4):
+            greedy = table.rollout()  # as each evaluation makes one
+            greedy.sampling = greedy.sampling.greedy()
+            await greedy.group(1, 2)
+            assert greedy.turns == 4
+            assert greedy.offered_tools.lists == rollout.offered_tools.lists != []
+            del greedy
+        assert len(table.controller._terms) == 2
+        both = [replace(rollout, sampling=rollout.sampling.greedy(), turns=0) for _ in range(2)]
+        await asyncio.gather(*(one.group(1, 2) for one in both))
+        assert [one.turns for one in both] == [4, 4]
+        assert (rollout.turns, len(table.controller._terms)) == (4, 3)
+
+
 async def test_episodes_in_play_follow_the_engine_over_all_players() -> None:
     async with open_table(2, capacity=4) as table:
         await table.wait_for(lambda: len(table.controller.seats) == 2)
@@ -312,6 +460,7 @@ async def test_episodes_in_play_follow_the_engine_over_all_players() -> None:
 
 async def test_options_and_messages_reach_the_environment_and_come_back() -> None:
     async with open_table(1) as table:
-        group = await table.rollout().group(1, 2, options={"level": 3})
+        group = await table.rollout().group(1, 2, options={"level": 3, "share": np.float32(0.5)})
     assert group.trajectories[0].info["options"]["level"] == 3
+    assert group.trajectories[0].info["options"]["share"] == 0.5
     assert group.trajectories[0].info["seen"] == (1, {"x"})

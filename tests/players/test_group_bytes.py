@@ -8,7 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +73,15 @@ def test_a_group_crosses_as_it_is() -> None:
     again = cross(group)
     assert again == group
     assert again.trajectories[0].calls[0].span == (1, 2)
+
+
+def test_numbers_of_numpy_and_torch_cross_as_plain_ones() -> None:
+    numbers: Any = {"a": np.float32(0.5), "b": np.int64(2), "c": torch.tensor(1.5)}
+    steps: Any = (np.float32(0.25),)
+    full = make_trajectory(rewards=numbers, weights=numbers, metrics=numbers, step_rewards=steps)
+    (crossed,) = cross(Group(7, (full,)))
+    plain = {"a": 0.5, "b": 2.0, "c": 1.5}
+    assert (crossed.rewards, crossed.weights, crossed.metrics, crossed.step_rewards) == (plain, plain, plain, (0.25,))
 
 
 def test_logprobs_are_never_rounded_and_nan_stays() -> None:

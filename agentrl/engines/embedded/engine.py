@@ -120,8 +120,10 @@ class TransformersEngine:
                     await self._drive()
                 else:
                     await row.wake.wait()
+        except BaseException:
+            row.cancelled = True  # also where it is sampled to its end: nobody ends its session after this
+            raise
         finally:
-            row.cancelled = row.stop_reason is None
             del self._callers[id(row)]
             if self._driver is row:
                 self._driver = next((r for r in self._callers.values() if not r.is_done), None)

@@ -181,6 +181,10 @@ class ServerEngine:
             "adapter": lora_sender.ADAPTER_NAME if lora_sender.find_adapter_rank(self._weights.model) else "",
         }
 
+    def list_up(self) -> list[bool]:
+        """List which servers are up, in their order."""
+        return [r.up for r in self.replicas]
+
     def list_servers(self, requests: Sequence[int] = ()) -> list[ProcessActivity]:
         """List what each server is at; ``requests``: turns that players ask each for."""
         return list_servers(self.replicas, requests)

@@ -18,7 +18,7 @@ from typing import Self
 import httpx2
 import torch
 
-from agentrl.engines.server_keys import KEY_ENV, create_server_key, remove_server_key
+from agentrl.engines.server_keys import EVERYWHERE, KEY_ENV, create_server_key, format_url, remove_server_key
 from agentrl.engines.vllm import launch
 from agentrl.engines.vllm.server_flags import format_flag
 from agentrl.engines.vllm.tool_parsers import OWN, PLUGIN
@@ -29,7 +29,6 @@ from agentrl.settings.load import LoadConfig
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 DOOR = "agentrl.engines.vllm.server_door.ServerDoor"
 LOOPBACK = "127.0.0.1"
-EVERYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,6 @@ def _is_healthy(url: str) -> bool:
         return bool(httpx2.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200)
     except httpx2.HTTPError:
         return False
-
-
-def format_url(host: str, port: int) -> str:
-    """Format the address by which others call a server; of one that listens everywhere by this machine's name."""
-    name = socket.gethostname() if host in EVERYWHERE else host
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def find_free_port(host: str = LOOPBACK) -> int:

@@ -1,16 +1,18 @@
 """Any number of vLLM servers as a player samples from them: turns alone. Weights are the run's to send. No torch here.
 
 The turns of an episode go to one server, whose cache has the turns before; a new episode goes to the server with the
-fewest. One that does not answer is left alone for a while, and its turns are sampled by another: a turn is a function
-of its tokens and its seed.
+fewest. One that does not answer is left alone for a while, one that the run has lost until that has it back, and its
+turns are sampled by another: a turn is a function of its tokens and its seed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import anyio
 
 from agentrl.engines.server_keys import REFUSALS
 from agentrl.engines.vllm import requests
@@ -20,6 +22,7 @@ from agentrl.errors import ProcessLostError, UserError
 from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
 
+T = TypeVar("T")
 AVOIDED_S, PATIENCE_S = 2.0, 120.0  # a server that did not answer is avoided; a turn that none takes ends the run
 
 
@@ -30,6 +33,26 @@ class _TurnServer:
         self.url, self.http = url, KeyedHttp(url, GENERATE, key)
         self.sessions: set[str] = set()
         self.avoided_until, self.running = 0.0, 0  # turns that it is asked for
+        self.up, self._lost = True, asyncio.get_running_loop().create_future()
+
+    def set_up(self, up: bool) -> None:
+        """Take it for up, or for lost: what is asked of it is given up then."""
+        if up and not self.up:
+            self.avoided_until, self._lost = 0.0, asyncio.get_running_loop().create_future()
+        elif self.up and not up:
+            self.sessions.clear()
+            self._lost.set_result(None)
+        self.up = up
+
+    async def while_up(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """Await an answer; return None as soon as the server is lost."""
+        task = asyncio.ensure_future(call)
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
+        try:
+            await asyncio.wait({task, self._lost}, return_when="FIRST_COMPLETED")
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()  # the server aborts the request when the connection closes
 
 
 class TurnServers:
@@ -49,6 +72,8 @@ class TurnServers:
         self._layers = tuple(map(int, described.get("routed_layers", ())))
         self._servers = [_TurnServer(url, key) for url, key in zip(described["urls"], described["keys"], strict=True)]
         self._clock = asyncio.get_running_loop().time
+        self._sampled_at = 0.0  # when a turn was last sampled
+        self._back = anyio.Event()  # a server is up again
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
         """Sample a turn.
@@ -58,20 +83,25 @@ class TurnServers:
         """
         requests.check_request(token_ids, params, self._vocabulary, self.max_context)
         content = requests.write_request(token_ids, params, self._adapter)
-        begun = self._clock()
+        failed_at: float | None = None
         while True:
-            server = self._choose(session)
+            server = await self._choose(session)
             try:
-                completion, reused = await self._ask(server, content, params, len(token_ids))
+                answer = await server.while_up(self._ask(server, content, params, len(token_ids)))
             except HttpLost as error:
+                now = self._clock()
                 server.sessions.discard(session)
-                server.avoided_until = self._clock() + AVOIDED_S
-                if self._clock() - begun > PATIENCE_S:
+                server.avoided_until, failed_at = now + AVOIDED_S, failed_at or now
+                if now - max(failed_at, self._sampled_at) > PATIENCE_S:
                     lost = f"{server.url} {error}"
                     raise ProcessLostError(f"no server has sampled a turn for {PATIENCE_S:g} s: {lost}") from None
-                if all(s.avoided_until > self._clock() for s in self._servers):
+                if all(s.avoided_until > now for s in self._servers if s.up):
                     await asyncio.sleep(AVOIDED_S / 4)
                 continue
+            if answer is None:
+                continue
+            completion, reused = answer
+            self._sampled_at = self._clock()
             self.meter.sampled += len(completion.token_ids)
             self.meter.reused += reused
             self.meter.prefilled += len(token_ids) - reused
@@ -97,13 +127,31 @@ class TurnServers:
             raise HttpLost("was started anew, and has its first weights")
         return answer
 
-    def _choose(self, session: str) -> _TurnServer:
+    async def _choose(self, session: str) -> _TurnServer:
         """Choose the server that has the session, or else the one with the fewest that is not avoided."""
+        up = [s for s in self._servers if s.up] or await self._wait_for_server()
         now = self._clock()
-        up = [s for s in self._servers if s.avoided_until <= now] or self._servers
+        up = [s for s in up if s.avoided_until <= now] or up
         server = next((s for s in up if session in s.sessions), None) or min(up, key=lambda s: len(s.sessions))
         server.sessions.add(session)
         return server
+
+    async def _wait_for_server(self) -> list[_TurnServer]:
+        """Wait until a server is up; return those that are."""
+        with anyio.move_on_after(PATIENCE_S):
+            while not any(s.up for s in self._servers):
+                await self._back.wait()
+        if up := [s for s in self._servers if s.up]:
+            return up
+        raise ProcessLostError(f"no server has sampled a turn for {PATIENCE_S:g} s: the run has lost all of them")
+
+    def set_up(self, flags: Sequence[bool]) -> None:
+        """Take the servers for up or for lost, in their order, as the run does: turns of a lost one go to others."""
+        for server, up in zip(self._servers, flags, strict=True):
+            server.set_up(up)
+        if any(flags):
+            self._back.set()
+            self._back = anyio.Event()
 
     def count_requests(self) -> list[int]:
         """Count the turns that each server is asked for, in the order of the servers."""

@@ -1,6 +1,7 @@
 """The embedded engine: it samples from the model; requests may be many, cancelled, or wrong."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -196,6 +197,33 @@ async def test_a_cancelled_request_frees_its_slot_and_disturbs_nobody(native: bo
     assert all(len(d.token_ids) == 3 for d in later)
     assert not engine._callers
     assert engine._driver is None
+
+
+async def test_nothing_is_kept_of_a_turn_whose_caller_was_cancelled_as_it_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, ended, going = TransformersEngine(qwen3()), threading.Event(), threading.Event()
+    batch = engine._batch
+    remove = batch.remove_finished
+
+    def wait_and_remove() -> bool:
+        if any(row.session == "gone" and row.is_done for row in batch.rows):
+            ended.set()
+            assert going.wait(60)
+        return remove()
+
+    monkeypatch.setattr(batch, "remove_finished", wait_and_remove)
+    driving = asyncio.create_task(engine.generate([7], greedy(9), session="stays"))
+    gone = asyncio.create_task(engine.generate([8], greedy(1), session="gone"))
+    assert await asyncio.to_thread(ended.wait, 60)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    engine.end_session("gone")
+    going.set()
+    await driving
+    assert batch.sessions.get("stays") is not None
+    assert batch.sessions.get("gone") is None
 
 
 async def test_an_error_in_a_pass_reaches_every_caller_also_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.cli.serve import COMMAND
+from agentrl.engines.server_keys import format_url
 from agentrl.engines.vllm.server_flags import OWN, check_flags, format_flag, list_installed_flags, read_flags
-from agentrl.engines.vllm.server_process import format_url
 from agentrl.errors import ConfigError
 
 KNOWN = {"enforce_eager": True, "enable_log_deltas": True, "kv_cache_dtype": False, "model": False}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import pytest
 
 from agentrl.engines.vllm import turn_servers
 from agentrl.engines.vllm.lean_http import HttpLost, LeanHttp
 from agentrl.engines.vllm.turn_servers import TurnServers
-from agentrl.errors import UserError
+from agentrl.errors import ProcessLostError, UserError
 from agentrl.players.open_players import describe_engine
 from agentrl.rollout.token_context import TokenContext
 from agentrl.types import SamplingParams
@@ -25,12 +26,13 @@ PARAMS = SamplingParams(max_tokens=2, seed=7)
 
 @dataclass
 class FakeServer:
-    """Samples the length of the context, and the seed."""
+    """Samples the length of the context, and the seed, each in a byte."""
 
     version: str = "3"
     status: int = 200
     chunked: bool = False
     drops: int = 0  # requests that are read and not answered
+    hangs: bool = False  # requests are read, and nothing comes back
     key: str = "server-key"
     url: str = ""
     asked: int = 0
@@ -46,6 +48,9 @@ class FakeServer:
                 length = int(head.split("content-length: ")[1].split("\r\n")[0])
                 body = json.loads(await reader.readexactly(length))
                 self.asked += 1
+                if self.hangs:
+                    await reader.read()  # until the other side gives up
+                    break
                 if self.drops:
                     self.drops -= 1
                     break
@@ -56,7 +61,7 @@ class FakeServer:
         writer.close()
 
     def answer(self, status: int, body: dict[str, Any]) -> bytes:
-        ids = [len(body["token_ids"]) % 256, body["sampling_params"]["seed"]]
+        ids = [len(body["token_ids"]) % 256, body["sampling_params"]["seed"] % 256]
         choice = {
             "token_ids": ids,
             "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -0.25}]},
@@ -138,6 +143,53 @@ async def test_sessions_stay_with_their_server_and_are_divided() -> None:
     assert [s.asked for s in servers] == [6, 6]
 
 
+async def wait_for(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(60):
+        while not condition():  # noqa: ASYNC110  of a condition that has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_turns_in_a_server_that_the_run_has_lost_go_to_another_and_it_is_asked_again_once_it_is_back() -> None:
+    hung, fine = FakeServer(hangs=True), FakeServer()
+    async with open_servers(hung, fine) as engine:
+        engine.set_up([True, True])
+        turns = [asyncio.create_task(engine.generate([n, 1], PARAMS, session=f"s{n}")) for n in range(4)]
+        await wait_for(lambda: hung.asked == 2)
+        engine.set_up([False, True])
+        with anyio.fail_after(60):
+            assert [done.token_ids for done in await asyncio.gather(*turns)] == [(2, 7)] * 4
+            await engine.generate([1], PARAMS, session="new")
+        assert (hung.asked, fine.asked, engine.count_requests()) == (2, 5, [0, 0])
+        hung.hangs = False
+        engine.set_up([True, True])
+        await engine.generate([1], PARAMS, session="newer")
+        assert hung.asked == 3
+
+
+async def test_turns_wait_for_a_server_while_the_run_has_lost_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    async with open_servers(server) as engine:
+        engine.set_up([False])
+        turn = asyncio.create_task(engine.generate([1], PARAMS, session="a"))
+        await asyncio.sleep(0)
+        engine.set_up([True])
+        with anyio.fail_after(60):
+            assert (await turn).token_ids == (1, 7)
+        engine.set_up([False])
+        monkeypatch.setattr(turn_servers, "PATIENCE_S", 0.0)
+        with pytest.raises(ProcessLostError, match="no server has sampled a turn for 0 s: the run has lost all"):
+            await engine.generate([1], PARAMS, session="a")
+
+
+async def test_a_long_turn_in_a_server_that_breaks_off_is_sampled_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, fine = FakeServer(drops=1), FakeServer()
+    async with open_servers(broken, fine) as engine:
+        times = iter([0.0, 1000.0])  # as it is chosen, as it breaks off
+        monkeypatch.setattr(engine, "_clock", lambda: next(times, 1000.0))
+        assert (await engine.generate([1], PARAMS, session="a")).token_ids == (1, 7)
+    assert (broken.asked, fine.asked) == (1, 1)
+
+
 async def test_a_wrong_key_and_a_refused_request_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_servers, "PATIENCE_S", -1.0)
     async with open_servers(FakeServer(key="another")) as engine:
@@ -162,6 +214,9 @@ def test_players_elsewhere_reach_servers_on_loopback_through_the_run(url: str, e
 
         def describe_servers(self) -> dict[str, Any]:
             return {"urls": [f"http://{url}:8000"], "keys": [""], "vocabulary": 9, "adapter": ""}
+
+        def list_up(self) -> list[bool]:
+            return [True]
 
     assert describe_engine(Engine(), elsewhere=elsewhere)["kind"] == kind  # type: ignore[arg-type]
     assert describe_engine(Engine())["kind"] == "servers"  # type: ignore[arg-type]
