@@ -1,7 +1,7 @@
 """A worker that calls an agent's function, for many episodes at once: ``python -m agentrl.agents.worker TARGET``.
 
 A line of JSON on stdin begins an episode (``id``, ``task``) or cancels one (``id``, ``cancel``); a line on stdout says
-how one ended (``id``, ``error``, ``trace``). What the function prints goes to stderr.
+that a cancellation was heard (``id``, ``heard``), or how one ended (``id``, ``error``, ``trace``). What the function prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ async def _serve(solve: Solve, answer: Callable[[dict[str, Any]], object]) -> No
             asked = json.loads(line)
             number = asked["id"]
             if asked.get("cancel"):
+                with suppress(BrokenPipeError):
+                    answer({"id": number, "heard": True})
                 if number in running:
                     running[number].cancel()
                 continue

@@ -11,11 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import anyio
-
 from agentrl import AgentEnv, ContractError, InfraError, Trajectory, UserError
 from agentrl.agents.agent import AgentEnding, AgentTask
-from agentrl.agents.line_worker import LineWorker, WorkerLost
+from agentrl.agents.line_worker import LineWorker, WorkerLost, tend_workers
 from agentrl.runtime.threads import open_task_group, run_in_thread
 from agentrl.types import Observation
 from agentrl_envs.prompt_rows import hold_out_rows
@@ -152,20 +150,12 @@ class VerifiersServer:
         Raises:
             UserError: the package cannot be played.
         """
-        async with open_task_group() as tasks:
-            try:
-                async with open_task_group() as starting:
-                    for worker in self._workers:
-                        worker.tasks = tasks
-                        starting.start_soon(self._start, worker)
-                self.tasks = _split_tasks(self.name, self._workers[0].greeting["rows"])
-                yield self
-            finally:
-                with anyio.CancelScope(shield=True):
-                    async with open_task_group() as ending:
-                        for worker in self._workers:
-                            ending.start_soon(worker.stop)
-                tasks.cancel_scope.cancel()
+        async with tend_workers(self._workers):
+            async with open_task_group() as starting:
+                for worker in self._workers:
+                    starting.start_soon(self._start, worker)
+            self.tasks = _split_tasks(self.name, self._workers[0].greeting["rows"])
+            yield self
 
     async def _start(self, worker: LineWorker) -> None:
         try:
@@ -176,7 +166,7 @@ class VerifiersServer:
 
     async def ask(self, message: Mapping[str, object]) -> Any:
         """Ask the process that has least to do. Raises WorkerLost where it ends."""
-        worker = min(self._workers, key=lambda w: len(w.waiting))
+        worker = min(self._workers, key=lambda w: w.load)
         return (await worker.ask(message))["answer"]
 
 

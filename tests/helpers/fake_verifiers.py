@@ -87,4 +87,6 @@ for line in sys.stdin:
         answer({"id": asked["id"], "answer": [{"role": "user", "content": ROWS[rows][row]}]})
     elif "play" in asked:
         threading.Thread(target=serve, args=(asked["id"],), kwargs=asked["play"], daemon=True).start()
+    else:
+        answer({"id": asked["id"], "heard": True})
 os._exit(0)
