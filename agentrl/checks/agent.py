@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import anyio
@@ -11,6 +11,7 @@ import anyio
 from agentrl.agents.agent import Agent
 from agentrl.checks.argument_fuzzing import draw_arguments
 from agentrl.checks.budget import CheckRun, FindingCallback
+from agentrl.checks.consent import select_allowed
 from agentrl.checks.finding import Finding, fail, ok, skip, warn
 from agentrl.environments.spec import EnvSpec
 from agentrl.gateway.agent_episode import AgentEpisode
@@ -30,6 +31,7 @@ def check_agent(
     spec: EnvSpec,
     *,
     budget_s: float | None = None,
+    allow_writes: Collection[str] = (),
     on_finding: FindingCallback | None = None,
     on_check: Callable[[str], None] | None = None,
 ) -> list[Finding]:
@@ -38,18 +40,22 @@ def check_agent(
     Args:
         agent: as `agentrl.agents.forms.parse_agent` gives it.
         spec: of the environment that gives the task and the tools.
-        budget_s, on_finding, on_check: as for `agentrl.checks.env.check_env`.
+        budget_s, allow_writes, on_finding, on_check: as for `agentrl.checks.env.check_env`.
 
     Raises:
-        UserError: the agent cannot be started, or the environment broke its contract.
+        UserError: the agent cannot be started, the environment broke its contract, or there is no tool of such a name.
     """
     run = CheckRun(budget_s, on_finding, on_check)
-    anyio.run(_inspect, agent, spec, run)
+    anyio.run(_inspect, agent, spec, allow_writes, run)
     return run.findings
 
 
-async def _inspect(agent: Agent, spec: EnvSpec, run: CheckRun) -> None:
-    tool = next(iter(spec.tool_list()), None)
+async def _inspect(agent: Agent, spec: EnvSpec, allow_writes: Collection[str], run: CheckRun) -> None:
+    tools = spec.tool_list()
+    allowed, skipped = select_allowed(tools, allow_writes)
+    tool = next(iter(allowed), None)
+    if tool is None:
+        run.add(*(skipped or [skip("tools", "the environment has none")]))
     asks = call(tool.name, **draw_arguments(tool.parameters, random.Random(0))) if tool else ANSWER
     bench = _AgentTrial(agent, spec)
     async with spec.open(), bench.gateway.open():
@@ -84,7 +90,8 @@ class _AgentTrial:
         assert self.episode is not None
         spoken = ", ".join(f"{name} ({n} request{'s' * (n > 1)})" for name, n in self.episode.requests.items())
         found = [ok("speaks", spoken), _judge_history(played), *_judge_side_calls(played)]
-        found.append(_judge_tools(played, tool))
+        if tool is not None:
+            found.append(_judge_tools(played, tool))
         found += [warn("sampling", line) for line in self.told]
         if not self.told:
             found.append(ok("sampling", "it leaves the sampling to the run"))
@@ -127,9 +134,7 @@ def _judge_side_calls(played: Trajectory) -> list[Finding]:
     return [ok("side calls", f"{count} of its requests are apart from the task, and are not trained")] if count else []
 
 
-def _judge_tools(played: Trajectory, tool: str | None) -> Finding:
-    if tool is None:
-        return skip("tools", "the environment has none")
+def _judge_tools(played: Trajectory, tool: str) -> Finding:
     if any(c.name == tool for c in played.calls):
         return ok("tools", f"a call of {tool} is run by the environment")
     return warn(
