@@ -91,7 +91,12 @@ def _check_agent(name: str, arguments: Arguments[_CheckOptions]) -> int:
             f"{option}: agentrl check agent takes --budget_s SECONDS, --allow_writes TOOLS and --env NAME alone"
         )
     config = build_config(("agentrl check", {"env": "math-tools"}), (source, given))
-    check = partial(check_agent, parse_agent(name, 1), EnvSpec.from_config(config))
+    agent, spec = parse_agent(name, 1), EnvSpec.from_config(config)
+    if spec.brings_agent:
+        raise ConfigError(
+            f"env {spec.name!r} plays its episodes itself, without an agent: agentrl check env {spec.name}"
+        )
+    check = partial(check_agent, agent, spec)
     return _print_findings(name, lambda tasks, **options: check(**options), arguments.options)
 
 

@@ -69,6 +69,19 @@ def test_one_that_fails_is_told_with_its_place(tmp_path: Path, capsys: pytest.Ca
     assert 'failing_agent.py", line 2' in said
 
 
+def test_an_environment_that_plays_itself_is_none_for_an_agent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = f"{tmp_path}/own_player.py:Own"
+    (tmp_path / "own_player.py").write_text(
+        "from agentrl import AgentEnv\n\nclass Own(AgentEnv):\n    async def play(self, task): ...\n"
+    )
+    assert main(["check", "agent", "python", "--env", env]) == 2
+    assert f"env {env!r} plays its episodes itself, without an agent: agentrl check env {env}" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
