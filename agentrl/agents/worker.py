@@ -1,7 +1,8 @@
 """A worker that calls an agent's function, for many episodes at once: ``python -m agentrl.agents.worker TARGET``.
 
 A line of JSON on stdin begins an episode (``id``, ``task``) or cancels one (``id``, ``cancel``); a line on stdout says
-that a cancellation was heard (``id``, ``heard``), or how one ended (``id``, ``error``, ``trace``). What the function prints goes to stderr.
+that a cancellation was heard (``id``, ``heard``), or how one ended (``id``, ``error``, ``trace``). What the function
+prints goes to stderr.
 """
 
 from __future__ import annotations

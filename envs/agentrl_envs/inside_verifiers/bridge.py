@@ -5,7 +5,8 @@ second laid over the first for held-out tasks), ``harness`` and ``runtime`` (of 
 
 A line of JSON on stdin begins an episode (``id``, ``play``), asks for a task (``id``, ``show``) or cancels (``id``,
 ``cancel``); a line on stdout answers (``id``, ``answer``), or says at once that a cancellation was heard (``heard``).
-The first line says what there is to play, or why there is nothing (``refused``). What the package prints goes to stderr. The end of stdin ends everything.
+The first line says what there is to play, or why there is nothing (``refused``). What the package prints goes to
+stderr. The end of stdin ends everything.
 """
 
 from __future__ import annotations
