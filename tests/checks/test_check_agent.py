@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import EnvSpec, tool
 from agentrl.agents.agent import AgentTask
-from agentrl.checks.agent import check_agent
+from agentrl.checks.agent import ANSWER, check_agent
 from agentrl.cli import main
 from agentrl.errors import ConfigError
 from tests.helpers.agents import Client, PythonAgent, Sums, solve
@@ -39,6 +39,30 @@ def test_what_is_to_look_at_is_said() -> None:
         "ends": "ok",
         "a broken call": "ok",
     }
+
+
+def test_a_side_call_that_comes_first_takes_nothing_of_the_script() -> None:
+    async def titled(task: AgentTask, client: Client) -> None:
+        await client.chat([{"role": "user", "content": "a title"}], tools=None)
+        await solve(task, client)
+
+    assert verdicts(titled) == dict.fromkeys(
+        ("speaks", "history", "side calls", "tools", "sampling", "ends", "a broken call"), "ok"
+    )
+
+
+def test_an_agent_that_writes_the_tools_into_its_prompt_is_called_too() -> None:
+    said = list[Any]()
+
+    async def texts(task: AgentTask, client: Client) -> None:
+        messages = [*task.messages, {"role": "system", "content": f"Your tools: {task.tools}"}]
+        said.append(await client.chat(messages, tools=None))
+        messages.append(said[-1])
+        messages.append({"role": "user", "content": await client.call("add", {"a": 1, "b": 1})})
+        await client.chat(messages, tools=None)
+
+    assert verdicts(texts)["history"] == "ok"
+    assert [ANSWER == s["content"] for s in said] == [True, False, False]  # it is known after the first episode
 
 
 def test_a_tool_that_writes_is_called_only_where_it_is_named() -> None:
