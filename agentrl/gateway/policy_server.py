@@ -218,6 +218,11 @@ class PolicyServer:
             if self._stopped and work.cancelled():
                 raise TurnRefused("server_ends", "this server ends: nobody answers any more") from None
             raise
+        except ValueError:  # of the request
+            raise
+        except Exception as error:
+            self._tell_failure(error)
+            raise TurnRefused("engine_failed", "the engine failed") from None
         finally:
             self._working.discard(work)
             served.answering -= 1
@@ -255,6 +260,14 @@ class PolicyServer:
         if token and not (secrets.compare_digest(shown.encode(), token.encode()) and name[:1] in ("", ".")):
             raise TurnRefused("invalid_api_key", f"this server wants its token: {HINT}")
         return _read_session(request) or (name[1:] if token else key)
+
+    def _tell_failure(self, error: Exception) -> None:
+        """Say, once, what was raised in the place of a turn."""
+        line = next(reversed(str(error).strip().splitlines()), "")
+        sentence = f"the engine failed, and clients are told so: {type(error).__name__}" + (f": {line}" if line else "")
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self.say(sentence)
 
     def _tell_ignored(self, names: Sequence[str]) -> None:
         if new := [n for n in names if n not in self._told]:

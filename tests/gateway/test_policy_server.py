@@ -320,4 +320,21 @@ async def test_where_one_of_several_turns_is_refused_the_others_are_not_sampled_
         with anyio.fail_after(60):
             answer = await served.post("/v1/chat/completions", {"messages": [HELLO], "n": 2})
             await anyio.sleep(0.01)
-    assert (answer.status_code, ended) == (410, ["ended"] * 2)
+    assert (answer.status_code, ended) == (500, ["ended"] * 2)
+
+
+async def test_an_engine_that_fails_is_said_to_whom_it_belongs_and_a_client_may_try_again() -> None:
+    async with serving(["one"]) as served:
+        generate = served.engine.generate
+
+        async def fail(*_: Any, **__: Any) -> Completion:
+            raise RuntimeError("on the GPU\nCUDA error: device-side assert")
+
+        served.engine.generate = fail  # type: ignore[method-assign]
+        for _ in range(2):
+            answer = await served.post("/v1/chat/completions", {"messages": [HELLO]})
+            assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the engine failed")
+        served.engine.generate = generate  # type: ignore[method-assign]
+        assert (await served.chat(HELLO))["content"] == "one"
+    why = "RuntimeError: CUDA error: device-side assert"
+    assert served.says == [f"the engine failed, and clients are told so: {why}"]
