@@ -111,6 +111,18 @@ async def test_requests_of_one_name_are_one_episode() -> None:
     assert (one.turns, len(one.threads), one.info["name"]) == (3, 3, "mine")
 
 
+async def test_a_first_turn_that_is_asked_for_again_is_sampled_once() -> None:
+    body, again = {"messages": [HELLO]}, {"x-stainless-retry-count": "1"}
+    async with serving(["one", "two", "three"]) as served:
+        first = await served.post("/v1/chat/completions", body)
+        same = await served.post("/v1/chat/completions", body, **again)
+        assert same.json()["choices"] == first.json()["choices"]
+        await served.chat(HELLO)
+        third = await served.post("/v1/chat/completions", body, **again)  # of either: nobody gets another one's turn
+        assert third.json()["choices"][0]["message"]["content"] == "three"
+        assert [t.answer for t in await served.end()] == ["one", "two", "three"]
+
+
 @pytest.mark.parametrize(("name", "encoding"), [("Zürich 東京", "utf-8"), ("Zürich", "latin-1")])
 async def test_a_session_is_called_as_its_client_calls_it(name: str, encoding: str) -> None:
     async with serving(["one"]) as served:
