@@ -13,6 +13,7 @@ from agentrl.gateway.dialects.dialect import read_list
 from agentrl.gateway.dialects.messages import Messages
 from agentrl.gateway.dialects.responses import Responses
 from agentrl.rollout.threads.conversation import TurnTree
+from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.testing import call, decode_text
 from tests.helpers.agents import Client, play, read_events, solve
 
@@ -128,6 +129,18 @@ async def test_errors_have_the_dialects_shape() -> None:
     done = await play(ask, ["right"])
     assert done.reward == 1.0
     assert decode_text(done.segments[-1].token_ids) == "right"
+
+
+def test_instructions_are_of_one_request_and_a_system_message_of_the_conversation() -> None:
+    rule, said = {"role": "system", "content": "a rule"}, {"role": "assistant", "content": "so"}
+    past: dict[str, Any] = {}
+    first = Responses({"instructions": "one", "input": [rule, {"role": "user", "content": "hi"}]}, past)
+    first.format_answer(7, "m", [SampledTurn(said, "stop", 1, [], [])], str)
+    (answer,) = past
+    asked = {"input": "and?", "previous_response_id": answer}
+    rest = [rule, {"role": "user", "content": "hi"}, said, {"role": "user", "content": "and?"}]
+    assert Responses({**asked, "instructions": "two"}, past).messages == [{"role": "system", "content": "two"}, *rest]
+    assert Responses(asked, past).messages == rest
 
 
 def test_what_is_thought_is_shown_where_it_is_asked_for() -> None:
