@@ -179,7 +179,7 @@ class PolicyServer:
         context = self.context
         own = replace(context.sampling, max_tokens=context.limits.max_tokens)
         sampling, ignored = read_sampling(body, asked.sampling, own, context.renderer.decode)
-        self._tell_ignored(ignored)
+        self._tell_ignored([*ignored, *asked.ignored])
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0" and asked.count == 1
         served, digest = self._find(name, asked.messages, is_retry=is_retry)
         served.requests[asked.name] += 1

@@ -188,10 +188,17 @@ async def test_a_setting_that_is_none_is_refused_in_a_sentence(setting: dict[str
 
 
 async def test_what_changes_nothing_is_taken_and_what_nothing_follows_is_said_once() -> None:
-    async with serving(["one", "two"]) as served:
+    async with serving(["one"] * 5) as served:
         for _ in range(2):
             await served.chat(HELLO, presence_penalty=0, response_format={"type": "text"}, reasoning_effort="low")
-    assert served.says == ["a client asks for reasoning_effort: nothing here follows that"]
+        await served.chat(HELLO, top_logprobs=0, logit_bias={}, tool_choice="auto", parallel_tool_calls=True)
+        unfollowed = {"top_logprobs": 5, "logit_bias": {"7": 1}, "parallel_tool_calls": False}
+        await served.chat(HELLO, tool_choice="required", **unfollowed)
+        await served.post("/v1/messages", {"messages": [HELLO], "max_tokens": 9, "tool_choice": {"type": "any"}})
+    assert served.says == [
+        "a client asks for reasoning_effort: nothing here follows that",
+        "a client asks for top_logprobs, logit_bias, tool_choice, parallel_tool_calls: nothing here follows that",
+    ]
 
 
 @pytest.mark.parametrize("key", ["", "other", "secretmine", "secre"])

@@ -23,6 +23,7 @@ class Responses(Dialect):
 
     name = "OpenAI's Responses"
     sampling = ("temperature", "top_p", "max_output_tokens", "text", "reasoning", "top_logprobs")
+    unfollowed = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
 
     def read_messages(self) -> Conversation:
         messages: Conversation = []
