@@ -21,6 +21,7 @@ from anyio.abc import Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agentrl.agents.orphan_watch import OrphanWatch
+from agentrl.agents.proxies import exempt_loopback
 from agentrl.errors import UserError
 from agentrl.runtime.threads import open_task_group
 
@@ -93,7 +94,7 @@ class LineWorker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **exempt_loopback(), **self.environment},
                 start_new_session=True,
             )
             if self.orphans is not None:

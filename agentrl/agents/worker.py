@@ -52,7 +52,8 @@ async def _serve(solve: Solve, answer: Callable[[dict[str, Any]], object]) -> No
     running: dict[int, asyncio.Task[None]] = {}
     reader = asyncio.StreamReader(limit=1 << 30)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as http:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:  # no proxy between us
         while line := await reader.readline():
             asked = json.loads(line)
             number = asked["id"]
