@@ -121,10 +121,14 @@ class Verifiers(AgentEnv["VerifiersServer"]):
         return rewards
 
     def _find_error(self) -> dict[str, str] | None:
-        """Return what ended the episode, of the episode or of one of its traces; None where nothing did."""
+        """Return what ended the episode, of the episode or of one of its traces; None where nothing did.
+
+        What fails in the world may end another seat's trace as the agent's: it goes before that.
+        """
         assert self.outcome is not None
         own = [e for trace in self.outcome.get("traces", ()) for e in trace["errors"][-1:]]
-        return next(iter([*own, *self.outcome["errors"][-1:]]), None)
+        errors = sorted([*own, *self.outcome["errors"][-1:]], key=lambda e: e["type"] in _OF_THE_AGENT)
+        return next(iter(errors), None)
 
 
 class VerifiersServer:

@@ -57,6 +57,9 @@ def play(text: str, base_url: str, api_key: str) -> dict[str, Any]:
     if text.startswith("raise"):
         error = {"type": "TaskError", "message": "scoring: ValueError: my reward broke", "trace": "in my_reward"}
         return {"errors": [], "traces": [describe_trace({"right": None}, error)]}
+    if text.startswith("both"):
+        errors = [{"type": f"{kind}Error", "message": "", "trace": ""} for kind in ("Provider", "Task")]
+        return {"errors": [], "traces": [describe_trace({}, error) for error in errors]}
     if text.startswith("provider"):
         _, refused = ask(base_url, api_key, text, said, "once more")
         error = {"type": "ProviderError", "message": refused, "trace": ""}
