@@ -77,10 +77,10 @@ async def _solve(solve: Solve, task: Task, number: int, answer: Callable[[dict[s
     error = trace = ""
     try:
         await solve(task)
-    except asyncio.CancelledError:
-        pass
     except BaseException as raised:  # whatever it is, it is this episode's
-        error, trace = describe_error(raised), traceback.format_exc(limit=-6)
+        own = asyncio.current_task()
+        if not (isinstance(raised, asyncio.CancelledError) and own is not None and own.cancelling()):
+            error, trace = describe_error(raised), traceback.format_exc(limit=-6)
     with suppress(BrokenPipeError):  # the run has been killed, and stdin ends as well
         answer({"id": number, "error": error, "trace": trace})
 
