@@ -122,7 +122,7 @@ def _hold_folder() -> Iterator[None]:
     folder = _locate_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = open(folder / ".lock", "w")
+        held = (folder / ".lock").open("w")
     except OSError as error:
         raise UserError(
             f"verifiers packages are kept in {str(folder)!r}, which cannot be written ({error.strerror}); set "

@@ -62,7 +62,7 @@ def test_an_agent_that_writes_the_tools_into_its_prompt_is_called_too() -> None:
         await client.chat(messages, tools=None)
 
     assert verdicts(texts)["history"] == "ok"
-    assert [ANSWER == s["content"] for s in said] == [True, False, False]  # it is known after the first episode
+    assert [s["content"] == ANSWER for s in said] == [True, False, False]  # it is known after the first episode
 
 
 def test_a_tool_that_writes_is_called_only_where_it_is_named() -> None:

@@ -192,8 +192,13 @@ async def test_what_changes_nothing_is_taken_and_what_nothing_follows_is_said_on
         for _ in range(2):
             await served.chat(HELLO, presence_penalty=0, response_format={"type": "text"}, reasoning_effort="low")
         await served.chat(HELLO, top_logprobs=0, logit_bias={}, tool_choice="auto", parallel_tool_calls=True)
-        unfollowed = {"top_logprobs": 5, "logit_bias": {"7": 1}, "parallel_tool_calls": False}
-        await served.chat(HELLO, tool_choice="required", **unfollowed)
+        unfollowed: dict[str, Any] = {
+            "top_logprobs": 5,
+            "logit_bias": {"7": 1},
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+        await served.chat(HELLO, **unfollowed)
         await served.post("/v1/messages", {"messages": [HELLO], "max_tokens": 9, "tool_choice": {"type": "any"}})
     assert served.says == [
         "a client asks for reasoning_effort: nothing here follows that",

@@ -199,4 +199,4 @@ def test_a_policy_of_ones_own_begins_the_context(tmp_path: Path) -> None:
         play(Summarising(), 700, begin=lambda prompt, summary: [])
     where = r"the context policy of rollout.context raised KeyError: 'no such' \(test_folding.py, line \d+\)"
     with pytest.raises(UserError, match=where):
-        play(Summarising(), 700, begin=lambda prompt, summary: {}["no such"])
+        play(Summarising(), 700, begin=lambda prompt, summary: locals()["no such"])

@@ -132,7 +132,7 @@ def test_what_an_agent_left_is_gone_and_other_rewards_are_of_what_was_said() -> 
         async with EnvSpec(Left).open() as spec:
             return [r async for r in rescore_episodes(spec, [[(reader.EpisodeId("train", 3, 0), done)]], rewards)]
 
-    with pytest.raises(UserError, match="env 'Left' scores what an agent left, .* is gone with the episode: give"):
+    with pytest.raises(UserError, match=r"env 'Left' scores what an agent left, .* is gone with the episode: give"):
         anyio.run(rescore, None)
     assert [r.reward for r in anyio.run(rescore, {"polite": polite})] == [1.0]
 

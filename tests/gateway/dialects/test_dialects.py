@@ -176,7 +176,7 @@ def test_a_turn_that_a_text_of_the_request_ended_says_which() -> None:
         assert tuple(ended["delta"].values()) == told
         return told
 
-    stops = {"stop_sequences": ["END", "D"]}
+    stops: Any = {"stop_sequences": ["END", "D"]}
     assert ask("one END", **stops) == ("stop_sequence", "END")
     assert ask("one END more", **stops) == ask("one END") == ("end_turn", None)
     assert ask("one END", "length", **stops) == ("max_tokens", None)
