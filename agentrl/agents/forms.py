@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
+
 from agentrl.agents.agent import Agent
 from agentrl.agents.function_agent import FunctionAgent
 from agentrl.agents.process_agent import ProcessAgent
@@ -49,7 +51,8 @@ def parse_agent(text: str, workers: int = 2, sandbox: AgentSandbox | None = None
 
 
 def _parse(text: str, workers: int) -> Agent:
-    if urlsplit(text).scheme in ("http", "https"):
+    if text.lower().startswith(("http:", "https:")):
+        _check_url(text)
         return ServiceAgent(text)
     target, colon, function = text.rpartition(":")
     if colon and function.isidentifier() and not any(c.isspace() for c in target):
@@ -65,3 +68,15 @@ def _parse(text: str, workers: int) -> Agent:
     if shutil.which(words[0]) is None:
         raise ConfigError(f"agent {text!r}: there is no command {words[0]!r}; {_FORMS}")
     return ProcessAgent(words)
+
+
+def _check_url(text: str) -> None:
+    """Raise ConfigError where nothing can be posted to a URL."""
+    try:
+        parts = urlsplit(text)
+        why = "" if parts.hostname else "it names no host"
+        _ = parts.port, httpx2.URL(text)
+    except (ValueError, httpx2.InvalidURL) as error:
+        why = str(error)
+    if why:
+        raise ConfigError(f"agent {text!r} is no URL: {why}; {_FORMS}")

@@ -9,10 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-import anyio
-
 from agentrl.agents.agent import AgentEnding, AgentTask
-from agentrl.agents.line_worker import LineWorker, WorkerLost
+from agentrl.agents.line_worker import LineWorker, WorkerLost, tend_workers
 from agentrl.runtime.threads import open_task_group
 
 
@@ -35,21 +33,14 @@ class FunctionAgent:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
         """Start the workers. Raises UserError: the function cannot be imported."""
-        async with open_task_group() as tasks:
-            try:
-                async with open_task_group() as starting:
-                    for worker in self._workers:
-                        worker.tasks = tasks
-                        starting.start_soon(worker.start)
-                yield self
-            finally:
-                with anyio.CancelScope(shield=True):
-                    for worker in self._workers:
-                        await worker.stop()
-                tasks.cancel_scope.cancel()
+        async with tend_workers(self._workers):
+            async with open_task_group() as starting:
+                for worker in self._workers:
+                    starting.start_soon(worker.start)
+            yield self
 
     async def run(self, task: AgentTask) -> AgentEnding:
-        worker = min(self._workers, key=lambda w: len(w.waiting))
+        worker = min(self._workers, key=lambda w: w.load)
         try:
             answer = await worker.ask({"task": task.to_json()})
         except WorkerLost as lost:

@@ -1,7 +1,8 @@
 """A worker process that answers lines of JSON, many at once: the first line it says is its greeting.
 
-A line on stdin asks (``id``, and more) or cancels (``id``, ``cancel``); a line on stdout answers (``id``, and more). A
-greeting with ``refused`` is a sentence on why it cannot work.
+A line on stdin asks (``id``, and more) or cancels (``id``, ``cancel``); a line on stdout answers (``id``, and more), or
+says at once that a cancellation was heard (``id``, ``heard``): who does not hear it holds up all that it was asked, and
+is ended. A greeting with ``refused`` is a sentence on why it cannot work.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -19,9 +20,18 @@ import anyio
 from anyio.abc import Process, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from agentrl.agents.orphan_watch import OrphanWatch
+from agentrl.agents.proxies import exempt_loopback
 from agentrl.errors import UserError
+from agentrl.runtime.threads import open_task_group
 
 _LONGEST = 1 << 28  # bytes of a worker's line
+_HEARS_S = 30.0  # a busy machine is slow
+_ORPHANED_S = 10.0  # of workers whose run was killed, to end by themselves
+_DEAF = (
+    "its worker process was ended: it did not hear that an episode was cancelled, so something in it, such as "
+    "time.sleep, holds up its event loop, and with it all episodes there"
+)
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead, OSError)
 
 
@@ -53,12 +63,20 @@ class LineWorker:
         self.what, self.command, self.grace_s = what, list(command), grace_s
         self.environment = dict(environment or {})
         self.tasks: TaskGroup | None = None
+        self.orphans: OrphanWatch | None = None
         self.waiting: dict[int, _Waiting] = {}
+        self._unheard: dict[int, anyio.Event] = {}  # cancellations
+        self._deaf: Process | None = None
         self.greeting: dict[str, Any] = {}
         self._process: Process | None = None
         self._has_worked = False
         self._starting = anyio.Lock()
         self._numbers = count()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Cancellations that it has not heard, and what it is asked: who has least is asked next."""
+        return len(self._unheard), len(self.waiting)
 
     async def start(self) -> None:
         """Start the process where there is none, and wait for its greeting.
@@ -76,9 +94,11 @@ class LineWorker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **exempt_loopback(), **self.environment},
                 start_new_session=True,
             )
+            if self.orphans is not None:
+                self.orphans.begin(process.pid)
             assert process.stdout is not None
             lines = BufferedByteReceiveStream(process.stdout)
             try:
@@ -89,7 +109,7 @@ class LineWorker:
                 if self.grace_s and isinstance(error, anyio.get_cancelled_exc_class()):
                     with suppress(ProcessLookupError):  # it does not read its stdin yet
                         process.send_signal(signal.SIGINT)
-                await _end(process, self.grace_s)
+                await self._end(process, self.grace_s)
                 if isinstance(error, _GONE):
                     sentence = f"{self.what}: its worker process ended as it began"
                     raise (WorkerLost if self._has_worked else UserError)(sentence) from None
@@ -113,25 +133,42 @@ class LineWorker:
                 raise waiting.lost
             return waiting.answer
         except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await self._send({"id": number, "cancel": True})
+            assert self.tasks is not None
+            self.tasks.start_soon(self._cancel, waiting.process, number)
             raise
         finally:
             del self.waiting[number]
+
+    async def _cancel(self, process: Process | None, number: int) -> None:
+        """Tell the process that who asked is gone; end the process where it does not hear that."""
+        heard = self._unheard[number] = anyio.Event()
+        try:
+            with anyio.move_on_after(_HEARS_S):
+                await self._send({"id": number, "cancel": True})
+                await heard.wait()
+        finally:
+            del self._unheard[number]
+        if not heard.is_set() and process is not None and process is self._process:
+            self._deaf = process
+            _kill(process)  # who reads its answers finds out
 
     async def _read_answers(self, process: Process, lines: BufferedByteReceiveStream) -> None:
         with suppress(*_GONE):
             while True:
                 answer = await _read(lines)
-                if waiting := self.waiting.get(answer.get("id", -1)):
+                if "heard" in answer:
+                    if heard := self._unheard.get(answer["id"]):
+                        heard.set()
+                elif waiting := self.waiting.get(answer.get("id", -1)):
                     waiting.answer = answer
                     waiting.event.set()
         if self._process is process:
             self._process = None
         lost = [w for w in self.waiting.values() if w.process is process and not w.event.is_set()]
-        await _end(process)
+        await self._end(process)
+        why = _DEAF if process is self._deaf else "its worker process ended"
         for place, waiting in enumerate(lost):
-            waiting.lost = WorkerLost("its worker process ended", first=not place)
+            waiting.lost = WorkerLost(why, first=not place)
             waiting.event.set()
 
     async def _send(self, message: Mapping[str, object]) -> None:
@@ -143,7 +180,40 @@ class LineWorker:
         """End the process."""
         process, self._process = self._process, None
         if process is not None:
-            await _end(process, self.grace_s)
+            await self._end(process, self.grace_s)
+
+    async def _end(self, process: Process, grace_s: float = 0.0) -> None:
+        """End a process and all that it started."""
+        with anyio.CancelScope(shield=True):
+            if grace_s and process.stdin is not None:
+                await process.stdin.aclose()
+                with anyio.move_on_after(grace_s):
+                    await process.wait()
+            _kill(process)
+            await process.wait()
+            await process.aclose()
+            if self.orphans is not None:
+                self.orphans.forget(process.pid)
+
+
+@asynccontextmanager
+async def tend_workers(workers: Sequence[LineWorker]) -> AsyncIterator[None]:
+    """Let workers be started in the block; leaving it ends them. Where this process is killed, they end too."""
+    orphans = OrphanWatch(_ORPHANED_S)
+    try:
+        async with open_task_group() as tasks:
+            for worker in workers:
+                worker.tasks, worker.orphans = tasks, orphans
+            try:
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    async with open_task_group() as ending:
+                        for worker in workers:
+                            ending.start_soon(worker.stop)
+                tasks.cancel_scope.cancel()
+    finally:
+        orphans.close()
 
 
 class _Waiting:
@@ -161,14 +231,6 @@ async def _read(lines: BufferedByteReceiveStream) -> dict[str, Any]:
     return answer
 
 
-async def _end(process: Process, grace_s: float = 0.0) -> None:
-    """End a process and all that it started."""
-    with anyio.CancelScope(shield=True):
-        if grace_s and process.stdin is not None:
-            await process.stdin.aclose()
-            with anyio.move_on_after(grace_s):
-                await process.wait()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # asyncio's own kill may take its status from who waits for it
-        await process.wait()
-        await process.aclose()
+def _kill(process: Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # asyncio's own kill may take its status from who waits for it

@@ -10,25 +10,38 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 
 class OrphanWatch:
-    """A process that outlives this one for as long as it takes to kill the groups that are left."""
+    """A process that outlives this one for as long as it takes to kill the groups that are left.
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", __file__]
+    Args:
+        grace_s: they have so long to end by themselves.
+    """
+
+    def __init__(self, grace_s: float = 0.0) -> None:
+        command = [sys.executable, "-I", "-S", __file__, str(grace_s)]
         self._process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, start_new_session=True)
 
     @contextmanager
     def watch(self, group: int) -> Iterator[None]:
         """Watch a process group during the block."""
-        self._say(f"+{group}\n")
+        self.begin(group)
         try:
             yield
         finally:
-            self._say(f"-{group}\n")
+            self.forget(group)
+
+    def begin(self, group: int) -> None:
+        """Watch a process group."""
+        self._say(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """Watch a process group no more."""
+        self._say(f"-{group}\n")
 
     def close(self) -> None:
         """End the watch, and those that it still watches."""
@@ -43,7 +56,7 @@ class OrphanWatch:
             self._process.stdin.write(line.encode())
 
 
-def kill_left(lines: Iterable[bytes]) -> None:
+def kill_left(lines: Iterable[bytes], grace_s: float = 0.0) -> None:
     """Kill the process groups that are named and have not ended when the lines do."""
     groups = set[int]()
     for line in lines:
@@ -51,10 +64,12 @@ def kill_left(lines: Iterable[bytes]) -> None:
             groups.add(int(line[1:]))
         else:
             groups.discard(int(line[1:]))
+    if groups:
+        time.sleep(grace_s)
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    kill_left(sys.stdin.buffer)
+    kill_left(sys.stdin.buffer, float(sys.argv[1]))

@@ -28,6 +28,7 @@ from anyio.abc import ByteReceiveStream, Process
 
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.agents.orphan_watch import OrphanWatch
+from agentrl.agents.proxies import exempt_loopback
 from agentrl.runtime.threads import open_task_group, run_in_thread
 
 _TAIL = 4000  # characters of its stderr that are kept
@@ -90,7 +91,7 @@ class ProcessAgent:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             cwd=folder or None,
-            env={**os.environ, **environment, "AGENTRL_TASK": file},
+            env={**os.environ, **exempt_loopback(), **environment, "AGENTRL_TASK": file},
             start_new_session=True,
         )
         async with self.ending(process):

@@ -9,6 +9,7 @@ from typing import Self
 import httpx2
 
 from agentrl.agents.agent import AgentEnding, AgentTask
+from agentrl.agents.proxies import is_loopback
 
 
 class ServiceAgent:
@@ -20,7 +21,8 @@ class ServiceAgent:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as self._http:
+        limits, proxies = httpx2.Limits(max_connections=None), not is_loopback(self.url)
+        async with httpx2.AsyncClient(timeout=None, limits=limits, trust_env=proxies) as self._http:
             yield self
 
     async def run(self, task: AgentTask) -> AgentEnding:

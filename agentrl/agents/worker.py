@@ -1,7 +1,8 @@
 """A worker that calls an agent's function, for many episodes at once: ``python -m agentrl.agents.worker TARGET``.
 
 A line of JSON on stdin begins an episode (``id``, ``task``) or cancels one (``id``, ``cancel``); a line on stdout says
-how one ended (``id``, ``error``, ``trace``). What the function prints goes to stderr.
+that a cancellation was heard (``id``, ``heard``), or how one ended (``id``, ``error``, ``trace``). What the function
+prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ async def _serve(solve: Solve, answer: Callable[[dict[str, Any]], object]) -> No
     running: dict[int, asyncio.Task[None]] = {}
     reader = asyncio.StreamReader(limit=1 << 30)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as http:
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False) as http:  # no proxy between us
         while line := await reader.readline():
             asked = json.loads(line)
             number = asked["id"]
             if asked.get("cancel"):
+                with suppress(BrokenPipeError):
+                    answer({"id": number, "heard": True})
                 if number in running:
                     running[number].cancel()
                 continue
@@ -73,10 +77,10 @@ async def _solve(solve: Solve, task: Task, number: int, answer: Callable[[dict[s
     error = trace = ""
     try:
         await solve(task)
-    except asyncio.CancelledError:
-        pass
     except BaseException as raised:  # whatever it is, it is this episode's
-        error, trace = describe_error(raised), traceback.format_exc(limit=-6)
+        own = asyncio.current_task()
+        if not (isinstance(raised, asyncio.CancelledError) and own is not None and own.cancelling()):
+            error, trace = describe_error(raised), traceback.format_exc(limit=-6)
     with suppress(BrokenPipeError):  # the run has been killed, and stdin ends as well
         answer({"id": number, "error": error, "trace": trace})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import anyio
@@ -11,6 +11,7 @@ import anyio
 from agentrl.agents.agent import Agent
 from agentrl.checks.argument_fuzzing import draw_arguments
 from agentrl.checks.budget import CheckRun, FindingCallback
+from agentrl.checks.consent import select_allowed
 from agentrl.checks.finding import Finding, fail, ok, skip, warn
 from agentrl.environments.spec import EnvSpec
 from agentrl.gateway.agent_episode import AgentEpisode
@@ -18,11 +19,12 @@ from agentrl.gateway.gateway import Gateway
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from agentrl.types import Stop, Trajectory
+from agentrl.types import Completion, JsonSchema, Message, SamplingParams, Stop, Trajectory
 
 ANSWER = "The answer is \\boxed{1}."
 BROKEN = "<tool_call>{broken</tool_call>"  # a call that nobody can read
 DEADLINE_S = 30.0  # of an episode
+OFFERED = 300  # begins the tokens of a request that offers the tool
 
 
 def check_agent(
@@ -30,6 +32,7 @@ def check_agent(
     spec: EnvSpec,
     *,
     budget_s: float | None = None,
+    allow_writes: Collection[str] = (),
     on_finding: FindingCallback | None = None,
     on_check: Callable[[str], None] | None = None,
 ) -> list[Finding]:
@@ -38,45 +41,59 @@ def check_agent(
     Args:
         agent: as `agentrl.agents.forms.parse_agent` gives it.
         spec: of the environment that gives the task and the tools.
-        budget_s, on_finding, on_check: as for `agentrl.checks.env.check_env`.
+        budget_s, allow_writes, on_finding, on_check: as for `agentrl.checks.env.check_env`.
 
     Raises:
-        UserError: the agent cannot be started, or the environment broke its contract.
+        UserError: the agent cannot be started, the environment broke its contract, or there is no tool of such a name.
     """
     run = CheckRun(budget_s, on_finding, on_check)
-    anyio.run(_inspect, agent, spec, run)
+    anyio.run(_inspect, agent, spec, allow_writes, run)
     return run.findings
 
 
-async def _inspect(agent: Agent, spec: EnvSpec, run: CheckRun) -> None:
-    tool = next(iter(spec.tool_list()), None)
+async def _inspect(agent: Agent, spec: EnvSpec, allow_writes: Collection[str], run: CheckRun) -> None:
+    tools = spec.tool_list()
+    allowed, skipped = select_allowed(tools, allow_writes)
+    tool = next(iter(allowed), None)
+    if tool is None:
+        run.add(*(skipped or [skip("tools", "the environment has none")]))
     asks = call(tool.name, **draw_arguments(tool.parameters, random.Random(0))) if tool else ANSWER
-    bench = _AgentTrial(agent, spec)
+    bench = _AgentTrial(agent, spec, tool.name if tool else None)
     async with spec.open(), bench.gateway.open():
-        await run.run("an episode", lambda: bench.check_episode([asks, ANSWER], tool.name if tool else None))
+        await run.run("an episode", lambda: bench.check_episode([asks, ANSWER]))
         if bench.episode is not None and bench.episode.forest.turns:
             await run.run("a broken call", lambda: bench.check_broken([BROKEN, ANSWER]))
 
 
 class _AgentTrial:
-    """Plays episodes of a script, and keeps the last one."""
+    """Plays episodes of a script, and keeps the last one.
 
-    def __init__(self, agent: Agent, spec: EnvSpec) -> None:
-        self.spec, self.told = spec, list[str]()
+    Args:
+        tool: that the policy calls, if any: what is asked without it, such as a title, is then no part of the script.
+    """
+
+    def __init__(self, agent: Agent, spec: EnvSpec, tool: str | None) -> None:
+        self.spec, self.tool, self.told = spec, tool, list[str]()
+        self.waits_for = tool  # None: no request offers it, and the script is for those of the first thread
         self.gateway = Gateway(agent, say=self.told.append)
         self.episode: AgentEpisode | None = None
 
     async def play(self, script: list[str]) -> Trajectory:
-        engine = ScriptedEngine(lambda session, turn: ANSWER if "." in session else script[min(turn, len(script) - 1)])
-        rollout = Rollout(self.spec, engine, ByteRenderer(), EpisodeLimits(episode_timeout_s=DEADLINE_S))
+        engine = _ScriptedPolicy(script, waits=self.waits_for is not None)
+        renderer = _OfferRenderer(self.waits_for)
+        rollout = Rollout(self.spec, engine, renderer, EpisodeLimits(episode_timeout_s=DEADLINE_S))
         rollout.begin = self._begin
-        return await rollout.episode(0)
+        played = await rollout.episode(0)
+        if engine.waits and engine.turns and not engine.turns[""]:
+            self.waits_for = None
+            return await self.play(script)
+        return played
 
     def _begin(self, *given: Any) -> AgentEpisode:
         self.episode = self.gateway.begin(*given)
         return self.episode
 
-    async def check_episode(self, script: list[str], tool: str | None) -> list[Finding]:
+    async def check_episode(self, script: list[str]) -> list[Finding]:
         """Find out how it asks, whether it goes on from its turns, calls the tools, and ends."""
         played = await self.play(script)
         if played.fault is not None:
@@ -84,7 +101,8 @@ class _AgentTrial:
         assert self.episode is not None
         spoken = ", ".join(f"{name} ({n} request{'s' * (n > 1)})" for name, n in self.episode.requests.items())
         found = [ok("speaks", spoken), _judge_history(played), *_judge_side_calls(played)]
-        found.append(_judge_tools(played, tool))
+        if self.tool is not None:
+            found.append(_judge_tools(played, self.tool))
         found += [warn("sampling", line) for line in self.told]
         if not self.told:
             found.append(ok("sampling", "it leaves the sampling to the run"))
@@ -100,6 +118,30 @@ class _AgentTrial:
         if played.turns > 1:
             return [ok(what, "it tells the model, which may try again")]
         return [warn(what, "it takes the turn for the last one: the model is not told what was wrong")]
+
+
+class _OfferRenderer(ByteRenderer):
+    """A renderer that tells whether a request offers a tool."""
+
+    def __init__(self, tool: str | None) -> None:
+        super().__init__()
+        self.tool = tool
+
+    def render_ids(self, messages: Sequence[Message], *, tools: Sequence[JsonSchema] = ()) -> list[int]:
+        offered = any(t["function"]["name"] == self.tool for t in tools)
+        return [*([OFFERED] if offered else []), *super().render_ids(messages, tools=tools)]
+
+
+class _ScriptedPolicy(ScriptedEngine):
+    """Says a script where the tool is offered (``waits``), or else in the first thread, and an answer elsewhere."""
+
+    def __init__(self, script: Sequence[str], *, waits: bool) -> None:
+        super().__init__(lambda session, turn: ANSWER if session else script[min(turn, len(script) - 1)])
+        self.waits = waits
+
+    async def generate(self, token_ids: Sequence[int], params: SamplingParams, *, session: str) -> Completion:
+        apart = OFFERED not in token_ids if self.waits else "." in session
+        return await super().generate(token_ids, params, session="apart" if apart else "")
 
 
 def _cut_trace(message: str) -> str:
@@ -127,9 +169,7 @@ def _judge_side_calls(played: Trajectory) -> list[Finding]:
     return [ok("side calls", f"{count} of its requests are apart from the task, and are not trained")] if count else []
 
 
-def _judge_tools(played: Trajectory, tool: str | None) -> Finding:
-    if tool is None:
-        return skip("tools", "the environment has none")
+def _judge_tools(played: Trajectory, tool: str) -> Finding:
     if any(c.name == tool for c in played.calls):
         return ok("tools", f"a call of {tool} is run by the environment")
     return warn(

@@ -86,13 +86,18 @@ def _check_agent(name: str, arguments: Arguments[_CheckOptions]) -> int:
         raise ConfigError(
             f"{other}: agentrl check agent takes --env NAME and its settings alone{suggest(other, SETTINGS)}"
         )
-    for option in arguments.options.model_fields_set - {"budget_s"}:
-        raise ConfigError(f"{option}: agentrl check agent takes --budget_s SECONDS and --env NAME alone")
+    for option in arguments.options.model_fields_set - {"budget_s", "allow_writes"}:
+        raise ConfigError(
+            f"{option}: agentrl check agent takes --budget_s SECONDS, --allow_writes TOOLS and --env NAME alone"
+        )
     config = build_config(("agentrl check", {"env": "math-tools"}), (source, given))
-    check = partial(check_agent, parse_agent(name, 1), EnvSpec.from_config(config))
-    return _print_findings(
-        name, lambda budget_s, tasks, allow_writes, **on: check(budget_s=budget_s, **on), arguments.options
-    )
+    agent, spec = parse_agent(name, 1), EnvSpec.from_config(config)
+    if spec.brings_agent:
+        raise ConfigError(
+            f"env {spec.name!r} plays its episodes itself, without an agent: agentrl check env {spec.name}"
+        )
+    check = partial(check_agent, agent, spec)
+    return _print_findings(name, lambda tasks, **options: check(**options), arguments.options)
 
 
 def _build_config(env: str, arguments: Arguments[_CheckOptions]) -> TrainConfig:

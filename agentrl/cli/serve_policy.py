@@ -189,10 +189,11 @@ async def _end_at_signal(web: Any, server: PolicyServer) -> None:
 def _print_address(host: str, listener: socket.socket, token: str, folder: RunFolder) -> None:
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listener.getsockname()[1]}"
-    shown = token or "any, it is not looked at"
+    shown = token or "WORD"
+    told = "" if token else "any WORD will do; requests with the same one are one episode\n"
     print(
         f"OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={shown}\n"
-        f"ANTHROPIC_BASE_URL={address} ANTHROPIC_API_KEY={shown}\n"
+        f"ANTHROPIC_BASE_URL={address} ANTHROPIC_API_KEY={shown}\n{told}"
         f"recorded in {folder.folder}; Ctrl-C ends it",
         flush=True,
     )

@@ -24,6 +24,7 @@ STATUS = {
     "context_length_exceeded": 400,
     "invalid_request": 400,
     "server_ends": 503,
+    "engine_failed": 500,
 }
 
 

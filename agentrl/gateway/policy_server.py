@@ -179,9 +179,9 @@ class PolicyServer:
         context = self.context
         own = replace(context.sampling, max_tokens=context.limits.max_tokens)
         sampling, ignored = read_sampling(body, asked.sampling, own, context.renderer.decode)
-        self._tell_ignored(ignored)
+        self._tell_ignored([*ignored, *asked.ignored])
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0" and asked.count == 1
-        served, digest = self._find(name, asked.messages)
+        served, digest = self._find(name, asked.messages, is_retry=is_retry)
         served.requests[asked.name] += 1
         served.temperature = sampling.temperature
         seeds = self._draw_seeds(body, sampling, asked)
@@ -218,14 +218,24 @@ class PolicyServer:
             if self._stopped and work.cancelled():
                 raise TurnRefused("server_ends", "this server ends: nobody answers any more") from None
             raise
+        except ValueError:  # of the request
+            raise
+        except Exception as error:
+            self._tell_failure(error)
+            raise TurnRefused("engine_failed", "the engine failed") from None
         finally:
             self._working.discard(work)
             served.answering -= 1
             served.since = clock()
             served.seconds += served.since - started
 
-    def _find(self, name: str, messages: Sequence[Mapping[str, Any]]) -> tuple[ServedConversation, Digest | None]:
-        """Find the conversation that a request goes on with, or begin one; return what its answer ends as well."""
+    def _find(
+        self, name: str, messages: Sequence[Mapping[str, Any]], *, is_retry: bool
+    ) -> tuple[ServedConversation, Digest | None]:
+        """Find the conversation that a request goes on with, or begin one; return what its answer ends as well.
+
+        One that is sent again goes on with what it began, where nothing else is open that began so.
+        """
         if name:
             return self._named.get(name) or self._begin(name), None
         if not messages:
@@ -236,7 +246,13 @@ class PolicyServer:
             sentence = f"messages: one is not in the dialect's shape ({type(error).__name__}: {error})"
             raise TurnRefused("invalid_request", sentence) from None
         found = next((self._ends[one] for one in reversed(digests[:-1]) if one in self._ends), None)
-        return found or self._begin(""), digests[-1]
+        if found is None and is_retry:
+            begun = [served for served in self._open.values() if served.opening == digests[-1]]
+            found = begun[0] if len(begun) == 1 and begun[0].forest.turns <= 1 else None
+        if found is None:
+            found = self._begin("")
+            found.opening = digests[-1]
+        return found, digests[-1]
 
     def _begin(self, name: str) -> ServedConversation:
         context, number = self.context, next(self._numbers)
@@ -255,6 +271,14 @@ class PolicyServer:
         if token and not (secrets.compare_digest(shown.encode(), token.encode()) and name[:1] in ("", ".")):
             raise TurnRefused("invalid_api_key", f"this server wants its token: {HINT}")
         return _read_session(request) or (name[1:] if token else key)
+
+    def _tell_failure(self, error: Exception) -> None:
+        """Say, once, what was raised in the place of a turn."""
+        line = next(reversed(str(error).strip().splitlines()), "")
+        sentence = f"the engine failed, and clients are told so: {type(error).__name__}" + (f": {line}" if line else "")
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self.say(sentence)
 
     def _tell_ignored(self, names: Sequence[str]) -> None:
         if new := [n for n in names if n not in self._told]:

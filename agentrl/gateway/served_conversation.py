@@ -17,6 +17,7 @@ class ServedConversation:
     Args:
         number: in the order in which they began.
         name: that the client gave; empty: none.
+        opening: that its first request is; None: it has a name.
         ends: what its turns end, by which it is found again.
         answering: requests that are being answered.
         since: when it was last asked or answered, by the run's clock.
@@ -27,6 +28,7 @@ class ServedConversation:
     name: str = ""
     began: float = 0.0
     since: float = 0.0
+    opening: Digest | None = None
     ends: list[Digest] = field(default_factory=list)
     answering: int = 0
     seconds: float = 0.0  # of the engine, concurrent requests together

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.environments.task_sampler import describe_task
 from agentrl.environments.validation import as_messages
-from agentrl.errors import ConfigError, ContractError
+from agentrl.errors import ConfigError, ContractError, author_errors
 from agentrl.settings.entries import context
 from agentrl.types import CallRecord, JsonSchema, Message, Observation, Segment, Thread, ThreadRole
 
@@ -121,7 +121,8 @@ class FoldedContexts:
         return len(episode.token_ids) if measure is None else measure(messages, tools)
 
     def _begin_next(self, episode: Episode, summary: str) -> None:
-        begun = self.folding.begin(self.prompt, summary)
+        with author_errors("the context policy of rollout.context"):
+            begun = self.folding.begin(self.prompt, summary)
         if not isinstance(begun, (list, tuple)) or not begun:
             raise ContractError(f"a context policy returns the messages of a context; it returned {begun!r:.80}")
         self.messages = as_messages(list(begun))

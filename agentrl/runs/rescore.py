@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from agentrl.environments.agent_env import AgentEnv
 from agentrl.environments.env import Env
 from agentrl.environments.spec import EnvSpec
 from agentrl.environments.validation import validate_reset, validate_rewards, validate_step
@@ -57,7 +58,15 @@ async def rescore_episodes(
             its ``info`` is a column.
         state_at: the state of the training when an episode was scored, for rewards that read it.
         act: give the replies to the environment again, tools and all, for one whose score depends on its state.
+
+    Raises:
+        UserError: the environment scores what its agent did, which is gone.
     """
+    if functions is None and issubclass(spec.cls, AgentEnv):
+        raise UserError(
+            f"env {spec.name!r} scores what an agent left, in its folder or elsewhere, and that is gone with the "
+            "episode: give functions of what was said, --rewards NAME,NAME"
+        )
     valid = ([(where, t) for where, t in group if t.fault is None] for group in groups)
     left = iter([group for group in valid if group])
     scoring = _Scoring(spec, functions, act, timeout_s)

@@ -11,11 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import anyio
-
 from agentrl import AgentEnv, ContractError, InfraError, Trajectory, UserError
 from agentrl.agents.agent import AgentEnding, AgentTask
-from agentrl.agents.line_worker import LineWorker, WorkerLost
+from agentrl.agents.line_worker import LineWorker, WorkerLost, tend_workers
 from agentrl.runtime.threads import open_task_group, run_in_thread
 from agentrl.types import Observation
 from agentrl_envs.prompt_rows import hold_out_rows
@@ -123,10 +121,14 @@ class Verifiers(AgentEnv["VerifiersServer"]):
         return rewards
 
     def _find_error(self) -> dict[str, str] | None:
-        """Return what ended the episode, of the episode or of one of its traces; None where nothing did."""
+        """Return what ended the episode, of the episode or of one of its traces; None where nothing did.
+
+        What fails in the world may end another seat's trace as the agent's: it goes before that.
+        """
         assert self.outcome is not None
         own = [e for trace in self.outcome.get("traces", ()) for e in trace["errors"][-1:]]
-        return next(iter([*own, *self.outcome["errors"][-1:]]), None)
+        errors = sorted([*own, *self.outcome["errors"][-1:]], key=lambda e: e["type"] in _OF_THE_AGENT)
+        return next(iter(errors), None)
 
 
 class VerifiersServer:
@@ -152,20 +154,12 @@ class VerifiersServer:
         Raises:
             UserError: the package cannot be played.
         """
-        async with open_task_group() as tasks:
-            try:
-                async with open_task_group() as starting:
-                    for worker in self._workers:
-                        worker.tasks = tasks
-                        starting.start_soon(self._start, worker)
-                self.tasks = _split_tasks(self.name, self._workers[0].greeting["rows"])
-                yield self
-            finally:
-                with anyio.CancelScope(shield=True):
-                    async with open_task_group() as ending:
-                        for worker in self._workers:
-                            ending.start_soon(worker.stop)
-                tasks.cancel_scope.cancel()
+        async with tend_workers(self._workers):
+            async with open_task_group() as starting:
+                for worker in self._workers:
+                    starting.start_soon(self._start, worker)
+            self.tasks = _split_tasks(self.name, self._workers[0].greeting["rows"])
+            yield self
 
     async def _start(self, worker: LineWorker) -> None:
         try:
@@ -176,7 +170,7 @@ class VerifiersServer:
 
     async def ask(self, message: Mapping[str, object]) -> Any:
         """Ask the process that has least to do. Raises WorkerLost where it ends."""
-        worker = min(self._workers, key=lambda w: len(w.waiting))
+        worker = min(self._workers, key=lambda w: w.load)
         return (await worker.ask(message))["answer"]
 
 

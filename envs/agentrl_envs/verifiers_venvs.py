@@ -118,10 +118,17 @@ def _locate_folder() -> Path:
 
 @contextmanager
 def _hold_folder() -> Iterator[None]:
-    """Hold the folder of the venvs: who else adds a package waits."""
+    """Hold the folder of the venvs: who else adds a package waits. Raises UserError: it cannot be written."""
     folder = _locate_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"verifiers packages are kept in {str(folder)!r}, which cannot be written ({error.strerror}); set "
+            "XDG_DATA_HOME to another folder"
+        ) from None
+    with held as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

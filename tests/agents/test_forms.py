@@ -41,6 +41,11 @@ def test_a_command_alone_runs_in_a_sandbox() -> None:
         ("nowhere.py:solve", "there is no file 'nowhere.py'"),
         ("no-such-command x", "there is no command 'no-such-command'; an agent is FILE.py:FUNCTION"),
         ("python 'open", "No closing quotation"),
+        ("http://localhost:abc/run", "agent 'http://localhost:abc/run' is no URL: Port could not be cast"),
+        ("http://localhost:999999999/run", "is no URL: Port out of range 0-65535"),
+        ("http://[::1/run", "is no URL: Invalid IPv6 URL; an agent is FILE.py:FUNCTION"),
+        ("https:///run", "is no URL: it names no host"),
+        ("http://local\x01host/run", "is no URL: Invalid non-printable"),
     ],
 )
 def test_what_is_none_is_a_sentence(text: str, sentence: str) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
+from agentrl.agents import line_worker
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.agents.function_agent import FunctionAgent
 from agentrl.errors import UserError
+from tests.helpers.processes import wait_for_end
 
 pytestmark = pytest.mark.anyio
 SOURCE = """
-import asyncio, os, pathlib
+import asyncio, os, pathlib, time
 
 async def solve(task):
     word = task.messages[0]["content"]
@@ -28,10 +31,29 @@ async def solve(task):
             await asyncio.sleep(60)
         finally:
             pathlib.Path(task.api_key).write_text("cancelled")
+    if word == "block":
+        pathlib.Path(task.api_key).write_text(str(os.getpid()))
+        time.sleep(600)
     await asyncio.sleep(0.2)
 
 def plain(task):
     pass
+"""
+
+KILLED = """
+import sys
+import anyio
+from agentrl.agents import line_worker
+from agentrl.agents.function_agent import FunctionAgent
+from tests.agents.test_function_agent import task
+
+line_worker._ORPHANED_S = 0.1
+
+async def play():
+    async with FunctionAgent(sys.argv[1], workers=1).open() as agent:
+        await agent.run(task("block", sys.argv[2]))
+
+anyio.run(play)
 """
 
 
@@ -95,6 +117,58 @@ async def test_a_death_counts_once_and_takes_none_of_the_next_workers_episodes(s
         assert [e.killed for e in endings] == [True] * 6
         assert sum(e.counted for e in endings) == 1
         assert await agent.run(task("go")) == AgentEnding()
+
+
+async def begin_blocking(agent: FunctionAgent, told: Path) -> None:
+    """Have a worker of an agent block its event loop, and nobody wait for it any more."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.run, task("block", str(told)))
+        await appears(anyio.Path(told))
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_that_does_not_hear_a_cancellation_is_ended(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_worker, "_HEARS_S", 0.5)
+    async with FunctionAgent(f"{source}:solve", workers=1).open() as agent:
+        with anyio.fail_after(60):
+            await begin_blocking(agent, tmp_path / "told")
+            ending = await agent.run(task("go"))
+            assert (ending.killed, "time.sleep, holds up its event loop" in ending.error) == (True, True)
+            assert await agent.run(task("go")) == AgentEnding()
+
+
+async def test_episodes_go_to_a_worker_that_hears(source: str, tmp_path: Path) -> None:
+    async with FunctionAgent(f"{source}:solve", workers=2).open() as agent:
+        with anyio.fail_after(60):
+            await begin_blocking(agent, tmp_path / "told")
+            for _ in range(3):
+                assert await agent.run(task("go")) == AgentEnding()
+
+
+async def test_a_pipe_that_a_worker_does_not_read_holds_nobody_who_is_cancelled(source: str, tmp_path: Path) -> None:
+    async with FunctionAgent(f"{source}:solve", workers=1).open() as agent:
+        with anyio.fail_after(60):
+            await begin_blocking(agent, tmp_path / "told")
+            async with anyio.create_task_group() as tasks:
+                for _ in range(30):
+                    tasks.start_soon(agent.run, task("x" * 20_000))
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+
+
+async def test_a_worker_ends_with_a_run_that_is_killed(source: str, tmp_path: Path) -> None:
+    told = anyio.Path(tmp_path / "told")
+    run = await anyio.open_process([sys.executable, "-c", KILLED, f"{source}:solve", str(told)])
+    await appears(told)
+    with anyio.fail_after(60):
+        while not (pid := await told.read_text()):  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    run.kill()
+    await run.wait()
+    await run.aclose()
+    await anyio.to_thread.run_sync(wait_for_end, int(pid))
 
 
 @pytest.mark.parametrize(

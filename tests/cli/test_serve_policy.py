@@ -21,9 +21,9 @@ SERVE = [sys.executable, "-m", "agentrl", "serve-policy"]
 
 
 @contextmanager
-def served(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(folder: Path, *words: str, token: str = "sesame") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Serve nano, and yield its URL and the process, which SIGINT ends."""
-    command = [*SERVE, "nano", "--out", str(folder), "--token", "sesame", *words]
+    command = [*SERVE, "nano", "--out", str(folder), "--token", token, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         said = ""
@@ -70,6 +70,15 @@ def test_a_client_talks_to_a_policy_and_what_it_said_is_recorded(
     assert conversation.messages[1]["content"] == message.content
     assert main(["explain", str(folder), "served-0:0"]) == 0
     assert "it is a conversation of a client" in capsys.readouterr().out
+
+
+def test_without_a_token_it_says_what_a_key_does(tmp_path: Path) -> None:
+    with served(tmp_path / "served", token="") as (url, process):
+        assert process.stdout is not None
+        assert OpenAI(base_url=url, api_key="mine").models.list().data[0].id == "nano"
+        lines = [process.stdout.readline() for _ in range(2)]
+    assert "ANTHROPIC_API_KEY=WORD" in lines[0]
+    assert lines[1] == "any WORD will do; requests with the same one are one episode\n"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,13 @@ async def test_the_same_error_in_half_of_a_step_ends_the_run() -> None:
             await rollout.batch([0, 0], 8)
 
 
+async def test_an_error_of_the_world_counts_before_one_of_the_agent() -> None:
+    async with open_rollout(ScriptedEngine(["1"]), only("both")) as rollout:
+        done = await rollout.episode(0)
+    assert done.fault is not None
+    assert done.fault.kind == "verifiers_task"
+
+
 async def test_an_episode_that_runs_out_of_turns_is_scored_as_it_stands() -> None:
     async with open_rollout(ScriptedEngine(["1"]), {**only("provider"), "max_turns": 1}) as rollout:
         done = await rollout.episode(0)
@@ -186,6 +193,16 @@ def test_mistakes_of_users_are_sentences(
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_data_folder_that_cannot_be_written_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert main(["env", "add", "verifiers:some-package"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "which cannot be written (Not a directory); set XDG_DATA_HOME to another folder" in said
 
 
 async def test_leaving_ends_the_processes() -> None:

@@ -111,6 +111,18 @@ async def test_requests_of_one_name_are_one_episode() -> None:
     assert (one.turns, len(one.threads), one.info["name"]) == (3, 3, "mine")
 
 
+async def test_a_first_turn_that_is_asked_for_again_is_sampled_once() -> None:
+    body, again = {"messages": [HELLO]}, {"x-stainless-retry-count": "1"}
+    async with serving(["one", "two", "three"]) as served:
+        first = await served.post("/v1/chat/completions", body)
+        same = await served.post("/v1/chat/completions", body, **again)
+        assert same.json()["choices"] == first.json()["choices"]
+        await served.chat(HELLO)
+        third = await served.post("/v1/chat/completions", body, **again)  # of either: nobody gets another one's turn
+        assert third.json()["choices"][0]["message"]["content"] == "three"
+        assert [t.answer for t in await served.end()] == ["one", "two", "three"]
+
+
 @pytest.mark.parametrize(("name", "encoding"), [("Zürich 東京", "utf-8"), ("Zürich", "latin-1")])
 async def test_a_session_is_called_as_its_client_calls_it(name: str, encoding: str) -> None:
     async with serving(["one"]) as served:
@@ -176,10 +188,22 @@ async def test_a_setting_that_is_none_is_refused_in_a_sentence(setting: dict[str
 
 
 async def test_what_changes_nothing_is_taken_and_what_nothing_follows_is_said_once() -> None:
-    async with serving(["one", "two"]) as served:
+    async with serving(["one"] * 5) as served:
         for _ in range(2):
             await served.chat(HELLO, presence_penalty=0, response_format={"type": "text"}, reasoning_effort="low")
-    assert served.says == ["a client asks for reasoning_effort: nothing here follows that"]
+        await served.chat(HELLO, top_logprobs=0, logit_bias={}, tool_choice="auto", parallel_tool_calls=True)
+        unfollowed: dict[str, Any] = {
+            "top_logprobs": 5,
+            "logit_bias": {"7": 1},
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+        await served.chat(HELLO, **unfollowed)
+        await served.post("/v1/messages", {"messages": [HELLO], "max_tokens": 9, "tool_choice": {"type": "any"}})
+    assert served.says == [
+        "a client asks for reasoning_effort: nothing here follows that",
+        "a client asks for top_logprobs, logit_bias, tool_choice, parallel_tool_calls: nothing here follows that",
+    ]
 
 
 @pytest.mark.parametrize("key", ["", "other", "secretmine", "secre"])
@@ -320,4 +344,21 @@ async def test_where_one_of_several_turns_is_refused_the_others_are_not_sampled_
         with anyio.fail_after(60):
             answer = await served.post("/v1/chat/completions", {"messages": [HELLO], "n": 2})
             await anyio.sleep(0.01)
-    assert (answer.status_code, ended) == (410, ["ended"] * 2)
+    assert (answer.status_code, ended) == (500, ["ended"] * 2)
+
+
+async def test_an_engine_that_fails_is_said_to_whom_it_belongs_and_a_client_may_try_again() -> None:
+    async with serving(["one"]) as served:
+        generate = served.engine.generate
+
+        async def fail(*_: Any, **__: Any) -> Completion:
+            raise RuntimeError("on the GPU\nCUDA error: device-side assert")
+
+        served.engine.generate = fail  # type: ignore[method-assign]
+        for _ in range(2):
+            answer = await served.post("/v1/chat/completions", {"messages": [HELLO]})
+            assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the engine failed")
+        served.engine.generate = generate  # type: ignore[method-assign]
+        assert (await served.chat(HELLO))["content"] == "one"
+    why = "RuntimeError: CUDA error: device-side assert"
+    assert served.says == [f"the engine failed, and clients are told so: {why}"]

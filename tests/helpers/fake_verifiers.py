@@ -57,6 +57,9 @@ def play(text: str, base_url: str, api_key: str) -> dict[str, Any]:
     if text.startswith("raise"):
         error = {"type": "TaskError", "message": "scoring: ValueError: my reward broke", "trace": "in my_reward"}
         return {"errors": [], "traces": [describe_trace({"right": None}, error)]}
+    if text.startswith("both"):
+        errors = [{"type": f"{kind}Error", "message": "", "trace": ""} for kind in ("Provider", "Task")]
+        return {"errors": [], "traces": [describe_trace({}, error) for error in errors]}
     if text.startswith("provider"):
         _, refused = ask(base_url, api_key, text, said, "once more")
         error = {"type": "ProviderError", "message": refused, "trace": ""}
@@ -87,4 +90,6 @@ for line in sys.stdin:
         answer({"id": asked["id"], "answer": [{"role": "user", "content": ROWS[rows][row]}]})
     elif "play" in asked:
         threading.Thread(target=serve, args=(asked["id"],), kwargs=asked["play"], daemon=True).start()
+    else:
+        answer({"id": asked["id"], "heard": True})
 os._exit(0)

@@ -197,3 +197,6 @@ def test_a_policy_of_ones_own_begins_the_context(tmp_path: Path) -> None:
     assert decode_text(list(episode.contexts[1][0].token_ids)) == "NEW so far: 0 is wrong"
     with pytest.raises(UserError, match="a context policy returns the messages of a context"):
         play(Summarising(), 700, begin=lambda prompt, summary: [])
+    where = r"the context policy of rollout.context raised KeyError: 'no such' \(test_folding.py, line \d+\)"
+    with pytest.raises(UserError, match=where):
+        play(Summarising(), 700, begin=lambda prompt, summary: locals()["no such"])

@@ -11,7 +11,7 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl import EnvSpec, ToolEnv, ToolError, Trajectory, UserError, cli, tool
+from agentrl import AgentEnv, EnvSpec, ToolEnv, ToolError, Trajectory, UserError, cli, tool
 from agentrl.cli.rescore import _groups
 from agentrl.rewards.functions import per_episode, resolve_rewards
 from agentrl.rollout.rollout import Rollout
@@ -113,6 +113,28 @@ def test_an_episode_that_another_version_wrote_is_a_sentence(run: Path) -> None:
 def test_an_episode_that_is_not_there_is_a_sentence(run: Path, name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         reader.read_row(run, reader.parse_episode_id(name))
+
+
+class Left(AgentEnv):
+    """Scores a file that an agent leaves."""
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        return "leave it", {"wanted": 1.0}
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float]:
+        return {"left": float(await self.read_file("it") is not None)}
+
+
+def test_what_an_agent_left_is_gone_and_other_rewards_are_of_what_was_said() -> None:
+    done, _ = anyio.run(lambda: play("done"))
+
+    async def rescore(rewards: Any) -> list[RescoredEpisode]:
+        async with EnvSpec(Left).open() as spec:
+            return [r async for r in rescore_episodes(spec, [[(reader.EpisodeId("train", 3, 0), done)]], rewards)]
+
+    with pytest.raises(UserError, match=r"env 'Left' scores what an agent left, .* is gone with the episode: give"):
+        anyio.run(rescore, None)
+    assert [r.reward for r in anyio.run(rescore, {"polite": polite})] == [1.0]
 
 
 def scored(run: Path, rewards: Any = None, act: bool = False) -> list[RescoredEpisode]:

@@ -21,6 +21,12 @@ class ChatCompletions(Dialect):
         *("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop", "presence_penalty"),
         *("frequency_penalty", "top_k", "min_p", "repetition_penalty", "response_format", "reasoning_effort"),
     )
+    unfollowed = {
+        "top_logprobs": (0,),
+        "logit_bias": ({},),
+        "tool_choice": ("auto", "none"),
+        "parallel_tool_calls": (True,),
+    }
 
     def read_options(self) -> None:
         super().read_options()
@@ -65,9 +71,12 @@ class ChatCompletions(Dialect):
             if thought := turn.message.get("reasoning_content"):
                 deltas.append({"delta": {"reasoning_content": thought}})
             if content := turn.message.get("content"):
-                deltas.append({"delta": {"content": content}, "logprobs": self._format_logprobs(turn, decode)})
+                deltas.append({"delta": {"content": content}})
+            told = deltas[-1]
             for place, call in enumerate(turn.message.get("tool_calls", ())):
                 deltas.append({"delta": {"tool_calls": [{"index": place, **call}]}})
+                told = told if content else deltas[-1]
+            told["logprobs"] = self._format_logprobs(turn, decode)
             deltas.append({"delta": {}, "finish_reason": turn.finish_reason})
             for delta in deltas:
                 yield format_event(begun | {"choices": [said | delta]})
@@ -90,5 +99,5 @@ class ChatCompletions(Dialect):
 
 
 def _count_tokens(turns: Sequence[SampledTurn]) -> dict[str, int]:
-    prompt, sampled = sum(t.prompt_tokens for t in turns), sum(len(t.token_ids) for t in turns)
+    prompt, sampled = turns[0].prompt_tokens, sum(len(t.token_ids) for t in turns)  # it is the same one
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -27,6 +27,7 @@ class Dialect(ABC):
 
     name: ClassVar[str]  # for people
     sampling: ClassVar[Sequence[str]]  # settings that a client may send, and the run decides
+    unfollowed: ClassVar[Mapping[str, Sequence[object]]] = {}  # those that nothing follows, but for these values
 
     def __init__(self, body: Mapping[str, Any], past: MutableMapping[str, Conversation]) -> None:
         self.body, self.past = body, past
@@ -62,7 +63,13 @@ class Dialect(ABC):
     @property
     def overridden(self) -> list[str]:
         """List the settings of the request that the run's own stand for."""
-        return [name for name in self.sampling if self.body.get(name) is not None]
+        return [name for name in self.sampling if self.body.get(name) is not None] + self.ignored
+
+    @property
+    def ignored(self) -> list[str]:
+        """List the settings of the request that nothing follows."""
+        given = {name: self.body.get(name) for name in self.unfollowed}
+        return [name for name, value in given.items() if value is not None and value not in self.unfollowed[name]]
 
     @staticmethod
     def format_error(kind: str, sentence: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.types import JsonSchema
 
 INVALID = "invalid_arguments"  # of an input that is no object: the text that the model wrote
+_PARALLEL: Sequence[Mapping[str, bool]] = ({}, {"disable_parallel_tool_use": False})
 _STOPS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
 
@@ -27,6 +28,7 @@ class Messages(Dialect):
 
     name = "Anthropic's messages"
     sampling = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
+    unfollowed = {"tool_choice": [{"type": kind, **more} for kind in ("auto", "none") for more in _PARALLEL]}
 
     def read_options(self) -> None:
         super().read_options()
@@ -52,14 +54,15 @@ class Messages(Dialect):
 
     def format_answer(self, number: int, model: str, turns: Sequence[SampledTurn], decode: Decode) -> dict[str, Any]:
         (turn,) = turns
+        stopped = self._find_stop(turn, decode)
         return {
             "id": f"msg_{number}",
             "type": "message",
             "role": "assistant",
             "model": model,
             "content": self._format_content(turn),
-            "stop_reason": _STOPS[turn.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": _STOPS[turn.finish_reason] if stopped is None else "stop_sequence",
+            "stop_sequence": stopped,
             "usage": {"input_tokens": turn.prompt_tokens, "output_tokens": len(turn.token_ids)},
         }
 
@@ -67,7 +70,8 @@ class Messages(Dialect):
         whole = self.format_answer(number, model, turns, decode)
 
         usage = {**whole["usage"], "output_tokens": 0}
-        yield _event("message_start", message={**whole, "content": [], "stop_reason": None, "usage": usage})
+        going_on = {"stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message={**whole, "content": [], **going_on, "usage": usage})
         for index, block in enumerate(whole["content"]):
             if block["type"] == "tool_use":
                 begun, delta = {**block, "input": {}}, {"type": "input_json_delta"}
@@ -78,9 +82,18 @@ class Messages(Dialect):
             yield _event("content_block_start", index=index, content_block=begun)
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=ended, usage={"output_tokens": whole["usage"]["output_tokens"]})
         yield _event("message_stop")
+
+    def _find_stop(self, turn: SampledTurn, decode: Decode) -> str | None:
+        """Find the text of the request that ended a turn: one that its last token completes."""
+        texts = self.body.get("stop_sequences")
+        if turn.finish_reason != "stop" or not isinstance(texts, list):
+            return None
+        whole, before = decode(turn.token_ids), decode(turn.token_ids[:-1])
+        found = [t for t in texts if isinstance(t, str) and t and t in whole and t not in before]
+        return min(found, key=whole.find, default=None)
 
     def _format_content(self, turn: SampledTurn) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []

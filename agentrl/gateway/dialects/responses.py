@@ -23,6 +23,7 @@ class Responses(Dialect):
 
     name = "OpenAI's Responses"
     sampling = ("temperature", "top_p", "max_output_tokens", "text", "reasoning", "top_logprobs")
+    unfollowed = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
 
     def read_messages(self) -> Conversation:
         messages: Conversation = []
@@ -32,7 +33,7 @@ class Responses(Dialect):
         if previous is not None:
             if not isinstance(previous, str) or previous not in self.past:
                 raise ValueError(f"previous_response_id: {previous!r} is no answer of this episode")
-            messages += [dict(m) for m in self.past[previous] if m["role"] != "system" or not messages]
+            messages += [dict(m) for m in self.past[previous]]
         given = self.body.get("input")
         if isinstance(given, str):
             return [*messages, {"role": "user", "content": given}]
@@ -73,7 +74,8 @@ class Responses(Dialect):
     def format_answer(self, number: int, model: str, turns: Sequence[SampledTurn], decode: Decode) -> dict[str, Any]:
         (turn,) = turns
         begun = self._begin(number, model)
-        self.past[begun["id"]] = [*self.messages, turn.message]
+        own = self.messages[1:] if self.body.get("instructions") else self.messages  # those are of this request alone
+        self.past[begun["id"]] = [*own, turn.message]
         cut = turn.finish_reason == "length"
         sampled = len(turn.token_ids)
         return begun | {

@@ -128,12 +128,18 @@ def same_arguments(one: object, other: object) -> bool:
 
 
 def _canonicalize_arguments(arguments: object) -> str:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            return str(arguments).strip()
-    return json.dumps(arguments or {}, sort_keys=True)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    try:
+        given = json.loads(text or "{}", parse_float=_read_float)
+    except (ValueError, RecursionError):
+        return text.strip()
+    return json.dumps(given or {}, sort_keys=True)
+
+
+def _read_float(text: str) -> float:
+    """Read a number; a whole one as JavaScript writes it, which has no other."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def to_message(given: Mapping[str, Any], names: Mapping[str, str]) -> Message:

@@ -4,8 +4,9 @@ SETTINGS is JSON: ``taskset`` (the package's name), ``config`` and ``eval_config
 second laid over the first for held-out tasks), ``harness`` and ``runtime`` (of seats that name none).
 
 A line of JSON on stdin begins an episode (``id``, ``play``), asks for a task (``id``, ``show``) or cancels (``id``,
-``cancel``); a line on stdout answers (``id``, ``answer``). The first line says what there is to play, or why there is
-nothing (``refused``). What the package prints goes to stderr. The end of stdin ends everything.
+``cancel``); a line on stdout answers (``id``, ``answer``), or says at once that a cancellation was heard (``heard``).
+The first line says what there is to play, or why there is nothing (``refused``). What the package prints goes to
+stderr. The end of stdin ends everything.
 """
 
 from __future__ import annotations
@@ -121,8 +122,10 @@ class Package:
                 elif "play" in asked:
                     self.running[number] = asyncio.create_task(self._answer(number, asked["play"], answer))
                     self.running[number].add_done_callback(partial(self._forget, number))
-                elif number in self.running:
-                    self.running[number].cancel()
+                else:
+                    answer({"id": number, "heard": True})
+                    if number in self.running:
+                        self.running[number].cancel()
             for task in [*self.running.values()]:
                 task.cancel()
             await asyncio.gather(*self.running.values(), return_exceptions=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
 from agentrl.agents.agent import AgentTask
+from agentrl.gateway.dialects.chat_completions import ChatCompletions
 from agentrl.gateway.dialects.dialect import read_list
 from agentrl.gateway.dialects.messages import Messages
 from agentrl.gateway.dialects.responses import Responses
 from agentrl.rollout.threads.conversation import TurnTree
+from agentrl.rollout.threads.forest import SampledTurn
 from agentrl.testing import call, decode_text
 from tests.helpers.agents import Client, play, read_events, solve
 
@@ -128,6 +131,55 @@ async def test_errors_have_the_dialects_shape() -> None:
     done = await play(ask, ["right"])
     assert done.reward == 1.0
     assert decode_text(done.segments[-1].token_ids) == "right"
+
+
+def test_instructions_are_of_one_request_and_a_system_message_of_the_conversation() -> None:
+    rule, said = {"role": "system", "content": "a rule"}, {"role": "assistant", "content": "so"}
+    past: dict[str, Any] = {}
+    first = Responses({"instructions": "one", "input": [rule, {"role": "user", "content": "hi"}]}, past)
+    first.format_answer(7, "m", [SampledTurn(said, "stop", 1, [], [])], str)
+    (answer,) = past
+    asked = {"input": "and?", "previous_response_id": answer}
+    rest = [rule, {"role": "user", "content": "hi"}, said, {"role": "user", "content": "and?"}]
+    assert Responses({**asked, "instructions": "two"}, past).messages == [{"role": "system", "content": "two"}, *rest]
+    assert Responses(asked, past).messages == rest
+
+
+def sampled(text: str, *, finish: str = "stop", prompt: int = 5, calls: Sequence[Any] = ()) -> SampledTurn:
+    message: dict[str, Any] = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+    return SampledTurn(message, finish, prompt, text.encode() or b"<>", [-0.5] * (len(text) or 2))
+
+
+def test_several_turns_of_a_request_have_one_prompt() -> None:
+    asked = ChatCompletions({"messages": [], "n": 3}, {})
+    usage = asked.format_answer(1, "m", [sampled("four")] * 3, decode_text)["usage"]
+    assert usage == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+
+
+@pytest.mark.parametrize("text", ["said", ""])
+def test_logprobs_are_told_once_in_a_stream_of_calls_too(text: str) -> None:
+    calls = [{"id": str(n), "type": "function", "function": {"name": "add", "arguments": "{}"}} for n in range(2)]
+    asked = ChatCompletions({"messages": [], "logprobs": True}, {})
+    events = asked.format_events(1, "m", [sampled(text, finish="tool_calls", calls=calls)], decode_text)
+    choices = [e["choices"][0] for e in read_events(b"".join(events).decode())[:-1]]
+    (told,) = [c["logprobs"]["content"] for c in choices if c["logprobs"]]
+    assert [one["logprob"] for one in told] == [-0.5] * (len(text) or 2)
+
+
+def test_a_turn_that_a_text_of_the_request_ended_says_which() -> None:
+    def ask(text: str, finish: str = "stop", **body: Any) -> tuple[object, object]:
+        asked = Messages({"messages": [], **body}, {})
+        given: Any = (1, "m", [sampled(text, finish=finish)], decode_text)
+        answer, events = asked.format_answer(*given), b"".join(asked.format_events(*given)).decode()
+        told = answer["stop_reason"], answer["stop_sequence"]
+        *_, ended, _ = read_events("\n".join(x for x in events.splitlines() if x.startswith("data")))
+        assert tuple(ended["delta"].values()) == told
+        return told
+
+    stops: Any = {"stop_sequences": ["END", "D"]}
+    assert ask("one END", **stops) == ("stop_sequence", "END")
+    assert ask("one END more", **stops) == ask("one END") == ("end_turn", None)
+    assert ask("one END", "length", **stops) == ("max_tokens", None)
 
 
 def test_what_is_thought_is_shown_where_it_is_asked_for() -> None:

@@ -112,6 +112,13 @@ def test_arguments_are_the_same_however_they_are_written(arguments: dict[str, An
     assert not same_arguments({**arguments, "one more": 1}, text) or "one more" in arguments
 
 
+def test_numbers_are_the_same_as_javascript_writes_them() -> None:
+    assert same_arguments('{"a": 1.0, "b": [-0.0, 1e3, 1e21]}', {"a": 1, "b": [0, 1000, 1e21]})
+    assert same_arguments({"a": 2.0}, '{"a": 2}')
+    assert not same_arguments('{"a": 1.5}', '{"a": 1}')
+    assert same_arguments('{"a": 1e999}', '{"a": 1e999}')
+
+
 def test_what_nobody_can_read_is_the_same_as_itself() -> None:
     assert same_arguments("{broken", " {broken ")
     assert not same_arguments("{broken", "{other")
