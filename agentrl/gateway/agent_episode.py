@@ -133,6 +133,9 @@ class AgentEpisode(Episode):
         if self._requests:
             await asyncio.wait(self._requests)
 
+    def _has_acted(self) -> bool:
+        return self.forest.turns > 0  # `segments` are filled when it is collected
+
     def _fail(self, error: BaseException, stage: str) -> None:
         """End the episode by an error that is not the agent's: the engine's, the renderer's, the environment's."""
         if self._failure is None:

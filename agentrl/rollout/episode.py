@@ -196,8 +196,11 @@ class Episode:
 
     def _find_provenance(self, provoked: bool | None = None) -> bool | None:
         """Return False for a fault that the model cannot have brought about; None where only evidence can tell."""
-        acted = any(s.author == "model" for s in self.segments)
-        return provoked if acted and self.stage in _ANSWERING else False
+        return provoked if self._has_acted() and self.stage in _ANSWERING else False
+
+    def _has_acted(self) -> bool:
+        """Return True once the model has taken a turn."""
+        return any(s.author == "model" for s in self.segments)
 
     def _own_seconds(self) -> float:
         """Return the seconds that the environment took to answer the model, those of this moment too."""
