@@ -203,9 +203,8 @@ class Episode:
         return any(s.author == "model" for s in self.segments)
 
     def _own_seconds(self) -> float:
-        """Return the seconds that the environment took to answer the model, those of this moment too."""
-        now = self.clock() - self.since if self.stage in _ANSWERING else 0.0
-        return now + sum(self.timings[stage] for stage in _ANSWERING)
+        """Return the seconds that the environment took to answer the model."""
+        return sum(self.timings[stage] for stage in _ANSWERING)
 
     async def _play(self, until: Branching | None) -> bool:
         """Play until the end and score, or until ``until.turn``. Return True if it stopped to branch."""

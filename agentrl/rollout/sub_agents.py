@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.environments.env import ToolEnv
 from agentrl.environments.validation import as_messages, validate_step
-from agentrl.errors import ConfigError, InfraError, UserError
+from agentrl.errors import ConfigError, UserError
 from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.rollout.threads.open_thread import OpenThread
@@ -167,7 +167,7 @@ class SubAgents:
     async def _sample(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any], speaker: bytes) -> SampledTurn:
         try:
             return await self.forest.complete(messages, tools, is_retry=False, speaker=speaker)
-        except (TurnRefused, UserError, InfraError):
+        except (TurnRefused, UserError):
             raise
         except Exception:  # of the engine or the renderer, which are ours, and not of the environment
             self.episode.stage = "generate"
