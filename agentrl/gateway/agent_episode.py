@@ -48,7 +48,8 @@ class AgentEpisode(Episode):
         self._refused: Stop | None = None  # why a request was refused that the episode does not end by
         self._turn_rewards: dict[int, float] = {}
         self._requests: set[asyncio.Task[Any]] = set()
-        self._doing = 0  # requests that are being answered
+        self._doing = Counter[str]()  # requests that are being answered, by their stages
+        self._begun: dict[str, float] = {}  # when the first of them was, by the same
         self._has_ended = False  # the agent
         self._folder = ""  # that it worked in
         self._failure: tuple[BaseException, str] | None = None  # of ours, and at which stage
@@ -136,6 +137,10 @@ class AgentEpisode(Episode):
     def _has_acted(self) -> bool:
         return self.forest.turns > 0  # `segments` are filled when it is collected
 
+    def _own_seconds(self) -> float:
+        going_on = self.clock() - self._begun["tools"] if self._doing["tools"] else 0.0  # a call that is still cancelled
+        return super()._own_seconds() + going_on
+
     def _fail(self, error: BaseException, stage: str) -> None:
         """End the episode by an error that is not the agent's: the engine's, the renderer's, the environment's."""
         if self._failure is None:
@@ -147,14 +152,18 @@ class AgentEpisode(Episode):
 
     @contextmanager
     def _answering(self, stage: str) -> Iterator[None]:
-        """Hold a request's task and stage while it is answered; an error of ours ends the episode."""
+        """Hold a request's task and stage while it is answered; an error of ours ends the episode.
+
+        Seconds in which several are answered count once.
+        """
         request = asyncio.current_task()
         assert request is not None
-        started = self.clock()
         self._requests.add(request)
-        if not self._doing:
+        if not self._doing.total():
             self._switch(stage)
-        self._doing += 1
+        if not self._doing[stage]:
+            self._begun[stage] = self.clock()
+        self._doing[stage] += 1
         try:
             yield
         except TurnRefused as refusal:
@@ -164,10 +173,11 @@ class AgentEpisode(Episode):
             self._fail(error, stage)
             raise
         finally:
-            self.timings[stage] += self.clock() - started
             self._requests.discard(request)
-            self._doing -= 1
-            if not self._doing:
+            self._doing[stage] -= 1
+            if not self._doing[stage]:
+                self.timings[stage] += self.clock() - self._begun[stage]
+            if not self._doing.total():
                 self._switch("agent")
 
     def _switch(self, stage: str) -> None:
