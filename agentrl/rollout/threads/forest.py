@@ -261,6 +261,7 @@ class ThreadForest:
         thread = OpenThread(1 + max((t.branch for t in self.threads), default=-1), tools, opened=True)
         thread.source, thread.begun = find_caller(self.threads, messages), len(messages)
         thread.after = thread.source.turns[-1] if thread.source is not None else None
+        thread.was_offered = bool(tools)
         self.context.offered_tools.add(tools)
         thread.append(Segment("prompt", tuple(self.renderer.render_ids(messages, tools=tools))))
         thread.add_messages(messages)
@@ -292,12 +293,13 @@ class ThreadForest:
             shown = thread.messages[: parent.messages]
             source, depth, begun = thread, parent.depth, len(shown)
             thread = OpenThread(branch, tools, opened=False, history=history, messages=shown, depth=depth, begun=begun)
-            thread.source, thread.after = source, parent.turn
+            thread.source, thread.after, thread.was_offered = source, parent.turn, source.was_offered
             thread.append(Segment("prompt", beginning))
             self.threads.append(thread)
         if added:
             thread.append(Segment("env", tuple(added)))
         thread.tools, thread.folded = tools, False
+        thread.was_offered |= bool(tools)
         thread.add_messages(messages)
         return thread
 
@@ -323,14 +325,14 @@ class ThreadForest:
     def find_main(self) -> OpenThread:
         """Find the thread whose last turn is the answer: the last one to which tools were offered, where one was."""
         played = [t for t in self.threads if t.turns]
-        return max([t for t in played if t.tools] or played, key=lambda t: t.turns[-1])
+        return max([t for t in played if t.was_offered] or played, key=lambda t: t.turns[-1])
 
     def is_side_call(self, thread: OpenThread) -> bool:
         """Return True for a title, a summary for the screen: one turn, apart from the others, without their tools."""
         played = [t for t in self.threads if t.turns]
         goes_on = any(t.source is thread and not t.opened for t in played)
-        alone = thread.opened and not thread.tools and len(thread.turns) == 1 and not goes_on
-        return alone and any(t.tools for t in played)
+        alone = thread.opened and not thread.was_offered and len(thread.turns) == 1 and not goes_on
+        return alone and any(t.was_offered for t in played)
 
     def collect(self) -> PlayedThreads:
         """Return the threads so far: one behind the other, in the order in which they were opened."""

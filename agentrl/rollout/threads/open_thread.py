@@ -25,6 +25,7 @@ class OpenThread:
         source: the thread that it goes on from, or whose call opened it; None: of none.
         after: the number of the source's turn that it stands behind.
         begun: messages that it began with.
+        was_offered: tools, in any of its conversation's requests so far.
         is_cut: its last turn ran out of tokens.
         folded: another conversation has its task, with another history: it is hardly gone on from.
     """
@@ -42,6 +43,7 @@ class OpenThread:
     source: OpenThread | None = None
     after: int | None = None
     begun: int = 0
+    was_offered: bool = False
     is_cut: bool = False
     folded: bool = False
 
