@@ -247,10 +247,12 @@ class AgentEpisode(Episode):
         """Return the episode so far: its threads one behind the other, in the order in which they were opened."""
         played = self.forest.collect()
         self.segments, order = played.segments, played.order
-        self.step_rewards = [self._turn_rewards.get(number, 0.0) for number in order]
-        place = {number: index for index, number in enumerate(order)}
+        place, last = {number: index for index, number in enumerate(order)}, max(len(order) - 1, 0)
+        self.step_rewards = [0.0] * len(order)
+        for number, reward in self._turn_rewards.items() if order else ():
+            self.step_rewards[place.get(number, last)] += reward
         made = super().trajectory()
-        calls = tuple(replace(c, turn=place.get(c.turn, max(len(order) - 1, 0))) for c in made.calls)
+        calls = tuple(replace(c, turn=place.get(c.turn, last)) for c in made.calls)
         metrics = {**made.metrics, "agent/threads": float(played.count), "agent/side_calls": float(played.side_calls)}
         metrics["agent/invalid_calls"] = float(self.forest.count_invalid_calls())
         return replace(made, calls=calls, metrics=metrics, threads=played.threads)

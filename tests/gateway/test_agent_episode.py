@@ -279,6 +279,24 @@ async def test_an_environment_that_ends_the_episode_ends_it_for_the_agent() -> N
     assert (done.stop, done.turns, done.step_rewards) == (Stop.TERMINATED, 1, (0.5,))
 
 
+async def test_a_step_behind_a_side_call_keeps_its_reward() -> None:
+    class Pays(Sums):
+        async def step(self, reply: Reply) -> Step:
+            return (await super().step(reply))._replace(reward=1.0 if reply.tool_calls else 0.0)
+
+    async def fill_in(task: AgentTask, client: Client) -> None:
+        messages: list[Any] = [*task.messages, await client.chat(task.messages)]
+        await client.chat([{"role": "user", "content": "Give this a title"}], tools=None)
+        content = await client.call("add", {"a": 1, "b": 1})  # not as the model wrote it
+        (one,) = messages[-1]["tool_calls"]
+        await client.chat([*messages, {"role": "tool", "tool_call_id": one["id"], "content": content}])
+
+    said = {".1": "a title"}
+    done = await play(fill_in, lambda s, turn: said.get(s[-2:]) or [call("add", a=1), "right"][turn], env=Pays)
+    assert (done.turns, done.metrics["agent/side_calls"], sum(done.step_rewards)) == (2, 1, 1.0)
+    assert done.step_rewards[done.calls[0].turn] == 1.0
+
+
 async def test_an_environment_without_tools_answers_the_last_turn() -> None:
     class Quiz(Env):
         async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
