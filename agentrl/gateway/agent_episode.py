@@ -222,21 +222,21 @@ class AgentEpisode(Episode):
             raise TurnRefused("episode_over", "the episode is over")
         if not isinstance(env, ToolEnv):
             raise TurnRefused("invalid_request", f"env {self.context.spec.name!r} has no tools")
-        call, turn = self.forest.find_call(name, arguments)
+        wire, call, turn = self.forest.find_call(name, arguments)
         with self._answering("tools"):
             if type(env).step is ToolEnv.step:  # calls of a turn run together, as they do without an agent
-                return await self._step(env, call, turn)
+                return await self._step(env, wire, call, turn)
             async with self._stepping:
-                return await self._step(env, call, turn)
+                return await self._step(env, wire, call, turn)
 
-    async def _step(self, env: ToolEnv, call: ToolCall, turn: int) -> str:
+    async def _step(self, env: ToolEnv, wire: str, call: ToolCall, turn: int) -> str:
         env._turn = turn
         step = validate_step(await self._bounded(env.step(Reply("", (call,)))), env)
         self._turn_rewards[turn] = self._turn_rewards.get(turn, 0.0) + float(step.reward)
         self.info |= step.info
         messages = as_messages(step.observation)
         if len(messages) == 1 and messages[0]["role"] == "tool":
-            self.forest.answers[call.id] = messages[0]
+            self.forest.answers[wire] = messages[0]
         if step.terminated or step.truncated:
             self.forest.over = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
         return "\n".join(m["content"] for m in messages)

@@ -158,7 +158,7 @@ class SubAgents:
             if not turn.message.get("tool_calls"):
                 return str(turn.message.get("content") or ""), False
             for call in turn.message["tool_calls"]:
-                content = await self._call(env, *self.forest.calls[call["id"]][:2])
+                content = await self._call(env, call["id"])
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
             if self.ended is not None:
                 return f"the episode has ended; {said}", True
@@ -173,14 +173,15 @@ class SubAgents:
             self.episode.stage = "generate"
             raise
 
-    async def _call(self, env: ToolEnv, call: ToolCall, turn: int) -> str:
-        """Let the environment answer a call of a sub-agent."""
+    async def _call(self, env: ToolEnv, wire: str) -> str:
+        """Let the environment answer a call of a sub-agent, by its id on the wire."""
         if type(env).step is ToolEnv.step:
-            return await self._step(env, call, turn)
+            return await self._step(env, wire)
         async with self._stepping:
-            return await self._step(env, call, turn)
+            return await self._step(env, wire)
 
-    async def _step(self, env: ToolEnv, call: ToolCall, turn: int) -> str:
+    async def _step(self, env: ToolEnv, wire: str) -> str:
+        call, turn, _ = self.forest.calls[wire]
         env._turn = turn
         step = validate_step(await self.episode._bounded(env.step(Reply("", (call,)))), env)
         self.step_rewards[turn] = self.step_rewards.get(turn, 0.0) + float(step.reward)
@@ -189,7 +190,7 @@ class SubAgents:
             self.ended = step
         told = as_messages(step.observation)
         if len(told) == 1 and told[0]["role"] == "tool":
-            self.forest.answers[call.id] = told[0]
+            self.forest.answers[wire] = told[0]
         return "\n".join(m["content"] for m in told)
 
     # -- the whole -----------------------------------------------------------------------------------------------------

@@ -39,8 +39,21 @@ def check_contexts(trajectory: Trajectory, engine: ScriptedEngine) -> None:
     assert len(found) == trajectory.turns
 
 
-async def test_an_agent_that_plays_as_the_environment_does_gives_the_same_episode() -> None:
-    script = [ADD, call("subtract", a=1), "<tool_call>{broken</tool_call>", "right"]
+BROKEN = "<tool_call>{broken</tool_call>"
+NO_OBJECT = '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("script", "invalid"),
+    [
+        ([ADD, call("subtract", a=1), BROKEN, "right"], 1),
+        ([BROKEN, BROKEN, NO_OBJECT, NO_OBJECT, "right"], 4),  # ids of calls are made of their turns' words
+        ([ADD, ADD, ADD + ADD, ADD + ADD, "right"], 0),
+    ],
+)
+async def test_an_agent_that_plays_as_the_environment_does_gives_the_same_episode(
+    script: list[str], invalid: int
+) -> None:
     spec = EnvSpec(Sums)
     async with spec.open():
         native = await Rollout(spec, ScriptedEngine(script), ByteRenderer()).episode(1)
@@ -49,7 +62,26 @@ async def test_an_agent_that_plays_as_the_environment_does_gives_the_same_episod
     assert own.messages == native.messages
     assert (own.rewards, own.stop) == (native.rewards, native.stop) == ({"right": 1.0}, Stop.TERMINATED)
     assert [(c.turn, c.name, c.status) for c in own.calls] == [(c.turn, c.name, c.status) for c in native.calls]
-    assert own.metrics == {"agent/threads": 1.0, "agent/side_calls": 0.0, "agent/invalid_calls": 1.0}
+    assert own.metrics == {"agent/threads": 1.0, "agent/side_calls": 0.0, "agent/invalid_calls": invalid}
+
+
+async def test_two_turns_that_say_the_same_have_calls_of_their_own() -> None:
+    class Pays(Sums):
+        async def step(self, reply: Reply) -> Step:
+            return (await super().step(reply))._replace(reward=1.0 if reply.tool_calls else 0.0)
+
+    ids: list[str] = []
+
+    async def ask_for_two(task: AgentTask, client: Client) -> None:
+        body = {"messages": list(task.messages), "tools": list(task.tools), "n": 2}
+        for choice in (await client.post("/chat/completions", body)).json()["choices"]:
+            (one,) = choice["message"]["tool_calls"]
+            ids.append(one["id"])
+            await client.call("add", one["function"]["arguments"])
+
+    done = await play(ask_for_two, [ADD], env=Pays)
+    assert len(set(ids)) == 2
+    assert (done.step_rewards, [c.turn for c in done.calls]) == ((1.0, 1.0), [0, 1])
 
 
 async def test_what_a_client_makes_of_the_history_opens_no_thread() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import TemplateError
 from agentrl.renderer import HistoryRewriter, Renderer
+from agentrl.renderer.call_formats.hermes import make_call_id
 from agentrl.rollout.routed_experts import ask_for_experts
 from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.threads.conversation import (
@@ -104,8 +105,8 @@ class ThreadForest:
     turn_ended: float = 0.0  # when, by the run's clock: the last one; before it, what is before the first request
     over: Stop | None = None  # no more turns, and why
     past: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # conversations, by the answers that ended them
-    calls: dict[str, tuple[ToolCall, int, str]] = field(default_factory=dict)  # by id: the turn, the arguments as sent
-    answers: dict[str, Message] = field(default_factory=dict)  # that the environment's tools gave, by the call's id
+    calls: dict[str, tuple[ToolCall, int, str]] = field(default_factory=dict)  # by the id on the wire: turn, arguments
+    answers: dict[str, Message] = field(default_factory=dict)  # that the environment's tools gave, by the same
     _tree: TurnTree = field(default_factory=TurnTree)
     _names: dict[str, str] = field(default_factory=dict)  # of the tools that were called, by the ids of the calls
     _in_flight: dict[Digest, asyncio.Future[SampledTurn]] = field(default_factory=dict)
@@ -253,8 +254,20 @@ class ThreadForest:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise TurnRefused("invalid_request", f"messages: {error}") from None
             own = self.answers.get(message.get("tool_call_id", "")) if message["role"] == "tool" else None
-            read.append(own if own is not None and own["content"] == message["content"] else message)
+            given_back = own is not None and own["content"] == message["content"]
+            read.append(own if own is not None and given_back else self._restore_ids(message))
         return read
+
+    def _restore_ids(self, message: Message) -> Message:
+        """Give a message of a request the calls' own ids, which are not unique in an episode."""
+        if "tool_call_id" in message:
+            message["tool_call_id"] = self._find_own_id(message["tool_call_id"])
+        for call in message.get("tool_calls", ()):
+            call["id"] = self._find_own_id(call["id"])
+        return message
+
+    def _find_own_id(self, wire: str) -> str:
+        return self.calls[wire][0].id if wire in self.calls else wire
 
     def _open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> OpenThread:
         """Open a thread of a conversation that goes on from none."""
@@ -304,15 +317,19 @@ class ThreadForest:
         return thread
 
     def _write_message(self, reply: Reply, token_ids: Sequence[int]) -> dict[str, Any]:
-        """Write a reply for the wire. A call that cannot be made keeps what the model wrote: the agent says why."""
+        """Write a reply for the wire. A call that cannot be made keeps what the model wrote: the agent says why.
+
+        A call's own id is made of its turn's text: where an earlier call of the episode has it, it is given another.
+        """
         calls = []
         for call in reply.tool_calls:
             text = json.dumps(to_utf8_json(dict(call.arguments)))
             if call.error is not None and call.span is not None:
                 text = self.renderer.decode(token_ids[slice(*call.span)]).strip()
             name = call.name or INVALID_CALL
-            calls.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": text}})
-            self.calls[call.id], self._names[call.id] = (call, self.turns, text), call.name
+            wire = call.id if call.id not in self.calls else make_call_id(call.id, len(self.calls))
+            calls.append({"id": wire, "type": "function", "function": {"name": name, "arguments": text}})
+            self.calls[wire], self._names[wire] = (call, self.turns, text), call.name
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if calls else "")}
         if reply.thought:
             message["reasoning_content"] = reply.thought
@@ -352,14 +369,18 @@ class ThreadForest:
         """Count the calls that could not be read, or made."""
         return sum(call.error is not None for call, *_ in self.calls.values())
 
-    def find_call(self, name: str, arguments: Mapping[str, Any] | str) -> tuple[ToolCall, int]:
-        """Find the model's call that an agent makes, and its turn: the first that is the same and has no answer."""
+    def find_call(self, name: str, arguments: Mapping[str, Any] | str) -> tuple[str, ToolCall, int]:
+        """Find the model's call that an agent makes: the first that is the same and has no answer.
+
+        Returns:
+            Its id on the wire, the call, and its turn.
+        """
         for key, (call, turn, text) in self.calls.items():
             if key in self.answers:
                 continue
             if name == call.name and same_arguments(text, arguments) if call.name else name == INVALID_CALL:
                 self.answers[key] = {"role": "tool", "content": ""}  # until there is one
-                return call, turn
+                return key, call, turn
         number = f"agent{len(self.answers):05d}"
         self.answers[number] = {"role": "tool", "content": ""}
         turn = max(self.turns - 1, 0)
@@ -369,5 +390,6 @@ class ThreadForest:
                 if not isinstance(arguments, dict):
                     raise ValueError("they are no object")
             except ValueError as error:
-                return ToolCall(number, name, error=f"the arguments are no JSON object: {error}", kind="invalid"), turn
-        return ToolCall(number, name, arguments), turn
+                why = f"the arguments are no JSON object: {error}"
+                return number, ToolCall(number, name, error=why, kind="invalid"), turn
+        return number, ToolCall(number, name, arguments), turn
