@@ -43,7 +43,9 @@ class AgentEpisode(Episode):
     ) -> None:
         super().__init__(context, task, seed, options)
         self.gateway, self.key = gateway, key
-        self.forest = ThreadForest(context, self.renderer, seed, self.session, answering=self._answer_request)
+        self.forest = ThreadForest(
+            context, self.renderer, seed, self.session, answering=self._answer_request, other_tokens=lambda: self.behind
+        )
         self.requests = Counter[str]()  # by their dialects
         self._refused: Stop | None = None  # why a request was refused that the episode does not end by
         self._turn_rewards: dict[int, float] = {}

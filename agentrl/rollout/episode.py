@@ -318,7 +318,8 @@ class Episode:
             token_ids = self.token_ids.copy()
             room = min(max_tokens, context.engine.max_context - len(token_ids))
             if context.limits.max_episode_tokens is not None:
-                room = min(room, context.limits.max_episode_tokens - self.behind)
+                others = self.sub_agents.forest.count_behind() if self.sub_agents is not None else 0
+                room = min(room, context.limits.max_episode_tokens - self.behind - others)
             if room <= 0:
                 return None
             params = replace(

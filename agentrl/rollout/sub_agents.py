@@ -73,6 +73,7 @@ class SubAgents:
         seed = mix_seeds(episode.seed, _SEED)
         session = f"{episode.session}.sub"
         forest = ThreadForest(episode.context, episode.renderer, seed, session, goes_on_when_cut=True)
+        forest.other_tokens = lambda: episode.behind
         forest.turns, forest.turn_ended = episode.turn + 1, episode.clock()
         own = cls(episode, forest, list(range(episode.turn + 1)))
         forest.answering = own._time_engine

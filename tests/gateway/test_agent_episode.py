@@ -234,6 +234,40 @@ async def test_the_runs_limits_are_the_agents(script: list[str], limits: Any, st
     assert done.reward == 0.0
 
 
+async def test_the_tokens_of_an_episode_are_those_of_all_its_threads() -> None:
+    async def begin_anew(task: AgentTask, client: Client) -> None:
+        for number in range(12):
+            await client.chat([*task.messages, {"role": "user", "content": f"step {number}"}])
+
+    done = await play(begin_anew, ["word " * 19], max_episode_tokens=300)
+    assert (done.stop, done.turns, done.sampled_tokens) == (Stop.MAX_TOKENS, 4, 300)
+
+
+async def test_the_tokens_of_a_request_that_went_away_are_taken_back() -> None:
+    async def leave(task: AgentTask, client: Client) -> None:
+        messages = [*task.messages, await client.chat(task.messages)]
+        more = [*messages, {"role": "user", "content": "long " * 40}]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.chat, more)
+            while len(engine.contexts) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        refused = await client.post("/chat/completions", {"messages": [*more, *more], "tools": task.tools})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        await client.chat([*messages, {"role": "user", "content": "so?"}])
+
+    engine = ScriptedEngine(["so", "never", "right"])
+    generate = engine.generate
+
+    async def slow_at_second(*given: Any, **named: Any) -> Any:
+        engine.latency_s = 600.0 if len(engine.contexts) == 1 else 0.0
+        return await generate(*given, **named)
+
+    engine.generate = slow_at_second  # type: ignore[method-assign]
+    done = await play(leave, engine, max_episode_tokens=300)
+    assert (done.stop, done.turns, done.reward) == (Stop.TERMINATED, 2, 1.0)
+
+
 async def test_an_error_behind_a_turn_is_scored_and_one_before_it_is_a_fault() -> None:
     async def late(task: AgentTask, client: Client) -> None:
         await client.chat(task.messages)

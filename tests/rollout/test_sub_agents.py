@@ -122,6 +122,14 @@ async def test_a_sub_agent_that_comes_to_no_end_is_told_to_the_model(
     assert done.reward == 1.0
 
 
+async def test_the_tokens_of_sub_agents_are_the_episodes() -> None:
+    done = await play(says([ask("one"), ask("two"), "3"], ["word " * 20], ["word " * 20]), max_episode_tokens=250)
+    behind = [len(s.token_ids) for s in done.segments if s.author != "prompt"]
+    assert (done.stop, sum(len(t.turns) for t in done.threads[1:])) == (Stop.MAX_TOKENS, 1)
+    assert 250 <= sum(behind)
+    assert done.sampled_tokens <= 250
+
+
 async def test_the_engines_time_with_sub_agents_is_the_engines() -> None:
     """An engine that is slow is the world's fault, and not what a call of the model's brought about."""
     engine = says([ask("one", "two"), "3"], ["first"], ["second"])

@@ -91,6 +91,8 @@ class ThreadForest:
         most_turns: of a conversation; None: any number.
         answering: entered while a request is answered that no other one answers.
         goes_on_when_cut: a turn that ran out of tokens ends nothing: who goes on from it opens another thread.
+        other_tokens: counts the episode's tokens behind prompts that are in no thread; with those of all threads they are
+            within max_episode_tokens. None: that is of each conversation alone.
     """
 
     context: EpisodeContext
@@ -100,6 +102,7 @@ class ThreadForest:
     most_turns: int | None = None
     answering: Callable[[], AbstractContextManager[None]] = nullcontext
     goes_on_when_cut: bool = False
+    other_tokens: Callable[[], int] | None = None
     threads: list[OpenThread] = field(default_factory=list)
     turns: int = 0  # that were sampled, in all threads
     turn_ended: float = 0.0  # when, by the run's clock: the last one; before it, what is before the first request
@@ -170,6 +173,9 @@ class ThreadForest:
         digests: Sequence[Digest],
         sampling: SamplingParams | None,
     ) -> SampledTurn:
+        most = self.context.limits.max_episode_tokens
+        if most is not None and self.over is None and self._count_tokens() >= most:
+            self.over = Stop.MAX_TOKENS
         if self.over is not None:
             raise TurnRefused("episode_over", f"the episode is over ({self.over.value})")
         parent, known = self._tree.find(digests)
@@ -200,7 +206,7 @@ class ThreadForest:
         sampling = own or self._run_sampling(thread)
         room = min(sampling.max_tokens, context.engine.max_context - len(prompt))
         if limits.max_episode_tokens is not None:
-            room = min(room, limits.max_episode_tokens - (len(prompt) - len(thread.segments[0].token_ids)))
+            room = min(room, limits.max_episode_tokens - self._count_tokens(thread))
         if room <= 0:
             sentence = f"{len(prompt)} tokens of context leave no room for a turn"
             raise TurnRefused("context_length_exceeded", sentence, Stop.MAX_TOKENS)
@@ -238,6 +244,16 @@ class ThreadForest:
             if not self.goes_on_when_cut:
                 self.over = Stop.MAX_TOKENS
         return SampledTurn(message, finish, len(prompt), completion.token_ids, completion.logprobs, self.turns - 1)
+
+    def count_behind(self, thread: OpenThread | None = None) -> int:
+        """Count the tokens behind the prompts of all threads that have a turn, or are about to."""
+        return sum(t.behind for t in self.threads if t.turns or t is thread)
+
+    def _count_tokens(self, thread: OpenThread | None = None) -> int:
+        """Count the tokens that are within max_episode_tokens, before a thread's next turn."""
+        if self.other_tokens is not None:
+            return self.other_tokens() + self.count_behind(thread)
+        return thread.behind if thread is not None else 0
 
     def _run_sampling(self, thread: OpenThread) -> SamplingParams:
         """Return the run's own sampling of a thread's next turn."""

@@ -37,6 +37,7 @@ class OpenThread:
     messages: list[Message] = field(default_factory=list)  # the same, as they are shown
     segments: list[Segment] = field(default_factory=list)
     token_ids: TokenContext = field(default_factory=TokenContext)
+    behind: int = 0  # tokens behind its prompt
     depth: int = 0
     turns: list[int] = field(default_factory=list)
     reply: Reply | None = None  # its last turn, read
@@ -49,6 +50,8 @@ class OpenThread:
 
     def append(self, segment: Segment) -> None:
         """Append tokens."""
+        if segment.author != "prompt":
+            self.behind += len(segment.token_ids)
         self.segments.append(segment)
         self.token_ids.extend(segment.token_ids)
 
@@ -62,6 +65,7 @@ class OpenThread:
         del self.history[messages:], self.messages[messages:]
         cut = sum(len(segment.token_ids) for segment in self.segments[segments:])
         self.token_ids = self.token_ids.take(len(self.token_ids) - cut)
+        self.behind -= sum(len(s.token_ids) for s in self.segments[segments:] if s.author != "prompt")
         del self.segments[segments:]
 
 
