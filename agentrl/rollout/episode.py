@@ -145,7 +145,7 @@ class Episode:
         self.timings: dict[str, float] = defaultdict(float)
         self.track, self.clock = Track(context.lanes), context.lanes.clock
         self.started = self.since = self.clock()
-        self.turn = 0
+        self.turn = self.most_turns = 0
         self.shared_turns = 0  # turns there had been when it branched
         self.forks: list[Episode] = []
         self.sub_agents: SubAgents | None = None  # once there is one
@@ -209,8 +209,8 @@ class Episode:
     async def _play(self, until: Branching | None) -> bool:
         """Play until the end and score, or until ``until.turn``. Return True if it stopped to branch."""
         env = self.env or await self._reset()
-        max_turns = self.context.limits.max_turns or env.max_turns
-        while self.turn < max_turns:
+        self.most_turns = self.context.limits.max_turns or env.max_turns
+        while self.turn < self.most_turns:
             if until is not None and self.turn == until.turn:
                 with self._stage("clone"):
                     for number in range(1, until.branches):
