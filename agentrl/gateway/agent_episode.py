@@ -71,9 +71,10 @@ class AgentEpisode(Episode):
                 ending = await self._run_agent(env, task)
         finally:
             closed, forest.over = forest.over, forest.over or Stop.TERMINATED
-            await self._stop_requests()
             self._switch("")
             self._has_ended = True
+            await self._stop_requests()  # at a deadline nothing runs behind this
+        self.stage = "agent"  # and not that of a request that was cancelled
         if self._failure is not None:
             error, self.stage = self._failure
             raise error

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 
 from agentrl import EnvSpec, Reply, Step, tool
-from agentrl.agents.agent import AgentTask
+from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.errors import InfraError
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from tests.helpers.agents import Client, Sums, play, solve
+from tests.helpers.agents import Client, PythonAgent, Sums, play, rolling_out, solve
 
 pytestmark = pytest.mark.anyio
 ADD = call("add", a=1, b=1)
@@ -69,3 +71,64 @@ async def test_seconds_of_calls_that_run_together_count_once() -> None:
     done = await play(call_all, [said, "right"], env=Together, max_tokens=4000)
     assert 0.19 < done.timings["tools"] < done.timings["total"]
     assert sum(done.timings[stage] for stage in ("generate", "tools", "agent")) <= done.timings["total"]
+
+
+class Slow(Checked):
+    """One whose tool does not end."""
+
+    @tool(timeout_s=600)
+    async def add(self, a: int, b: int) -> int:
+        """Add."""
+        await anyio.sleep(600)
+        return a + b
+
+
+@pytest.mark.parametrize("stage", ["agent", "generate", "tools"])
+async def test_a_deadline_leaves_nobody_in_a_lane_whatever_was_done(stage: str) -> None:
+    async def wait(task: AgentTask, client: Client) -> None:
+        if stage == "agent":
+            await client.chat(task.messages)
+            await anyio.sleep(600)
+        await solve(task, client)
+
+    engine = ScriptedEngine([ADD], latency_s=600.0 if stage == "generate" else 0.0)
+    async with rolling_out(wait, engine, env=Slow, episode_timeout_s=1.0, turn_timeout_s=600.0) as rollout:
+        done = await rollout.episode(1)
+        assert done.fault is not None
+        assert (done.fault.kind, done.fault.provoked) == ("episode_timeout", stage == "tools")
+        with anyio.fail_after(60):
+            while rollout.lanes._busy:  # noqa: ASYNC110  # requests that are being cancelled
+                await anyio.sleep(0.01)
+        assert not any(lane.inside for lane in rollout.lanes._lanes.values())
+
+
+class Killed(PythonAgent):
+    """An agent that is killed while a tool answers it."""
+
+    async def run(self, task: AgentTask) -> AgentEnding:
+        ending = await super().run(task)
+        return replace(ending, error="killed by signal 9", killed=True)
+
+
+async def test_an_agent_that_is_killed_during_a_call_is_the_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    class Noting(Slow):
+        async def step(self, action: Reply) -> Step:
+            called.append(1)
+            return await super().step(action)
+
+    async def call_and_go(task: AgentTask, client: Client) -> None:
+        await client.chat(task.messages)
+        body = {"name": "add", "arguments": {"a": 1, "b": 1}}
+        requests.append(asyncio.create_task(client.post("/agentrl/call", body)))
+        with anyio.fail_after(60):
+            while not called:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+    requests: list[asyncio.Task[Any]] = []
+    monkeypatch.setattr("tests.helpers.agents.PythonAgent", Killed)
+    done = await play(call_and_go, [ADD], env=Noting)
+    await asyncio.wait(requests)
+    assert done.fault is not None
+    assert (done.fault.kind, done.fault.provoked, done.reward) == ("agent", False, None)
