@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,8 +18,9 @@ import anyio
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.environments.agent_env import AgentEnv, check_task_files
 from agentrl.environments.env import Env, ToolEnv
+from agentrl.environments.task_sampler import describe_task
 from agentrl.environments.validation import as_messages, validate_rewards, validate_step
-from agentrl.errors import InfraError
+from agentrl.errors import ContractError, InfraError, UserError, is_failure
 from agentrl.rollout.episode import Branching, Episode, EpisodeContext
 from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.runtime.threads import run_in_thread
@@ -110,10 +112,31 @@ class AgentEpisode(Episode):
     async def _run_agent(self, env: Env, task: AgentTask) -> AgentEnding:
         """Let the agent play: the environment's own, or that of the run."""
         if isinstance(env, AgentEnv) and env.brings_agent():
-            return await env.play(task)
+            return await self._play_itself(env, task)
         assert self.gateway.agent is not None
         ending = await self.gateway.agent.run(task)
         self._folder = ending.folder
+        return ending
+
+    async def _play_itself(self, env: AgentEnv, task: AgentTask) -> AgentEnding:
+        """Let the environment play. What it raises ends the episode as what its other methods raise does."""
+        name = f"{type(env).__name__}.play"
+        try:
+            call = env.play(task)
+            if not hasattr(call, "__await__"):
+                raise ContractError(f"{name} must be `async def`; it returned {call!r:.80}")
+            ending = await call
+        except UserError:
+            raise
+        except BaseException as error:  # belongs to the boundary around an episode
+            if not is_failure(error):
+                raise
+            whose = describe_task(self.task, self.context.split)
+            told = InfraError("env_play", f"{name} of {whose}: {traceback.format_exc(limit=-4)}")
+            self._fail(error if isinstance(error, InfraError) else told, "play")
+            return AgentEnding()
+        if not isinstance(ending, AgentEnding):
+            raise ContractError(f"{name} must return an AgentEnding (agentrl.agents.agent); it returned {ending!r:.80}")
         return ending
 
     async def _answer_last(self, env: Env) -> None:

@@ -204,7 +204,7 @@ class Episode:
 
     def _own_seconds(self) -> float:
         """Return the seconds that the environment took to answer the model."""
-        return sum(self.timings[stage] for stage in _ANSWERING)
+        return sum(self.timings.get(stage, 0.0) for stage in _ANSWERING)
 
     async def _play(self, until: Branching | None) -> bool:
         """Play until the end and score, or until ``until.turn``. Return True if it stopped to branch."""
@@ -521,6 +521,6 @@ class _Stage:
 
 
 # The environment's methods, by stage.
-_METHODS = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
-_ANSWERING = ("tools", "score", "close")  # stages in which the environment has the model's turns before it
+_METHODS = {name: name for name in ("reset", "clone", "play", "score", "close")} | {"tools": "step"}
+_ANSWERING = ("tools", "play", "score", "close")  # stages in which the environment has the model's turns before it
 _count = iter(range(1 << 62))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
+import httpx2
 import pytest
 
-from agentrl import EnvSpec, Reply, Step, tool
+from agentrl import AgentEnv, ContractError, EnvSpec, Reply, Step, Trajectory, tool
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.errors import InfraError
+from agentrl.gateway.gateway import Gateway
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from tests.helpers.agents import Client, PythonAgent, Sums, play, rolling_out, solve
@@ -132,3 +135,94 @@ async def test_an_agent_that_is_killed_during_a_call_is_the_worlds(monkeypatch: 
     await asyncio.wait(requests)
     assert done.fault is not None
     assert (done.fault.kind, done.fault.provoked, done.reward) == ("agent", False, None)
+
+
+class PlaysItself(AgentEnv):
+    """Plays its episodes itself: asks once, where it asks, and breaks."""
+
+    asks: ClassVar[bool] = True
+    worst_reward = -1.0
+
+    async def health_check(self) -> None: ...
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return "What is 1 + 1?", {}
+
+    async def play(self, task: AgentTask) -> AgentEnding:
+        async with httpx2.AsyncClient(timeout=60) as http:
+            body = {"messages": list(task.messages)}
+            key = {"authorization": f"Bearer {task.api_key}"}
+            if self.asks:
+                await http.post(f"{task.base_url}/chat/completions", json=body, headers=key)
+        return self.end()
+
+    def end(self) -> Any:
+        raise ConnectionError("my server is away")
+
+    async def score(self, trajectory: Trajectory) -> dict[str, float]:
+        return {"right": 1.0}
+
+
+class AsksNothing(PlaysItself):
+    asks = False
+
+
+class Blames(PlaysItself):
+    def end(self) -> Any:
+        raise InfraError("mine", "it is me", provoked=False)
+
+
+class ReturnsNothing(PlaysItself):
+    def end(self) -> Any: ...
+
+
+class IsPlain(PlaysItself):
+    def play(self, task: AgentTask) -> Any:
+        return AgentEnding()
+
+
+async def play_itself(env: type[AgentEnv], engine: ScriptedEngine | None = None) -> Trajectory:
+    spec = EnvSpec(env)
+    async with spec.open(), Gateway(None).open() as gateway:
+        rollout = Rollout(spec, engine or ScriptedEngine(["2"]), ByteRenderer())
+        rollout.begin = gateway.begin
+        return await rollout.episode(1)
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "told", "provoked"),
+    [
+        (PlaysItself, "env_play", "ConnectionError: my server is away", True),
+        (AsksNothing, "env_play", "AsksNothing.play of task 1: ", False),
+        (Blames, "mine", "it is me", False),
+    ],
+)
+async def test_an_environment_that_breaks_while_it_plays_is_a_fault(
+    env: type[AgentEnv], kind: str, told: str, provoked: bool
+) -> None:
+    done = await play_itself(env)
+    assert done.fault is not None
+    assert told in done.fault.message
+    assert (done.fault.kind, done.fault.provoked, done.reward) == (kind, provoked, -1.0 if provoked else None)
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (ReturnsNothing, r"ReturnsNothing\.play must return an AgentEnding .*; it returned None"),
+        (IsPlain, r"IsPlain\.play must be `async def`; it returned AgentEnding"),
+    ],
+)
+async def test_a_play_that_is_none_is_refused_by_a_sentence(env: type[AgentEnv], sentence: str) -> None:
+    with pytest.raises(ContractError, match=sentence):
+        await play_itself(env)
+
+
+async def test_an_engine_that_fails_is_told_and_not_what_the_play_made_of_it() -> None:
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise FloatingPointError("the logits are no numbers")
+
+    engine = ScriptedEngine([""])
+    engine.generate = fail  # type: ignore[method-assign]
+    with pytest.raises(FloatingPointError, match="the logits are no numbers"):
+        await play_itself(PlaysItself, engine)
