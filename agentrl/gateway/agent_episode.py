@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,8 +18,9 @@ import anyio
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.environments.agent_env import AgentEnv, check_task_files
 from agentrl.environments.env import Env, ToolEnv
+from agentrl.environments.task_sampler import describe_task
 from agentrl.environments.validation import as_messages, validate_rewards, validate_step
-from agentrl.errors import InfraError
+from agentrl.errors import ContractError, InfraError, UserError, is_failure
 from agentrl.rollout.episode import Branching, Episode, EpisodeContext
 from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.runtime.threads import run_in_thread
@@ -43,12 +45,15 @@ class AgentEpisode(Episode):
     ) -> None:
         super().__init__(context, task, seed, options)
         self.gateway, self.key = gateway, key
-        self.forest = ThreadForest(context, self.renderer, seed, self.session, answering=self._answer_request)
+        self.forest = ThreadForest(
+            context, self.renderer, seed, self.session, answering=self._answer_request, other_tokens=lambda: self.behind
+        )
         self.requests = Counter[str]()  # by their dialects
         self._refused: Stop | None = None  # why a request was refused that the episode does not end by
         self._turn_rewards: dict[int, float] = {}
         self._requests: set[asyncio.Task[Any]] = set()
-        self._doing = 0  # requests that are being answered
+        self._doing = Counter[str]()  # requests that are being answered, by their stages
+        self._begun: dict[str, float] = {}  # when the first of them was, by the same
         self._has_ended = False  # the agent
         self._folder = ""  # that it worked in
         self._failure: tuple[BaseException, str] | None = None  # of ours, and at which stage
@@ -68,9 +73,10 @@ class AgentEpisode(Episode):
                 ending = await self._run_agent(env, task)
         finally:
             closed, forest.over = forest.over, forest.over or Stop.TERMINATED
-            await self._stop_requests()
             self._switch("")
             self._has_ended = True
+            await self._stop_requests()  # at a deadline nothing runs behind this
+        self.stage = "agent"  # and not that of a request that was cancelled
         if self._failure is not None:
             error, self.stage = self._failure
             raise error
@@ -106,10 +112,31 @@ class AgentEpisode(Episode):
     async def _run_agent(self, env: Env, task: AgentTask) -> AgentEnding:
         """Let the agent play: the environment's own, or that of the run."""
         if isinstance(env, AgentEnv) and env.brings_agent():
-            return await env.play(task)
+            return await self._play_itself(env, task)
         assert self.gateway.agent is not None
         ending = await self.gateway.agent.run(task)
         self._folder = ending.folder
+        return ending
+
+    async def _play_itself(self, env: AgentEnv, task: AgentTask) -> AgentEnding:
+        """Let the environment play. What it raises ends the episode as what its other methods raise does."""
+        name = f"{type(env).__name__}.play"
+        try:
+            call = env.play(task)
+            if not hasattr(call, "__await__"):
+                raise ContractError(f"{name} must be `async def`; it returned {call!r:.80}")
+            ending = await call
+        except UserError:
+            raise
+        except BaseException as error:  # belongs to the boundary around an episode
+            if not is_failure(error):
+                raise
+            whose = describe_task(self.task, self.context.split)
+            told = InfraError("env_play", f"{name} of {whose}: {traceback.format_exc(limit=-4)}")
+            self._fail(error if isinstance(error, InfraError) else told, "play")
+            return AgentEnding()
+        if not isinstance(ending, AgentEnding):
+            raise ContractError(f"{name} must return an AgentEnding (agentrl.agents.agent); it returned {ending!r:.80}")
         return ending
 
     async def _answer_last(self, env: Env) -> None:
@@ -133,6 +160,15 @@ class AgentEpisode(Episode):
         if self._requests:
             await asyncio.wait(self._requests)
 
+    def _has_acted(self) -> bool:
+        return self.forest.turns > 0  # `segments` are filled when it is collected
+
+    def _own_seconds(self) -> float:
+        going_on = (
+            self.clock() - self._begun["tools"] if self._doing["tools"] else 0.0
+        )  # a call that is still cancelled
+        return super()._own_seconds() + going_on
+
     def _fail(self, error: BaseException, stage: str) -> None:
         """End the episode by an error that is not the agent's: the engine's, the renderer's, the environment's."""
         if self._failure is None:
@@ -144,14 +180,18 @@ class AgentEpisode(Episode):
 
     @contextmanager
     def _answering(self, stage: str) -> Iterator[None]:
-        """Hold a request's task and stage while it is answered; an error of ours ends the episode."""
+        """Hold a request's task and stage while it is answered; an error of ours ends the episode.
+
+        Seconds in which several are answered count once.
+        """
         request = asyncio.current_task()
         assert request is not None
-        started = self.clock()
         self._requests.add(request)
-        if not self._doing:
+        if not self._doing.total():
             self._switch(stage)
-        self._doing += 1
+        if not self._doing[stage]:
+            self._begun[stage] = self.clock()
+        self._doing[stage] += 1
         try:
             yield
         except TurnRefused as refusal:
@@ -161,10 +201,11 @@ class AgentEpisode(Episode):
             self._fail(error, stage)
             raise
         finally:
-            self.timings[stage] += self.clock() - started
             self._requests.discard(request)
-            self._doing -= 1
-            if not self._doing:
+            self._doing[stage] -= 1
+            if not self._doing[stage]:
+                self.timings[stage] += self.clock() - self._begun[stage]
+            if not self._doing.total():
                 self._switch("agent")
 
     def _switch(self, stage: str) -> None:
@@ -209,21 +250,21 @@ class AgentEpisode(Episode):
             raise TurnRefused("episode_over", "the episode is over")
         if not isinstance(env, ToolEnv):
             raise TurnRefused("invalid_request", f"env {self.context.spec.name!r} has no tools")
-        call, turn = self.forest.find_call(name, arguments)
+        wire, call, turn = self.forest.find_call(name, arguments)
         with self._answering("tools"):
             if type(env).step is ToolEnv.step:  # calls of a turn run together, as they do without an agent
-                return await self._step(env, call, turn)
+                return await self._step(env, wire, call, turn)
             async with self._stepping:
-                return await self._step(env, call, turn)
+                return await self._step(env, wire, call, turn)
 
-    async def _step(self, env: ToolEnv, call: ToolCall, turn: int) -> str:
+    async def _step(self, env: ToolEnv, wire: str, call: ToolCall, turn: int) -> str:
         env._turn = turn
         step = validate_step(await self._bounded(env.step(Reply("", (call,)))), env)
         self._turn_rewards[turn] = self._turn_rewards.get(turn, 0.0) + float(step.reward)
         self.info |= step.info
         messages = as_messages(step.observation)
         if len(messages) == 1 and messages[0]["role"] == "tool":
-            self.forest.answers[call.id] = messages[0]
+            self.forest.answers[wire] = messages[0]
         if step.terminated or step.truncated:
             self.forest.over = Stop.TERMINATED if step.terminated else Stop.TRUNCATED
         return "\n".join(m["content"] for m in messages)
@@ -234,10 +275,12 @@ class AgentEpisode(Episode):
         """Return the episode so far: its threads one behind the other, in the order in which they were opened."""
         played = self.forest.collect()
         self.segments, order = played.segments, played.order
-        self.step_rewards = [self._turn_rewards.get(number, 0.0) for number in order]
-        place = {number: index for index, number in enumerate(order)}
+        place, last = {number: index for index, number in enumerate(order)}, max(len(order) - 1, 0)
+        self.step_rewards = [0.0] * len(order)
+        for number, reward in self._turn_rewards.items() if order else ():
+            self.step_rewards[place.get(number, last)] += reward
         made = super().trajectory()
-        calls = tuple(replace(c, turn=place.get(c.turn, max(len(order) - 1, 0))) for c in made.calls)
+        calls = tuple(replace(c, turn=place.get(c.turn, last)) for c in made.calls)
         metrics = {**made.metrics, "agent/threads": float(played.count), "agent/side_calls": float(played.side_calls)}
         metrics["agent/invalid_calls"] = float(self.forest.count_invalid_calls())
         return replace(made, calls=calls, metrics=metrics, threads=played.threads)

@@ -145,7 +145,7 @@ class Episode:
         self.timings: dict[str, float] = defaultdict(float)
         self.track, self.clock = Track(context.lanes), context.lanes.clock
         self.started = self.since = self.clock()
-        self.turn = 0
+        self.turn = self.most_turns = 0
         self.shared_turns = 0  # turns there had been when it branched
         self.forks: list[Episode] = []
         self.sub_agents: SubAgents | None = None  # once there is one
@@ -196,19 +196,21 @@ class Episode:
 
     def _find_provenance(self, provoked: bool | None = None) -> bool | None:
         """Return False for a fault that the model cannot have brought about; None where only evidence can tell."""
-        acted = any(s.author == "model" for s in self.segments)
-        return provoked if acted and self.stage in _ANSWERING else False
+        return provoked if self._has_acted() and self.stage in _ANSWERING else False
+
+    def _has_acted(self) -> bool:
+        """Return True once the model has taken a turn."""
+        return any(s.author == "model" for s in self.segments)
 
     def _own_seconds(self) -> float:
-        """Return the seconds that the environment took to answer the model, those of this moment too."""
-        now = self.clock() - self.since if self.stage in _ANSWERING else 0.0
-        return now + sum(self.timings[stage] for stage in _ANSWERING)
+        """Return the seconds that the environment took to answer the model."""
+        return sum(self.timings.get(stage, 0.0) for stage in _ANSWERING)
 
     async def _play(self, until: Branching | None) -> bool:
         """Play until the end and score, or until ``until.turn``. Return True if it stopped to branch."""
         env = self.env or await self._reset()
-        max_turns = self.context.limits.max_turns or env.max_turns
-        while self.turn < max_turns:
+        self.most_turns = self.context.limits.max_turns or env.max_turns
+        while self.turn < self.most_turns:
             if until is not None and self.turn == until.turn:
                 with self._stage("clone"):
                     for number in range(1, until.branches):
@@ -316,7 +318,8 @@ class Episode:
             token_ids = self.token_ids.copy()
             room = min(max_tokens, context.engine.max_context - len(token_ids))
             if context.limits.max_episode_tokens is not None:
-                room = min(room, context.limits.max_episode_tokens - self.behind)
+                others = self.sub_agents.forest.count_behind() if self.sub_agents is not None else 0
+                room = min(room, context.limits.max_episode_tokens - self.behind - others)
             if room <= 0:
                 return None
             params = replace(
@@ -518,6 +521,6 @@ class _Stage:
 
 
 # The environment's methods, by stage.
-_METHODS = {name: name for name in ("reset", "clone", "score", "close")} | {"tools": "step"}
-_ANSWERING = ("tools", "score", "close")  # stages in which the environment has the model's turns before it
+_METHODS = {name: name for name in ("reset", "clone", "play", "score", "close")} | {"tools": "step"}
+_ANSWERING = ("tools", "play", "score", "close")  # stages in which the environment has the model's turns before it
 _count = iter(range(1 << 62))

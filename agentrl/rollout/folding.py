@@ -89,14 +89,15 @@ class FoldedContexts:
             )
 
     async def observe(self, episode: Episode, observation: Observation, tools: Sequence[JsonSchema]) -> bool:
-        """Append an observation, and fold the context where it passes the budget.
+        """Append an observation, and fold the context where it passes the budget and a turn may follow.
 
         Return False where no tokens are left for the summary.
         """
         mark, said = episode.mark_context(), list(episode.messages)
         episode._observe(observation, tools)
         turn, new = episode.messages[len(said) - 1], as_messages(observation)
-        if self._count_tokens(episode, [*self.messages, turn, *new], tools) <= self.folding.budget:
+        is_last = episode.turn + 1 >= episode.most_turns
+        if is_last or self._count_tokens(episode, [*self.messages, turn, *new], tools) <= self.folding.budget:
             self.messages += [turn, *new]
             return True
         kept = list(episode.messages)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.environments.env import ToolEnv
 from agentrl.environments.validation import as_messages, validate_step
-from agentrl.errors import ConfigError, InfraError, UserError
+from agentrl.errors import ConfigError, UserError
 from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.threads.forest import SampledTurn, ThreadForest, TurnRefused
 from agentrl.rollout.threads.open_thread import OpenThread
@@ -73,6 +73,7 @@ class SubAgents:
         seed = mix_seeds(episode.seed, _SEED)
         session = f"{episode.session}.sub"
         forest = ThreadForest(episode.context, episode.renderer, seed, session, goes_on_when_cut=True)
+        forest.other_tokens = lambda: episode.behind
         forest.turns, forest.turn_ended = episode.turn + 1, episode.clock()
         own = cls(episode, forest, list(range(episode.turn + 1)))
         forest.answering = own._time_engine
@@ -158,7 +159,7 @@ class SubAgents:
             if not turn.message.get("tool_calls"):
                 return str(turn.message.get("content") or ""), False
             for call in turn.message["tool_calls"]:
-                content = await self._call(env, *self.forest.calls[call["id"]][:2])
+                content = await self._call(env, call["id"])
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
             if self.ended is not None:
                 return f"the episode has ended; {said}", True
@@ -167,20 +168,21 @@ class SubAgents:
     async def _sample(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any], speaker: bytes) -> SampledTurn:
         try:
             return await self.forest.complete(messages, tools, is_retry=False, speaker=speaker)
-        except (TurnRefused, UserError, InfraError):
+        except (TurnRefused, UserError):
             raise
         except Exception:  # of the engine or the renderer, which are ours, and not of the environment
             self.episode.stage = "generate"
             raise
 
-    async def _call(self, env: ToolEnv, call: ToolCall, turn: int) -> str:
-        """Let the environment answer a call of a sub-agent."""
+    async def _call(self, env: ToolEnv, wire: str) -> str:
+        """Let the environment answer a call of a sub-agent, by its id on the wire."""
         if type(env).step is ToolEnv.step:
-            return await self._step(env, call, turn)
+            return await self._step(env, wire)
         async with self._stepping:
-            return await self._step(env, call, turn)
+            return await self._step(env, wire)
 
-    async def _step(self, env: ToolEnv, call: ToolCall, turn: int) -> str:
+    async def _step(self, env: ToolEnv, wire: str) -> str:
+        call, turn, _ = self.forest.calls[wire]
         env._turn = turn
         step = validate_step(await self.episode._bounded(env.step(Reply("", (call,)))), env)
         self.step_rewards[turn] = self.step_rewards.get(turn, 0.0) + float(step.reward)
@@ -189,7 +191,7 @@ class SubAgents:
             self.ended = step
         told = as_messages(step.observation)
         if len(told) == 1 and told[0]["role"] == "tool":
-            self.forest.answers[call.id] = told[0]
+            self.forest.answers[wire] = told[0]
         return "\n".join(m["content"] for m in told)
 
     # -- the whole -----------------------------------------------------------------------------------------------------

@@ -221,10 +221,12 @@ class Track:
     def enter(self, stage: str, now: float) -> None:
         self.owner = owner = OWNERS.get(stage, "env")
         self.path.append((now, owner))
-        self.lanes.begin(owner, now)
+        if not self.calls:
+            self.lanes.begin(owner, now)
 
     def leave(self, now: float) -> None:
-        self.lanes.end(self.owner, now)
+        if not self.calls:  # else it left when the first of them began
+            self.lanes.end(self.owner, now)
         self.owner = ""
 
     def call(self, tool: str) -> None:

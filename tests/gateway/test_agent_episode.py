@@ -39,8 +39,21 @@ def check_contexts(trajectory: Trajectory, engine: ScriptedEngine) -> None:
     assert len(found) == trajectory.turns
 
 
-async def test_an_agent_that_plays_as_the_environment_does_gives_the_same_episode() -> None:
-    script = [ADD, call("subtract", a=1), "<tool_call>{broken</tool_call>", "right"]
+BROKEN = "<tool_call>{broken</tool_call>"
+NO_OBJECT = '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("script", "invalid"),
+    [
+        ([ADD, call("subtract", a=1), BROKEN, "right"], 1),
+        ([BROKEN, BROKEN, NO_OBJECT, NO_OBJECT, "right"], 4),  # ids of calls are made of their turns' words
+        ([ADD, ADD, ADD + ADD, ADD + ADD, "right"], 0),
+    ],
+)
+async def test_an_agent_that_plays_as_the_environment_does_gives_the_same_episode(
+    script: list[str], invalid: int
+) -> None:
     spec = EnvSpec(Sums)
     async with spec.open():
         native = await Rollout(spec, ScriptedEngine(script), ByteRenderer()).episode(1)
@@ -49,7 +62,26 @@ async def test_an_agent_that_plays_as_the_environment_does_gives_the_same_episod
     assert own.messages == native.messages
     assert (own.rewards, own.stop) == (native.rewards, native.stop) == ({"right": 1.0}, Stop.TERMINATED)
     assert [(c.turn, c.name, c.status) for c in own.calls] == [(c.turn, c.name, c.status) for c in native.calls]
-    assert own.metrics == {"agent/threads": 1.0, "agent/side_calls": 0.0, "agent/invalid_calls": 1.0}
+    assert own.metrics == {"agent/threads": 1.0, "agent/side_calls": 0.0, "agent/invalid_calls": invalid}
+
+
+async def test_two_turns_that_say_the_same_have_calls_of_their_own() -> None:
+    class Pays(Sums):
+        async def step(self, reply: Reply) -> Step:
+            return (await super().step(reply))._replace(reward=1.0 if reply.tool_calls else 0.0)
+
+    ids: list[str] = []
+
+    async def ask_for_two(task: AgentTask, client: Client) -> None:
+        body = {"messages": list(task.messages), "tools": list(task.tools), "n": 2}
+        for choice in (await client.post("/chat/completions", body)).json()["choices"]:
+            (one,) = choice["message"]["tool_calls"]
+            ids.append(one["id"])
+            await client.call("add", one["function"]["arguments"])
+
+    done = await play(ask_for_two, [ADD], env=Pays)
+    assert len(set(ids)) == 2
+    assert (done.step_rewards, [c.turn for c in done.calls]) == ((1.0, 1.0), [0, 1])
 
 
 async def test_what_a_client_makes_of_the_history_opens_no_thread() -> None:
@@ -202,6 +234,40 @@ async def test_the_runs_limits_are_the_agents(script: list[str], limits: Any, st
     assert done.reward == 0.0
 
 
+async def test_the_tokens_of_an_episode_are_those_of_all_its_threads() -> None:
+    async def begin_anew(task: AgentTask, client: Client) -> None:
+        for number in range(12):
+            await client.chat([*task.messages, {"role": "user", "content": f"step {number}"}])
+
+    done = await play(begin_anew, ["word " * 19], max_episode_tokens=300)
+    assert (done.stop, done.turns, done.sampled_tokens) == (Stop.MAX_TOKENS, 4, 300)
+
+
+async def test_the_tokens_of_a_request_that_went_away_are_taken_back() -> None:
+    async def leave(task: AgentTask, client: Client) -> None:
+        messages = [*task.messages, await client.chat(task.messages)]
+        more = [*messages, {"role": "user", "content": "long " * 40}]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.chat, more)
+            while len(engine.contexts) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        refused = await client.post("/chat/completions", {"messages": [*more, *more], "tools": task.tools})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        await client.chat([*messages, {"role": "user", "content": "so?"}])
+
+    engine = ScriptedEngine(["so", "never", "right"])
+    generate = engine.generate
+
+    async def slow_at_second(*given: Any, **named: Any) -> Any:
+        engine.latency_s = 600.0 if len(engine.contexts) == 1 else 0.0
+        return await generate(*given, **named)
+
+    engine.generate = slow_at_second  # type: ignore[method-assign]
+    done = await play(leave, engine, max_episode_tokens=300)
+    assert (done.stop, done.turns, done.reward) == (Stop.TERMINATED, 2, 1.0)
+
+
 async def test_an_error_behind_a_turn_is_scored_and_one_before_it_is_a_fault() -> None:
     async def late(task: AgentTask, client: Client) -> None:
         await client.chat(task.messages)
@@ -277,6 +343,24 @@ async def test_an_environment_that_ends_the_episode_ends_it_for_the_agent() -> N
 
     done = await play(go_on, [ADD], env=Submits)
     assert (done.stop, done.turns, done.step_rewards) == (Stop.TERMINATED, 1, (0.5,))
+
+
+async def test_a_step_behind_a_side_call_keeps_its_reward() -> None:
+    class Pays(Sums):
+        async def step(self, reply: Reply) -> Step:
+            return (await super().step(reply))._replace(reward=1.0 if reply.tool_calls else 0.0)
+
+    async def fill_in(task: AgentTask, client: Client) -> None:
+        messages: list[Any] = [*task.messages, await client.chat(task.messages)]
+        await client.chat([{"role": "user", "content": "Give this a title"}], tools=None)
+        content = await client.call("add", {"a": 1, "b": 1})  # not as the model wrote it
+        (one,) = messages[-1]["tool_calls"]
+        await client.chat([*messages, {"role": "tool", "tool_call_id": one["id"], "content": content}])
+
+    said = {".1": "a title"}
+    done = await play(fill_in, lambda s, turn: said.get(s[-2:]) or [call("add", a=1), "right"][turn], env=Pays)
+    assert (done.turns, done.metrics["agent/side_calls"], sum(done.step_rewards)) == (2, 1, 1.0)
+    assert done.step_rewards[done.calls[0].turn] == 1.0
 
 
 async def test_an_environment_without_tools_answers_the_last_turn() -> None:

@@ -78,6 +78,19 @@ async def test_of_two_that_wait_the_one_whose_call_has_the_words_is_the_parent()
     ]
 
 
+async def test_the_answer_is_the_main_agents_where_it_is_asked_for_without_tools() -> None:
+    async def boss(task: AgentTask, client: Client) -> None:
+        messages: list[Any] = [*task.messages, await client.chat(task.messages)]
+        (one,) = messages[-1]["tool_calls"]
+        helped = await client.chat([user("find the number for me, please")])
+        messages.append({"role": "tool", "tool_call_id": one["id"], "content": helped["content"]})
+        await client.chat(messages, None)
+
+    done = await play(boss, ScriptedEngine(lambda s, turn: "its own" if s.endswith(".1") else [ADD, "right"][turn]))
+    assert (done.answer, done.reward) == ("right", 1.0)
+    assert [(t.role.value, t.turns) for t in done.threads] == [("main", (0, 2)), ("sub-agent", (1,))]
+
+
 async def test_a_folded_history_goes_on_for_the_one_before_it() -> None:
     async def fold(task: AgentTask, client: Client) -> None:
         messages: list[Any] = list(task.messages)

@@ -139,6 +139,17 @@ def test_limits_are_the_episodes() -> None:
     assert episode.stop is Stop.MAX_TURNS
 
 
+def test_nothing_is_summed_up_behind_the_last_turn() -> None:
+    whole = play(Summarising(), 700, limits=EpisodeLimits(max_turns=60))[1]
+    (last, *_) = (len(t.turns) for t in whole.threads)  # the first context's, its summary too
+    engine = Summarising()
+    _, episode = play(engine, 700, limits=EpisodeLimits(max_turns=last - 1))
+    assert (episode.stop, episode.turns, episode.threads) == (Stop.MAX_TURNS, last - 1, ())
+    assert not any(decode_text(context).endswith(REQUEST) for context, _ in engine.sampled)
+    assert len(episode.step_rewards) == episode.turns
+    assert_trained_as_sampled(episode, engine)
+
+
 def test_a_folded_episode_is_one_row_and_is_replayed() -> None:
     rollout, episode = play(Summarising(), 700, limits=EpisodeLimits(max_turns=40))
     other = replace(play(Summarising("\\boxed{12}"), None, limits=EpisodeLimits(max_turns=4))[1], rewards={"any": 1.0})

@@ -152,7 +152,7 @@ async def test_an_environments_health_check_decides(env: type[Env], provoked: bo
     assert [t.reward for t in group] == ([0.0, 0.0, 1.0] if provoked else [None, None, 1.0])
 
 
-@pytest.mark.parametrize("limits", [{"turn_timeout_s": 0.1}, {"turn_timeout_s": 60, "episode_timeout_s": 0.1}])
+@pytest.mark.parametrize("limits", [{"turn_timeout_s": 0.1}, {"turn_timeout_s": 60, "episode_timeout_s": 0.5}])
 async def test_an_answer_that_makes_the_environment_slow_earns_the_floor_too(limits: dict[str, float]) -> None:
     t = await rollout(Checked, ["wait"], **limits).episode(0)
     assert t.fault is not None
@@ -165,6 +165,14 @@ async def test_a_slow_engine_is_nobodys_request() -> None:
     t = await running.episode(0)
     assert t.fault is not None
     assert (t.fault.provoked, t.reward) == (False, None)
+
+
+async def test_seconds_of_an_answer_count_once() -> None:
+    running = rollout(Checked, ["wait"], turn_timeout_s=60, episode_timeout_s=1.0)
+    running.engine = ScriptedEngine(["wait"], latency_s=0.6)
+    t = await running.episode(0)
+    assert t.fault is not None
+    assert (t.fault.kind, t.fault.provoked) == ("episode_timeout", False)
 
 
 async def test_a_reset_that_fails_is_the_worlds() -> None:

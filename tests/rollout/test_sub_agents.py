@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import pytest
 
 from agentrl import EnvSpec, Step, ToolEnv, Trajectory, tool
 from agentrl.credit import record_held_out
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfraError
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.rollout import Rollout
 from agentrl.runs import reader
@@ -121,6 +122,14 @@ async def test_a_sub_agent_that_comes_to_no_end_is_told_to_the_model(
     assert done.reward == 1.0
 
 
+async def test_the_tokens_of_sub_agents_are_the_episodes() -> None:
+    done = await play(says([ask("one"), ask("two"), "3"], ["word " * 20], ["word " * 20]), max_episode_tokens=250)
+    behind = [len(s.token_ids) for s in done.segments if s.author != "prompt"]
+    assert (done.stop, sum(len(t.turns) for t in done.threads[1:])) == (Stop.MAX_TOKENS, 1)
+    assert sum(behind) >= 250
+    assert done.sampled_tokens <= 250
+
+
 async def test_the_engines_time_with_sub_agents_is_the_engines() -> None:
     """An engine that is slow is the world's fault, and not what a call of the model's brought about."""
     engine = says([ask("one", "two"), "3"], ["first"], ["second"])
@@ -165,6 +174,30 @@ async def test_a_step_of_a_sub_agent_may_end_the_episode_and_be_worth_something(
     done = await play(says([ask("go"), "3"], [ADD, "never said"]), Ends)
     assert (done.stop, done.turns) == (Stop.TERMINATED, 2)
     assert done.step_rewards == (0.0, 0.5)
+
+
+class Checked(Sums):
+    """One whose world works."""
+
+    async def health_check(self) -> None: ...
+
+
+@pytest.mark.parametrize(("error", "kind"), [("away", "endpoint_failed"), ("slow", "episode_timeout")])
+async def test_an_engine_that_fails_or_is_slow_beneath_a_sub_agent_is_the_worlds(error: str, kind: str) -> None:
+    engine = says([ask("one"), "3"], ["first"])
+    generate = engine.generate
+
+    async def fail_for_sub_agents(*given: Any, **named: Any) -> Any:
+        if ".sub" in named["session"]:
+            if error == "away":
+                raise InfraError("endpoint_failed", "the engine's server is away")
+            await anyio.sleep(600)
+        return await generate(*given, **named)
+
+    engine.generate = fail_for_sub_agents  # type: ignore[method-assign]
+    done = await play(engine, Checked, **({"episode_timeout_s": 1.0} if error == "slow" else {}))
+    assert done.fault is not None
+    assert (done.fault.kind, done.fault.provoked, done.reward) == (kind, False, None)
 
 
 class Breaks(Sums):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import TemplateError
 from agentrl.renderer import HistoryRewriter, Renderer
+from agentrl.renderer.call_formats.hermes import make_call_id
 from agentrl.rollout.routed_experts import ask_for_experts
 from agentrl.rollout.seeds import mix_seeds
 from agentrl.rollout.threads.conversation import (
@@ -90,6 +91,8 @@ class ThreadForest:
         most_turns: of a conversation; None: any number.
         answering: entered while a request is answered that no other one answers.
         goes_on_when_cut: a turn that ran out of tokens ends nothing: who goes on from it opens another thread.
+        other_tokens: counts the episode's tokens behind prompts that are in no thread; with those of all threads they
+            are within max_episode_tokens. None: that is of each conversation alone.
     """
 
     context: EpisodeContext
@@ -99,13 +102,14 @@ class ThreadForest:
     most_turns: int | None = None
     answering: Callable[[], AbstractContextManager[None]] = nullcontext
     goes_on_when_cut: bool = False
+    other_tokens: Callable[[], int] | None = None
     threads: list[OpenThread] = field(default_factory=list)
     turns: int = 0  # that were sampled, in all threads
     turn_ended: float = 0.0  # when, by the run's clock: the last one; before it, what is before the first request
     over: Stop | None = None  # no more turns, and why
     past: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # conversations, by the answers that ended them
-    calls: dict[str, tuple[ToolCall, int, str]] = field(default_factory=dict)  # by id: the turn, the arguments as sent
-    answers: dict[str, Message] = field(default_factory=dict)  # that the environment's tools gave, by the call's id
+    calls: dict[str, tuple[ToolCall, int, str]] = field(default_factory=dict)  # by the id on the wire: turn, arguments
+    answers: dict[str, Message] = field(default_factory=dict)  # that the environment's tools gave, by the same
     _tree: TurnTree = field(default_factory=TurnTree)
     _names: dict[str, str] = field(default_factory=dict)  # of the tools that were called, by the ids of the calls
     _in_flight: dict[Digest, asyncio.Future[SampledTurn]] = field(default_factory=dict)
@@ -169,6 +173,9 @@ class ThreadForest:
         digests: Sequence[Digest],
         sampling: SamplingParams | None,
     ) -> SampledTurn:
+        most = self.context.limits.max_episode_tokens
+        if most is not None and self.over is None and self._count_tokens() >= most:
+            self.over = Stop.MAX_TOKENS
         if self.over is not None:
             raise TurnRefused("episode_over", f"the episode is over ({self.over.value})")
         parent, known = self._tree.find(digests)
@@ -199,7 +206,7 @@ class ThreadForest:
         sampling = own or self._run_sampling(thread)
         room = min(sampling.max_tokens, context.engine.max_context - len(prompt))
         if limits.max_episode_tokens is not None:
-            room = min(room, limits.max_episode_tokens - (len(prompt) - len(thread.segments[0].token_ids)))
+            room = min(room, limits.max_episode_tokens - self._count_tokens(thread))
         if room <= 0:
             sentence = f"{len(prompt)} tokens of context leave no room for a turn"
             raise TurnRefused("context_length_exceeded", sentence, Stop.MAX_TOKENS)
@@ -238,6 +245,16 @@ class ThreadForest:
                 self.over = Stop.MAX_TOKENS
         return SampledTurn(message, finish, len(prompt), completion.token_ids, completion.logprobs, self.turns - 1)
 
+    def count_behind(self, thread: OpenThread | None = None) -> int:
+        """Count the tokens behind the prompts of all threads that have a turn, or are about to."""
+        return sum(t.behind for t in self.threads if t.turns or t is thread)
+
+    def _count_tokens(self, thread: OpenThread | None = None) -> int:
+        """Count the tokens that are within max_episode_tokens, before a thread's next turn."""
+        if self.other_tokens is not None:
+            return self.other_tokens() + self.count_behind(thread)
+        return thread.behind if thread is not None else 0
+
     def _run_sampling(self, thread: OpenThread) -> SamplingParams:
         """Return the run's own sampling of a thread's next turn."""
         sampling, branch = self.context.sampling, [thread.branch] if thread.branch else []
@@ -253,14 +270,27 @@ class ThreadForest:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise TurnRefused("invalid_request", f"messages: {error}") from None
             own = self.answers.get(message.get("tool_call_id", "")) if message["role"] == "tool" else None
-            read.append(own if own is not None and own["content"] == message["content"] else message)
+            given_back = own is not None and own["content"] == message["content"]
+            read.append(own if own is not None and given_back else self._restore_ids(message))
         return read
+
+    def _restore_ids(self, message: Message) -> Message:
+        """Give a message of a request the calls' own ids, which are not unique in an episode."""
+        if "tool_call_id" in message:
+            message["tool_call_id"] = self._find_own_id(message["tool_call_id"])
+        for call in message.get("tool_calls", ()):
+            call["id"] = self._find_own_id(call["id"])
+        return message
+
+    def _find_own_id(self, wire: str) -> str:
+        return self.calls[wire][0].id if wire in self.calls else wire
 
     def _open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> OpenThread:
         """Open a thread of a conversation that goes on from none."""
         thread = OpenThread(1 + max((t.branch for t in self.threads), default=-1), tools, opened=True)
         thread.source, thread.begun = find_caller(self.threads, messages), len(messages)
         thread.after = thread.source.turns[-1] if thread.source is not None else None
+        thread.was_offered = bool(tools)
         self.context.offered_tools.add(tools)
         thread.append(Segment("prompt", tuple(self.renderer.render_ids(messages, tools=tools))))
         thread.add_messages(messages)
@@ -292,25 +322,30 @@ class ThreadForest:
             shown = thread.messages[: parent.messages]
             source, depth, begun = thread, parent.depth, len(shown)
             thread = OpenThread(branch, tools, opened=False, history=history, messages=shown, depth=depth, begun=begun)
-            thread.source, thread.after = source, parent.turn
+            thread.source, thread.after, thread.was_offered = source, parent.turn, source.was_offered
             thread.append(Segment("prompt", beginning))
             self.threads.append(thread)
         if added:
             thread.append(Segment("env", tuple(added)))
         thread.tools, thread.folded = tools, False
+        thread.was_offered |= bool(tools)
         thread.add_messages(messages)
         return thread
 
     def _write_message(self, reply: Reply, token_ids: Sequence[int]) -> dict[str, Any]:
-        """Write a reply for the wire. A call that cannot be made keeps what the model wrote: the agent says why."""
+        """Write a reply for the wire. A call that cannot be made keeps what the model wrote: the agent says why.
+
+        A call's own id is made of its turn's text: where an earlier call of the episode has it, it is given another.
+        """
         calls = []
         for call in reply.tool_calls:
             text = json.dumps(to_utf8_json(dict(call.arguments)))
             if call.error is not None and call.span is not None:
                 text = self.renderer.decode(token_ids[slice(*call.span)]).strip()
             name = call.name or INVALID_CALL
-            calls.append({"id": call.id, "type": "function", "function": {"name": name, "arguments": text}})
-            self.calls[call.id], self._names[call.id] = (call, self.turns, text), call.name
+            wire = call.id if call.id not in self.calls else make_call_id(call.id, len(self.calls))
+            calls.append({"id": wire, "type": "function", "function": {"name": name, "arguments": text}})
+            self.calls[wire], self._names[wire] = (call, self.turns, text), call.name
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if calls else "")}
         if reply.thought:
             message["reasoning_content"] = reply.thought
@@ -323,14 +358,14 @@ class ThreadForest:
     def find_main(self) -> OpenThread:
         """Find the thread whose last turn is the answer: the last one to which tools were offered, where one was."""
         played = [t for t in self.threads if t.turns]
-        return max([t for t in played if t.tools] or played, key=lambda t: t.turns[-1])
+        return max([t for t in played if t.was_offered] or played, key=lambda t: t.turns[-1])
 
     def is_side_call(self, thread: OpenThread) -> bool:
         """Return True for a title, a summary for the screen: one turn, apart from the others, without their tools."""
         played = [t for t in self.threads if t.turns]
         goes_on = any(t.source is thread and not t.opened for t in played)
-        alone = thread.opened and not thread.tools and len(thread.turns) == 1 and not goes_on
-        return alone and any(t.tools for t in played)
+        alone = thread.opened and not thread.was_offered and len(thread.turns) == 1 and not goes_on
+        return alone and any(t.was_offered for t in played)
 
     def collect(self) -> PlayedThreads:
         """Return the threads so far: one behind the other, in the order in which they were opened."""
@@ -350,14 +385,18 @@ class ThreadForest:
         """Count the calls that could not be read, or made."""
         return sum(call.error is not None for call, *_ in self.calls.values())
 
-    def find_call(self, name: str, arguments: Mapping[str, Any] | str) -> tuple[ToolCall, int]:
-        """Find the model's call that an agent makes, and its turn: the first that is the same and has no answer."""
+    def find_call(self, name: str, arguments: Mapping[str, Any] | str) -> tuple[str, ToolCall, int]:
+        """Find the model's call that an agent makes: the first that is the same and has no answer.
+
+        Returns:
+            Its id on the wire, the call, and its turn.
+        """
         for key, (call, turn, text) in self.calls.items():
             if key in self.answers:
                 continue
             if name == call.name and same_arguments(text, arguments) if call.name else name == INVALID_CALL:
                 self.answers[key] = {"role": "tool", "content": ""}  # until there is one
-                return call, turn
+                return key, call, turn
         number = f"agent{len(self.answers):05d}"
         self.answers[number] = {"role": "tool", "content": ""}
         turn = max(self.turns - 1, 0)
@@ -367,5 +406,6 @@ class ThreadForest:
                 if not isinstance(arguments, dict):
                     raise ValueError("they are no object")
             except ValueError as error:
-                return ToolCall(number, name, error=f"the arguments are no JSON object: {error}", kind="invalid"), turn
-        return ToolCall(number, name, arguments), turn
+                why = f"the arguments are no JSON object: {error}"
+                return number, ToolCall(number, name, error=why, kind="invalid"), turn
+        return number, ToolCall(number, name, arguments), turn

@@ -25,6 +25,7 @@ class OpenThread:
         source: the thread that it goes on from, or whose call opened it; None: of none.
         after: the number of the source's turn that it stands behind.
         begun: messages that it began with.
+        was_offered: tools, in any of its conversation's requests so far.
         is_cut: its last turn ran out of tokens.
         folded: another conversation has its task, with another history: it is hardly gone on from.
     """
@@ -36,17 +37,21 @@ class OpenThread:
     messages: list[Message] = field(default_factory=list)  # the same, as they are shown
     segments: list[Segment] = field(default_factory=list)
     token_ids: TokenContext = field(default_factory=TokenContext)
+    behind: int = 0  # tokens behind its prompt
     depth: int = 0
     turns: list[int] = field(default_factory=list)
     reply: Reply | None = None  # its last turn, read
     source: OpenThread | None = None
     after: int | None = None
     begun: int = 0
+    was_offered: bool = False
     is_cut: bool = False
     folded: bool = False
 
     def append(self, segment: Segment) -> None:
         """Append tokens."""
+        if segment.author != "prompt":
+            self.behind += len(segment.token_ids)
         self.segments.append(segment)
         self.token_ids.extend(segment.token_ids)
 
@@ -60,6 +65,7 @@ class OpenThread:
         del self.history[messages:], self.messages[messages:]
         cut = sum(len(segment.token_ids) for segment in self.segments[segments:])
         self.token_ids = self.token_ids.take(len(self.token_ids) - cut)
+        self.behind -= sum(len(s.token_ids) for s in self.segments[segments:] if s.author != "prompt")
         del self.segments[segments:]
 
 
