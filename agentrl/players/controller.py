@@ -373,7 +373,8 @@ class Controller:
             await asyncio.sleep(LOOK_S)
             passed = min(self._clock() - begun, 2 * LOOK_S)  # a process that was stopped itself heard nobody
             for seat in list(self.seats.values()):
-                seat.quiet = 0.0 if seat.connection.heard > begun else seat.quiet + passed
+                part = seat.connection.heard > max(seat.heard, begun)  # of a frame that is on its way
+                seat.quiet = 0.0 if part else seat.quiet + passed
                 seat.connection.send("beat")
                 self._tell_servers(seat)
                 limit = self.timeout_s if seat.turns else max(self.timeout_s, LOADING_S)
