@@ -156,7 +156,7 @@ class PlaysItself(AgentEnv):
                 await http.post(f"{task.base_url}/chat/completions", json=body, headers=key)
         return self.end()
 
-    def end(self) -> Any:
+    def end(self) -> AgentEnding:
         raise ConnectionError("my server is away")
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
@@ -168,12 +168,13 @@ class AsksNothing(PlaysItself):
 
 
 class Blames(PlaysItself):
-    def end(self) -> Any:
+    def end(self) -> AgentEnding:
         raise InfraError("mine", "it is me", provoked=False)
 
 
 class ReturnsNothing(PlaysItself):
-    def end(self) -> Any: ...
+    def end(self) -> Any:
+        return None
 
 
 class IsPlain(PlaysItself):
