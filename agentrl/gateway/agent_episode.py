@@ -164,10 +164,10 @@ class AgentEpisode(Episode):
         return self.forest.turns > 0  # `segments` are filled when it is collected
 
     def _own_seconds(self) -> float:
-        going_on = (
-            self.clock() - self._begun["tools"] if self._doing["tools"] else 0.0
-        )  # a call that is still cancelled
-        return super()._own_seconds() + going_on
+        own = super()._own_seconds()
+        if self._doing["tools"]:  # a call that is being cancelled
+            own += self.clock() - self._begun["tools"]
+        return own
 
     def _fail(self, error: BaseException, stage: str) -> None:
         """End the episode by an error that is not the agent's: the engine's, the renderer's, the environment's."""

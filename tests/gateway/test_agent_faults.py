@@ -157,7 +157,7 @@ class PlaysItself(AgentEnv):
         ending: AgentEnding = self.end()
         return ending
 
-    def end(self) -> Any:
+    def end(self) -> AgentEnding:
         raise ConnectionError("my server is away")
 
     async def score(self, trajectory: Trajectory) -> dict[str, float]:
@@ -169,12 +169,13 @@ class AsksNothing(PlaysItself):
 
 
 class Blames(PlaysItself):
-    def end(self) -> Any:
+    def end(self) -> AgentEnding:
         raise InfraError("mine", "it is me", provoked=False)
 
 
 class ReturnsNothing(PlaysItself):
-    def end(self) -> Any: ...
+    def end(self) -> Any:
+        return None
 
 
 class IsPlain(PlaysItself):

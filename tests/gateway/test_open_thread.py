@@ -8,13 +8,16 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl import Trajectory
+from agentrl import EnvSpec, Trajectory
 from agentrl.agents.agent import AgentTask
+from agentrl.rollout.rollout import Rollout
+from agentrl.rollout.threads import open_thread
+from agentrl.rollout.threads.forest import ThreadForest
 from agentrl.rollout.threads.open_thread import OpenThread
 from agentrl.rollout.token_context import TokenContext
-from agentrl.testing import ScriptedEngine, call
+from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Segment
-from tests.helpers.agents import Client, play, rolling_out, solve
+from tests.helpers.agents import Client, Sums, play, rolling_out, solve
 from tests.rollout.test_contexts import Speaker
 from tests.rollout.test_contexts import renderer as qwen3
 
@@ -144,6 +147,27 @@ async def test_forks_of_a_turn_and_of_a_prompt() -> None:
     ]
     assert shape(done)[1][4][0] == "right"
     assert len(done.threads) == len(done.contexts)
+
+
+async def test_many_conversations_are_not_each_compared_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def count(*threads: OpenThread) -> int:
+        compared.append(1)
+        return count_shared(*threads)
+
+    count_shared = open_thread._count_shared
+    monkeypatch.setattr(open_thread, "_count_shared", count)
+    context = Rollout(EnvSpec(Sums), ScriptedEngine(["x"]), ByteRenderer())
+    forest = ThreadForest(context, ByteRenderer(), 0, "s", goes_on_when_cut=True)
+    brief = {"role": "system", "content": "be brief"}
+    for number in range(200):
+        await forest.complete([brief, user(f"question {number % 150}")], [])
+    played = forest.collect()
+    assert len(compared) <= 5 * len(played.threads)
+    roles = [t.role.value for t in played.threads]
+    assert roles == ["main"] + ["compaction"] * 149 + ["fork"] * 50
+    assert [t.parent for t in played.threads[-50:]] == list(range(50))
 
 
 async def test_a_side_call_before_everything_is_nobodys_parent() -> None:

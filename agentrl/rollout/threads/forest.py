@@ -91,8 +91,8 @@ class ThreadForest:
         most_turns: of a conversation; None: any number.
         answering: entered while a request is answered that no other one answers.
         goes_on_when_cut: a turn that ran out of tokens ends nothing: who goes on from it opens another thread.
-        other_tokens: counts the episode's tokens behind prompts that are in no thread; with those of all threads they
-            are within max_episode_tokens. None: that is of each conversation alone.
+        other_tokens: counts the episode's tokens behind prompts that are in no thread; max_episode_tokens is of these
+            and of all threads together. None: it is of each conversation alone.
     """
 
     context: EpisodeContext
@@ -360,18 +360,19 @@ class ThreadForest:
         played = [t for t in self.threads if t.turns]
         return max([t for t in played if t.was_offered] or played, key=lambda t: t.turns[-1])
 
-    def is_side_call(self, thread: OpenThread) -> bool:
-        """Return True for a title, a summary for the screen: one turn, apart from the others, without their tools."""
-        played = [t for t in self.threads if t.turns]
-        goes_on = any(t.source is thread and not t.opened for t in played)
-        alone = thread.opened and not thread.was_offered and len(thread.turns) == 1 and not goes_on
-        return alone and any(t.was_offered for t in played)
+    def _find_side_calls(self, played: Sequence[OpenThread]) -> set[int]:
+        """Find titles, summaries for the screen: one turn, apart from the others, without their tools."""
+        if not any(t.was_offered for t in played):
+            return set()
+        gone_on_from = {t.source for t in played if not t.opened}
+        alone = (t.opened and not t.was_offered and len(t.turns) == 1 and t not in gone_on_from for t in played)
+        return {number for number, is_alone in enumerate(alone) if is_alone}
 
     def collect(self) -> PlayedThreads:
         """Return the threads so far: one behind the other, in the order in which they were opened."""
         played = [t for t in self.threads if t.turns]
         segments, order = list[Segment](), list[int]()
-        sides = {number for number, thread in enumerate(played) if self.is_side_call(thread)}
+        sides = self._find_side_calls(played)
         for number, thread in enumerate(played):
             if number in sides:  # seen, and not trained: it did not serve the task
                 segments.append(Segment("prompt", tuple(thread.token_ids)))

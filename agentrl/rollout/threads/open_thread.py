@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -116,6 +117,7 @@ def describe_threads(
         return ()
     begins_alike = (t is answering or _count_shared(answering, t) > 0 for t in played)
     main = next((i for i, alike in enumerate(begins_alike) if alike and i not in side_calls), None)
+    places, earlier = {thread: number for number, thread in enumerate(played)}, _EarlierThreads()
     described: list[Thread] = []
     for number, thread in enumerate(played):
         source: OpenThread | None
@@ -123,35 +125,77 @@ def describe_threads(
         if number in side_calls:
             role, source, after = ThreadRole.SIDE_CALL, thread.source, thread.after
         elif number != main:
-            role, source, after = _find_role(thread, played[:number], described)
-        while source is not None and any(played[i] is source for i in side_calls):  # it opens nothing
+            role, source, after = earlier.find_role(thread)
+        while source is not None and places.get(source) in side_calls:  # it opens nothing
             after, source = source.after, source.source
-        parent = next((i for i in range(number) if played[i] is source), None)
+        parent = places.get(source) if source is not None else None
+        if parent is not None and parent >= number:
+            parent = None
         shared = _count_shared(thread, played[parent]) if parent is not None else 0
         after = after if parent is not None else None
         described.append(Thread(role, parent, after, tuple(thread.turns), shared, tuple(thread.messages)))
+        if role is not ThreadRole.SIDE_CALL:
+            earlier.add(number, thread, role)
     return tuple(described)
 
 
-def _find_role(
-    thread: OpenThread, earlier: Sequence[OpenThread], described: Sequence[Thread]
-) -> tuple[ThreadRole, OpenThread | None, int | None]:
-    """Find how a thread beside the main one comes to be, from which one, and behind which of its turns."""
-    if not thread.opened:
-        rewritten = thread.source is not None and thread.branch == thread.source.branch
-        return ThreadRole.REWRITE if rewritten else ThreadRole.FORK, thread.source, thread.after
-    before = [(o, its) for o, its in zip(earlier, described, strict=True) if its.role is not ThreadRole.SIDE_CALL]
-    for other, _ in before:
-        if thread.begun == other.begun == _count_shared(thread, other):
-            return ThreadRole.FORK, other, None
-    for other, its in reversed(before):
-        if not (alike := _count_shared(thread, other)):
-            continue
-        same_task = any(m["role"] == "user" for m in thread.messages[:alike])
-        if other.turns[-1] < thread.turns[0] and (same_task or its.role in _GOES_ON):  # nobody went on from it
+class _EarlierThreads:
+    """The threads before one that are no side calls, and their places, by hashes of their first messages.
+
+    To compare a thread with all of them takes seconds where there are thousands.
+    """
+
+    def __init__(self) -> None:
+        self.begun = defaultdict[int, list[OpenThread]](list)  # by all that each began with
+        self.tasks = defaultdict[int, list[tuple[int, OpenThread]]](list)  # by those up to its task
+        self.going_on = defaultdict[int, list[tuple[int, OpenThread]]](list)  # by the first, of some roles
+
+    def add(self, place: int, thread: OpenThread, role: ThreadRole) -> None:
+        """Add the next one."""
+        messages = thread.messages
+        self.begun[_hash_beginning(messages[: thread.begun])].append(thread)
+        if task := _count_to_task(messages):
+            self.tasks[_hash_beginning(messages[:task])].append((place, thread))
+        if role in _GOES_ON:
+            self.going_on[_hash_beginning(messages[:1])].append((place, thread))
+
+    def find_role(self, thread: OpenThread) -> tuple[ThreadRole, OpenThread | None, int | None]:
+        """Find how a thread beside the main one comes to be, from which one, and behind which of its turns."""
+        if not thread.opened:
+            rewritten = thread.source is not None and thread.branch == thread.source.branch
+            return ThreadRole.REWRITE if rewritten else ThreadRole.FORK, thread.source, thread.after
+        begins = thread.messages[: thread.begun]
+        for other in self.begun.get(_hash_beginning(begins), ()):
+            if thread.begun == other.begun == _count_shared(thread, other):
+                return ThreadRole.FORK, other, None
+        task = _count_to_task(begins)
+        same_task = self.tasks.get(_hash_beginning(begins[:task]), ()) if task else ()
+        alike = self.going_on.get(_hash_beginning(begins[:1]), ())
+        found = [_find_last(same_task, thread, task), _find_last(alike, thread, 1)]
+        if (last := max((f for f in found if f is not None), default=None, key=lambda f: f[0])) is not None:
+            _, other = last
             shorter = thread.begun < len(other.messages)
             return ThreadRole.COMPACTION if shorter else ThreadRole.REWRITE, other, other.turns[-1]
-    return ThreadRole.SUB_AGENT, thread.source, thread.after
+        return ThreadRole.SUB_AGENT, thread.source, thread.after
+
+
+def _find_last(
+    threads: Sequence[tuple[int, OpenThread]], thread: OpenThread, messages: int
+) -> tuple[int, OpenThread] | None:
+    """Find the last thread that ended before another one began, of those with as many of its messages."""
+    for place, other in reversed(threads):  # nobody went on from it
+        if other.turns[-1] < thread.turns[0] and _count_shared(thread, other) >= messages:
+            return place, other
+    return None
+
+
+def _count_to_task(messages: Sequence[Message]) -> int:
+    """Count the messages up to the first of a user; 0: there is none."""
+    return next((number for number, m in enumerate(messages, 1) if m["role"] == "user"), 0)
+
+
+def _hash_beginning(messages: Sequence[Message]) -> int:
+    return hash(tuple((m["role"], m["content"]) for m in messages))
 
 
 def _count_shared(thread: OpenThread, other: OpenThread) -> int:
