@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx2
 
@@ -17,6 +16,7 @@ from agentrl.agents.process_agent import ProcessAgent
 from agentrl.agents.sandboxed_agent import SandboxedAgent
 from agentrl.agents.service_agent import ServiceAgent
 from agentrl.errors import ConfigError
+from agentrl.runtime.addresses import split_address
 
 _FORMS = (
     "an agent is FILE.py:FUNCTION (an async function of a task), a command such as 'python my_agent.py', or the URL "
@@ -73,10 +73,7 @@ def _parse(text: str, workers: int) -> Agent:
 def _check_url(text: str) -> None:
     """Raise ConfigError where nothing can be posted to a URL."""
     try:
-        parts = urlsplit(text)
-        why = "" if parts.hostname else "it names no host"
-        _ = parts.port, httpx2.URL(text)
+        split_address(text)
+        httpx2.URL(text)
     except (ValueError, httpx2.InvalidURL) as error:
-        why = str(error)
-    if why:
-        raise ConfigError(f"agent {text!r} is no URL: {why}; {_FORMS}")
+        raise ConfigError(f"agent {text!r} is no URL: {error}; {_FORMS}") from None

@@ -15,7 +15,7 @@ from agentrl.errors import InfraError
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call, decode_text
 from agentrl.types import Stop
-from tests.helpers.agents import Client, Sums, play, rolling_out, solve
+from tests.helpers.agents import Client, Sums, failing_engine, play, rolling_out, solve
 
 pytestmark = pytest.mark.anyio
 ADD = call("add", a=1, b=1)
@@ -320,13 +320,8 @@ async def test_a_failure_of_the_world_is_a_fault_and_the_agent_goes_with_it() ->
 
 
 async def test_an_engine_that_fails_ends_the_run_with_its_error() -> None:
-    async def fail(*_: Any, **__: Any) -> Any:
-        raise FloatingPointError("the logits are no numbers")
-
-    engine = ScriptedEngine([""])
-    engine.generate = fail  # type: ignore[method-assign]
     with pytest.raises(FloatingPointError, match="the logits are no numbers"):
-        await play(solve, engine)
+        await play(solve, failing_engine())
 
 
 async def test_an_environment_that_ends_the_episode_ends_it_for_the_agent() -> None:

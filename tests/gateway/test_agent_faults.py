@@ -17,7 +17,7 @@ from agentrl.errors import InfraError
 from agentrl.gateway.gateway import Gateway
 from agentrl.rollout.rollout import Rollout
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
-from tests.helpers.agents import Client, PythonAgent, Sums, play, rolling_out, solve
+from tests.helpers.agents import Client, PythonAgent, Sums, failing_engine, play, rolling_out, solve
 
 pytestmark = pytest.mark.anyio
 ADD = call("add", a=1, b=1)
@@ -221,10 +221,5 @@ async def test_a_play_that_is_none_is_refused_by_a_sentence(env: type[AgentEnv],
 
 
 async def test_an_engine_that_fails_is_told_and_not_what_the_play_made_of_it() -> None:
-    async def fail(*_: Any, **__: Any) -> Any:
-        raise FloatingPointError("the logits are no numbers")
-
-    engine = ScriptedEngine([""])
-    engine.generate = fail  # type: ignore[method-assign]
     with pytest.raises(FloatingPointError, match="the logits are no numbers"):
-        await play_itself(PlaysItself, engine)
+        await play_itself(PlaysItself, failing_engine())

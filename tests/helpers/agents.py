@@ -125,3 +125,14 @@ def read_events(text: str) -> list[Any]:
     """Read server-sent events; the last is "[DONE]"."""
     data = [line.removeprefix("data: ") for line in text.splitlines() if line]
     return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+
+def failing_engine() -> ScriptedEngine:
+    """Return an engine that raises a FloatingPointError in the place of a turn."""
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise FloatingPointError("the logits are no numbers")
+
+    engine = ScriptedEngine([""])
+    engine.generate = fail  # type: ignore[method-assign]
+    return engine

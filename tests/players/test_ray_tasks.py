@@ -71,7 +71,7 @@ def test_a_task_that_a_signal_ended_is_left_to_ray_which_starts_it_again(monkeyp
 
 
 class FakeTaskError(Exception):
-    """What Ray raises for a task that raised ``cause``."""
+    """Stand in for what Ray raises for a task that raised ``cause``."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__("ray::run_player() (pid=7)")

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Awaitable
 from contextlib import suppress
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+T = TypeVar("T")
 CONNECT_S = 20.0
 _BUFFER = 4 << 20
 _MOST = 1 << 30  # bytes of an answer
@@ -18,6 +21,23 @@ _MOST = 1 << 30  # bytes of an answer
 
 class HttpLost(Exception):
     """The server is gone, or answers what is no HTTP."""
+
+
+class GivenUp(Exception):
+    """The server was taken for lost before it had answered."""
+
+
+async def await_while_up(call: Awaitable[T], lost: asyncio.Future[Any]) -> T:
+    """Await a server's answer. Raises GivenUp as soon as ``lost`` is set."""
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
+    try:
+        await asyncio.wait({task, lost}, return_when="FIRST_COMPLETED")
+        if not task.done():
+            raise GivenUp
+        return task.result()
+    finally:
+        task.cancel()  # the server aborts the request when the connection closes
 
 
 class LeanHttp:

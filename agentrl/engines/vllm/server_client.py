@@ -16,7 +16,7 @@ from agentrl.engines.server_keys import ServerAuth
 from agentrl.engines.vllm import lora_sender, m2n_sender, requests, weight_sender
 from agentrl.engines.vllm.drain import Drain
 from agentrl.engines.vllm.keyed_http import GENERATE, KeyedHttp
-from agentrl.engines.vllm.lean_http import HttpLost
+from agentrl.engines.vllm.lean_http import GivenUp, HttpLost, await_while_up
 from agentrl.engines.vllm.rendezvous import ANYWHERE, Rendezvous
 from agentrl.engines.vllm.transfer_backend import M2N, MEMORY
 from agentrl.engines.vllm.weight_client import HttpTransferClient, SyncDeadline
@@ -283,16 +283,10 @@ class Replica:
 
     async def _while_up(self, call: Awaitable[Any]) -> Any:
         """Await a response, or raise ServerLost as soon as any call finds the server down."""
-        task = asyncio.ensure_future(call)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
         try:
-            await asyncio.wait({task, self._lost}, return_when="FIRST_COMPLETED")
-            if not task.done():
-                raise ServerLost(f"{self.url} {self.status}")
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()  # the server aborts the request when the connection closes
+            return await await_while_up(call, self._lost)
+        except GivenUp:
+            raise ServerLost(f"{self.url} {self.status}") from None
 
     async def _read_response(self, call: Awaitable[httpx2.Response], too_late: str = "") -> Any:
         try:

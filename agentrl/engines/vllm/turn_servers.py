@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -17,7 +17,7 @@ import anyio
 from agentrl.engines.server_keys import REFUSALS
 from agentrl.engines.vllm import requests
 from agentrl.engines.vllm.keyed_http import GENERATE, KeyedHttp
-from agentrl.engines.vllm.lean_http import HttpLost
+from agentrl.engines.vllm.lean_http import GivenUp, HttpLost, await_while_up
 from agentrl.errors import ProcessLostError, UserError
 from agentrl.rollout.engine_protocol import Meter
 from agentrl.types import Completion, SamplingParams
@@ -44,15 +44,9 @@ class _TurnServer:
             self._lost.set_result(None)
         self.up = up
 
-    async def while_up(self, call: Coroutine[Any, Any, T]) -> T | None:
-        """Await an answer; return None as soon as the server is lost."""
-        task = asyncio.ensure_future(call)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # marks it as read
-        try:
-            await asyncio.wait({task, self._lost}, return_when="FIRST_COMPLETED")
-            return task.result() if task.done() else None
-        finally:
-            task.cancel()  # the server aborts the request when the connection closes
+    async def while_up(self, call: Awaitable[T]) -> T:
+        """Await an answer. Raises GivenUp as soon as the server is lost."""
+        return await await_while_up(call, self._lost)
 
 
 class TurnServers:
@@ -87,7 +81,9 @@ class TurnServers:
         while True:
             server = await self._choose(session)
             try:
-                answer = await server.while_up(self._ask(server, content, params, len(token_ids)))
+                completion, reused = await server.while_up(self._ask(server, content, params, len(token_ids)))
+            except GivenUp:  # it has been told that it is lost: another one is chosen
+                continue
             except HttpLost as error:
                 now = self._clock()
                 server.sessions.discard(session)
@@ -98,9 +94,6 @@ class TurnServers:
                 if all(s.avoided_until > now for s in self._servers if s.up):
                     await asyncio.sleep(AVOIDED_S / 4)
                 continue
-            if answer is None:
-                continue
-            completion, reused = answer
             self._sampled_at = self._clock()
             self.meter.sampled += len(completion.token_ids)
             self.meter.reused += reused
