@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.agents.agent import AgentEnding, AgentTask
 from agentrl.agents.process_agent import ProcessAgent, describe_status
+from tests.helpers.processes import wait_for_end
 
 pytestmark = pytest.mark.anyio
 TASK = AgentTask([{"role": "user", "content": "hi"}], [{"type": "function"}], "http://h/v1", "key", "http://h/mcp/key")
@@ -68,10 +69,7 @@ async def test_who_is_cancelled_ends_with_all_that_it_started(tmp_path: Path) ->
                 while not await pid.exists() or not await pid.read_text():  # noqa: ASYNC110
                     await anyio.sleep(0.05)
                 tasks.cancel_scope.cancel()
-    status = anyio.Path(f"/proc/{await pid.read_text()}/stat")
-    with anyio.fail_after(60):
-        while await status.exists() and ") Z " not in await status.read_text():  # noqa: ASYNC110
-            await anyio.sleep(0.05)
+    await anyio.to_thread.run_sync(wait_for_end, int(await pid.read_text()))
 
 
 async def test_what_it_says_at_length_is_kept_from_its_end() -> None:

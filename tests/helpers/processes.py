@@ -13,14 +13,15 @@ def heed_interrupts() -> None:
 def wait_for_end(pid: int, timeout_s: float = 60.0) -> None:
     """Wait until a process has ended, collected or not. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
-    while _runs(pid):
+    while is_running(pid):
         if time.monotonic() > deadline:
             raise TimeoutError(f"process {pid} still runs")
         time.sleep(0.01)
 
 
-def _runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return whether a process is there and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between the open and the read
         return False

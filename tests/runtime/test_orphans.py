@@ -21,7 +21,10 @@ def children():
     found, left = [], [os.getpid()]
     while left:
         for path in Path(f"/proc/{left.pop()}/task").glob("*/children"):
-            new = [int(word) for word in path.read_text().split()]
+            try:
+                new = [int(word) for word in path.read_text().split()]
+            except OSError:  # a thread that has ended
+                continue
             found, left = found + new, left + new
     return found
 

@@ -107,11 +107,11 @@ async def test_a_server_that_stops_in_a_stage_is_dropped_and_takes_part_again(
 @pytest.mark.parametrize("stage", STAGES[1:4])
 async def test_a_server_that_ends_in_a_stage_is_dropped_at_once(fakes: list[FakeVLLM], stage: str) -> None:
     model = qwen3()
-    async with open_fleet(fakes, model, timeout_s=20.0) as engine:
+    async with open_fleet(fakes, model, timeout_s=60.0) as engine:
         fakes[0].kill_at = stage
         before = time.monotonic()
         await engine.update_weights(changed(model), 1)
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 30, "nobody waited for its deadline"
         assert [r.version for r in engine.replicas] == [0, 1]
         assert f"does not answer {stage} (" in engine.replicas[0].status
         assert same(fakes[1], model)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -30,8 +29,8 @@ from agentrl.models.source import locate_model
 from agentrl.renderer.stop_strings import StopStrings
 from agentrl.renderer.structured_outputs import OutputGrammar
 from agentrl.types import SamplingParams
-from tests.engines.vllm.test_vllm_engine import PROMPTS, alive, changed, generated, nano, until
-from tests.helpers.processes import heed_interrupts
+from tests.engines.vllm.test_vllm_engine import PROMPTS, changed, generated, nano, until
+from tests.helpers.processes import heed_interrupts, is_running, wait_for_end
 from tests.helpers.tiny import disturbed, error, greedy, reference, together, updated_amid
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
@@ -257,7 +256,7 @@ async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_curre
             ):
                 await engine.generate([7], greedy(20), session="late")
             assert survivor.url in str(told.value)
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 async def test_servers_that_cannot_be_used() -> None:
@@ -288,10 +287,8 @@ def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals)
         assert len(children) >= 2
         os.kill(run.pid, end)
         run.wait(120)
-    deadline = time.monotonic() + 60
-    while any(alive(c) for c in children) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(alive(c) for c in children)
+    for child in children:
+        wait_for_end(child)
 
 
 def descendants(pid: int) -> list[int]:

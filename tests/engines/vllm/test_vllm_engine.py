@@ -26,7 +26,7 @@ from agentrl.errors import UserError
 from agentrl.models import policy
 from agentrl.renderer.stop_strings import StopStrings
 from agentrl.types import SamplingParams
-from tests.helpers.processes import heed_interrupts
+from tests.helpers.processes import heed_interrupts, is_running, wait_for_end
 from tests.helpers.tiny import disturbed, error, greedy, reference, together, updated_amid
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
@@ -295,7 +295,7 @@ async def test_torch_is_left_as_it_was() -> None:
             done = await engine.generate([3, 4], greedy(15), session="a")
             assert list(done.token_ids) == generated(model, [3, 4], 15)
         processes = [p.pid for p in engine._processes]
-    assert all(not alive(pid) for pid in processes)
+    assert all(not is_running(pid) for pid in processes)
     with pytest.raises(RuntimeError, match="the engine is closed"):
         await engine.generate([1], greedy(2), session="a")
     assert expected.shape == (3,)
@@ -340,7 +340,7 @@ async def test_a_hung_process_is_reported_in_a_sentence_and_ended() -> None:
             await engine.generate([1], greedy(5), session="a")
         begun = time.perf_counter()
     assert time.perf_counter() - begun < 15
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 SCRIPT = """
@@ -380,22 +380,12 @@ def test_no_process_is_left_however_the_run_ends(tmp_path: Path, end: str) -> No
     elif end == "hang":
         run.kill()
     run.wait(120)
-    deadline = time.monotonic() + 60
-    while alive(child) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(child)
+    wait_for_end(child)
 
 
 async def until(true: Callable[[], bool]) -> None:
     while not true():  # noqa: ASYNC110  what is waited for has no event
         await anyio.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_stop_string_ends_a_turn_at_the_token_that_completes_it(fresh: VLLMEngine) -> None:
