@@ -24,13 +24,14 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not vllm and not browser" $(ARGS)
 
-# Trainings to their numbers, real models, whole batches beside TRL's trainer, plugins in venvs of their own.
+# Trainings to their numbers, real models, whole batches beside TRL's trainer, plugins in venvs of their own; the long
+# ones among them, too: make long ARGS=slow.
 slow: $(VENV)/.installed-bench
-	$(PYTEST) -m "slow and not vllm and not browser" $(ARGS)
+	$(PYTEST) -m "slow and not long and not vllm and not browser" $(ARGS)
 
 # The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once, the longest first.
 vllm: $(VLLM_VENV)/.installed
-	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m vllm $$(grep -rl --include="*.py" "mark.vllm" tests | sort -r) $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "vllm and not long" $$(grep -rl --include="*.py" "mark.vllm" tests | sort -r) $(ARGS)
 
 # The page of `agentrl view`, in the system's Chromium, which is installed where it is missing.
 browser: $(VENV)/.installed-test
@@ -61,7 +62,7 @@ nano: $(VENV)/.installed
 
 # Figures that take long, a file each in benchmarks/results, with the commit they were measured at: commit them.
 # The agents of the field have a venv of their own, made where they are asked for.
-long: $(VENV)/.installed-test $(if $(or $(filter agents,$(ARGS)),$(if $(ARGS),,all)),$(AGENTS_VENV)/.installed)
+long: $(VENV)/.installed-bench $(if $(or $(filter agents,$(ARGS)),$(if $(ARGS),,all)),$(AGENTS_VENV)/.installed)
 	$(BIN)/python benchmarks/long.py $(ARGS)
 
 $(VENV)/bin/python:

@@ -66,6 +66,14 @@ def pages(browser: Any) -> Iterator[Pages]:
         page.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is long is slow."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--golden", help="a file of TRL's losses for test_trl_parity, or of answers and golds for test_math_answers"

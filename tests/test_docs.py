@@ -258,10 +258,13 @@ def _cannot(command: Command) -> str | None:
     return next((why for pattern, why in CANNOT.items() if re.search(pattern, str(command))), None)
 
 
-def _marked(command: Command) -> Any:
+def _marked(number: int, command: Command) -> Any:
+    """Of what takes seconds, the commands that people meet first are slow tests, and of the others one in three."""
     quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command) is not None
     quick = quick and "runs/symbols" not in command.words
-    return pytest.param(command, id=_id(command), marks=() if quick else pytest.mark.slow)
+    first = "README" in str(command.page) or "quickstart" in str(command.page) or number % 3 == 0
+    seldom = pytest.mark.slow if first else pytest.mark.long
+    return pytest.param(command, id=_id(command), marks=() if quick else seldom)
 
 
 def _globbed(word: str) -> list[str]:
@@ -290,7 +293,7 @@ def _shortened(given: Sequence[str]) -> list[str]:
     return [*words, *(("--tasks", "2") if few else ())]
 
 
-@pytest.mark.parametrize("command", [_marked(c) for c in OURS])
+@pytest.mark.parametrize("command", [_marked(n, c) for n, c in enumerate(OURS)])
 def test_a_command_runs(command: Command, with_runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if (why := _cannot(command)) is not None:
         pytest.skip(why)

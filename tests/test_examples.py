@@ -34,7 +34,7 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "hello",
         *(
-            pytest.param(n, marks=pytest.mark.slow)
+            pytest.param(n, marks=pytest.mark.long if n == "warm_start" else pytest.mark.slow)
             for n in ("prompt_dataset", "adaptive_rewards", "stages", "warm_start")
         ),
     ],

@@ -31,6 +31,7 @@ def test_math_tools_is_learned(seed: int, tmp_path: Path) -> None:
     assert abs(elsewhere.reward - summary["reward_after"]) < 4 * elsewhere.stderr + 0.02
 
 
+@pytest.mark.long
 def test_an_adapter_learns_as_much(tmp_path: Path) -> None:
     folder, steps = str(tmp_path / "run"), 100 if WHOLE else 25
     summary = train("math-tools", steps=steps, lora={"rank": 8}, learner={"lr": 5e-3}, run={"dir": folder}).summary
@@ -39,6 +40,7 @@ def test_an_adapter_learns_as_much(tmp_path: Path) -> None:
     assert summary["greedy_after"] >= (0.95 if WHOLE else summary["greedy_before"] + 0.30)
 
 
+@pytest.mark.long
 def test_shop_is_learned(tmp_path: Path) -> None:
     summary = train("shop", steps=20 if WHOLE else 10, run={"dir": str(tmp_path / "run")}).summary
     report("shop", summary)
@@ -65,6 +67,7 @@ def report(name: str, summary: dict[str, Any]) -> None:
     print(f"\n{name}: " + "  ".join(f"{k} {summary[k]:.3g}" for k in keys))
 
 
+@pytest.mark.long
 def test_a_warm_start_from_the_expert_is_learned_and_trained_on(tmp_path: Path) -> None:
     """The reduced form of benchmarks/warm_starts.py: a game that nano has never seen."""
     game = {"numbers": 8}

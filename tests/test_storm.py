@@ -29,7 +29,7 @@ from agentrl.rollout.scheduler import BatchPlan, open_scheduler
 from agentrl.testing import ByteRenderer, ScriptedEngine, call
 from agentrl.types import Group, Observation
 
-EPISODES = int(os.environ.get("AGENTRL_EPISODES", 32_000))  # `make long` plays more
+EPISODES = int(os.environ.get("AGENTRL_EPISODES", 12_000))  # `make long` plays more
 STORM = 0.3  # share of the calls, and of the environments' methods, that fail
 dice = random.Random(0)
 

@@ -81,7 +81,10 @@ def targets() -> Iterator[dict[str, Any]]:
             assert Path(file).read_text() == "precious"
 
 
-@pytest.mark.parametrize("setup", [SETUPS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SETUPS[1:])], ids=str)
+MARKED = [pytest.param(s, marks=pytest.mark.long if n % 3 else pytest.mark.slow) for n, s in enumerate(SETUPS[1:])]
+
+
+@pytest.mark.parametrize("setup", [SETUPS[0], *MARKED], ids=str)
 def test_every_attack_is_contained(setup: Setup, targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """After each, an innocent call and an innocent write are right; their text is what the attacks look for."""
     monkeypatch.setenv("SECRET_KEY", CANARY)

@@ -129,7 +129,7 @@ def _said(python: Path, *words: str, cwd: Path | None = None) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), MADE)
+@pytest.mark.parametrize(("kind", "name"), [MADE[0], pytest.param(*MADE[1], marks=pytest.mark.long)])
 def test_its_wheel_works_in_a_clean_venv(kind: TemplateKind, name: str, python: Path, tmp_path: Path) -> None:
     _said(python, "-m", "agentrl", "new", kind, name)
     folder = tmp_path / f"agentrl-{name}"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,12 +46,15 @@ DATA_VERBS = {
 }
 
 
-def pair(things: Iterable[str], verbs: Iterable[str]) -> list[tuple[str, str]]:
-    """Pair each thing with one verb in turn; with every verb in `make long`, which takes half an hour."""
+def pair(things: Iterable[str], verbs: Iterable[str]) -> list[Any]:
+    """Pair each thing with one verb in turn, every second long; with every verb where AGENTRL_EVERY_VERB is set."""
     things, verbs = list(things), list(verbs)
     if "AGENTRL_EVERY_VERB" in os.environ:
-        return [(thing, verb) for thing in things for verb in verbs]
-    return [(thing, verbs[n % len(verbs)]) for n, thing in enumerate(things)]
+        return [pytest.param(thing, verb) for thing in things for verb in verbs]
+    return [
+        pytest.param(thing, verbs[n % len(verbs)], marks=[pytest.mark.long] if n % 2 else [])
+        for n, thing in enumerate(things)
+    ]
 
 
 # A process counts the memory of the one that it was forked from: this one is small, the tests' own is not.

@@ -66,9 +66,15 @@ def check(folder: Path, source: str) -> str:
 @pytest.mark.slow
 def test_a_users_environment_is_typed_and_its_shared_part_too(tmp_path: Path) -> None:
     assert "Success: no issues found in 1 source file" in check(tmp_path, CITY_QUIZ)
-    wrong = check(tmp_path, CITY_QUIZ.replace("self.shared.capital(country)", "self.shared.capitol(country)"))
-    assert '"Cities" has no attribute "capitol"' in wrong
-    wrong = check(tmp_path, CITY_QUIZ.replace('Step("more", 0.0, False, False', 'Step("more", 0.0, False, None'))
-    assert 'Argument 4 to "Step" has incompatible type "None"; expected "bool"' in wrong
-    wrong = check(tmp_path, CITY_QUIZ.replace("train(Plain)", "train(Cities)"))
-    assert 'Argument 1 to "train" has incompatible type "type[Cities]"' in wrong
+    wrong = CITY_QUIZ
+    for right, mistake in (
+        ("self.shared.capital(country)", "self.shared.capitol(country)"),
+        ('Step("more", 0.0, False, False', 'Step("more", 0.0, False, None'),
+        ("train(Plain)", "train(Cities)"),
+    ):
+        wrong = wrong.replace(right, mistake)
+    told = check(tmp_path, wrong)
+    assert '"Cities" has no attribute "capitol"' in told
+    assert 'Argument 4 to "Step" has incompatible type "None"; expected "bool"' in told
+    assert 'Argument 1 to "train" has incompatible type "type[Cities]"' in told
+    assert "Found 3 errors" in told

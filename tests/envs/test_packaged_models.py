@@ -28,7 +28,7 @@ from agentrl.models.source import locate_model
 from agentrl.renderer.template import TemplateRenderer
 from agentrl.types import Sample, SamplingParams
 
-NAMES = [SMOLLM2.name, GEMMA3.name]
+NAMES = [SMOLLM2.name, pytest.param(GEMMA3.name, marks=pytest.mark.long)]
 MOST_OFF = 1e-4  # of a logprob, in float32
 
 
@@ -140,7 +140,9 @@ print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "most_mib"), [(SMOLLM2.name, 4200), (GEMMA3.name, 4800)])
+@pytest.mark.parametrize(
+    ("name", "most_mib"), [(SMOLLM2.name, 4200), pytest.param(GEMMA3.name, 4800, marks=pytest.mark.long)]
+)
 def test_it_learns_a_tool_s_calls_from_an_expert_within_its_memory(name: str, most_mib: int, tmp_path: Path) -> None:
     try:
         locate_model(name)

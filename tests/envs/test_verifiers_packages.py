@@ -184,7 +184,7 @@ async def _kill_worker(spec: EnvSpec) -> None:
     os.kill(spec.shared._workers[0]._process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_processes(by: signal.Signals) -> None:
     words = [sys.executable, "-m", "agentrl", "train", "--env", "verifiers:stock-count", "--steps", "1000", *SMALL]
     with subprocess.Popen(

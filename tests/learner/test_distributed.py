@@ -78,7 +78,9 @@ def run(*words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "cut"), [("dapo", "1"), ("grpo", "1"), ("dapo", "3")])
+@pytest.mark.parametrize(
+    ("loss", "cut"), [*(pytest.param(n, "1", marks=pytest.mark.long) for n in ("dapo", "grpo")), ("dapo", "3")]
+)
 def test_two_processes_learn_what_one_learns(loss: str, cut: str, tmp_path: Path) -> None:
     script, here = tmp_path / "updates.py", str(Path(__file__).parents[2])
     script.write_text(UPDATES)

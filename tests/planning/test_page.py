@@ -14,8 +14,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="u
 SHOWN = re.findall(r"```bash\n(agentrl plan [^`]*?)\n```\n\n```\n([^`]*?)\n```", PAGE, flags=re.DOTALL)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "output"), SHOWN, ids=[re.sub(r"\s.*|.*gpus ", "", c) for c, _ in SHOWN])
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        pytest.param(c, o, marks=pytest.mark.long if n % 2 else pytest.mark.slow, id=re.sub(r"\s.*|.*gpus ", "", c))
+        for n, (c, o) in enumerate(SHOWN)
+    ],
+)
 def test_a_plan_of_the_page_is_the_command_s(command: str, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(command.replace("\\\n", " "))[1:]) == 0
     assert capsys.readouterr().out.rstrip() == output

@@ -109,7 +109,7 @@ def test_a_weight_that_is_no_number_is_refused(weight: str, tmp_path: Path) -> N
         train("prompts", env_args=env_args(wrong), run={"dir": str(tmp_path / "run")}, **SMALL)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_learns_the_format_and_then_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLE))["main"](steps=60)

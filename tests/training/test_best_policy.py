@@ -117,7 +117,7 @@ def test_the_run_ends_early_with_the_best_model(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["pause", "overlap"])
+@pytest.mark.parametrize("mode", [pytest.param("pause", marks=pytest.mark.long), "overlap"])
 def test_a_killed_run_ends_early_where_it_would_have(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
