@@ -67,35 +67,39 @@ def _draw_tokens(scores: Tensor, uniform: Tensor, greedy: tuple[Tensor, Tensor] 
     for first in range(0, len(scores), size):
         rows = slice(first, first + size)
         probabilities = scores[rows].softmax(-1)
-        drawn = _invert_distribution(probabilities, uniform[rows, None])
+        drawn, total = _invert_distribution(probabilities, uniform[rows, None])
         if greedy is not None:
             drawn = torch.where(greedy[0][rows, None], greedy[1][rows].argmax(-1, keepdim=True), drawn)
         tokens.append(drawn)
-        logprobs.append(probabilities.gather(1, drawn).log_())
+        logprobs.append(probabilities.gather(1, drawn).log_().sub_(total.log()).clamp_(max=0.0))
     return torch.cat(tokens)[:, 0], torch.cat(logprobs)[:, 0]
 
 
-def _invert_distribution(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Find the tokens, (rows, 1), at which the distribution functions pass ``uniform``: the block, then the token."""
+def _invert_distribution(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the tokens, (rows, 1), at which the distribution functions pass ``uniform``: the block, then the token.
+
+    Return the sums of the probabilities too, (rows, 1): torch's softmax of 262,144 scores in single precision is off
+    by 1e-4 there.
+    """
     words = probabilities.shape[1]
     whole = words - words % BLOCK
     sums = probabilities[:, :whole].view(len(probabilities), whole // BLOCK, BLOCK).sum(-1)
     if whole < words:
         sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], dim=1)
-    block, inside = _find_step(sums, uniform)
+    block, inside, total = _find_step(sums, uniform)
     tokens = block * BLOCK + torch.arange(BLOCK, device=block.device)  # (rows, BLOCK)
     chosen = probabilities.gather(1, tokens.clamp(max=words - 1)).masked_fill_(tokens >= words, 0.0)
-    return tokens.gather(1, _find_step(chosen, inside)[0]).clamp_(max=words - 1)  # over it: NaN
+    return tokens.gather(1, _find_step(chosen, inside)[0]).clamp_(max=words - 1), total  # over it: NaN
 
 
-def _find_step(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Find which of the masses ``uniform`` falls into, and where in that one, in [0, 1); (rows, 1) each."""
+def _find_step(masses: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find which of the masses ``uniform`` falls into, where in that one, in [0, 1), and their sum; (rows, 1) each."""
     cdf = masses.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
     below = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))  # a mass of 0 is never met
     step = torch.searchsorted(cdf, below, right=True).clamp_(max=cdf.shape[1] - 1)
     end, mass = cdf.gather(1, step), masses.gather(1, step).double()
-    return step, ((below - (end - mass)) / mass).clamp_(0.0, 1.0)
+    return step, ((below - (end - mass)) / mass).clamp_(0.0, 1.0), total
 
 
 def _truncate(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
