@@ -113,11 +113,11 @@ def test_shards_of_a_machine_and_the_same_ones_on_another(tmp_path: Path, monkey
     ("case", "saved_by", "others", "bound"),
     [
         ("full-muon-float32", 2, [1, 3, 4], 1e-6),
-        ("lora-adamw-float32", 1, [2], 1e-6),
-        ("qlora-adamw-bfloat16", 2, [2], 0.0),
+        pytest.param("lora-adamw-float32", 1, [2], 1e-6, marks=pytest.mark.long),
+        pytest.param("qlora-adamw-bfloat16", 2, [2], 0.0, marks=pytest.mark.long),
         ("full-adamw-bfloat16", 2, [2], 0.0),
         *([("full-adamw-bfloat16", 1, [2], 1e-3)] if EVERY_CASE else []),  # one has masters: half precision rounds
-        ("full-adamw-bfloat16", 3, [1], 1e-3),
+        pytest.param("full-adamw-bfloat16", 3, [1], 1e-3, marks=pytest.mark.long),
     ],
 )
 def test_what_some_processes_saved_any_number_goes_on_with(

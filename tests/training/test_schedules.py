@@ -132,7 +132,11 @@ def test_betas_and_epsilon_reach_adamw() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", [(sgd, halved), (sgd, None), (None, halved)], ids=["both", "optimizer", "scheduler"])
+@pytest.mark.parametrize(
+    "pair",
+    [(sgd, halved), *(pytest.param(p, marks=pytest.mark.long) for p in ((sgd, None), (None, halved)))],
+    ids=["both", "optimizer", "scheduler"],
+)
 def test_a_run_with_an_optimizer_of_ones_own_resumes_to_the_bit(pair: Any, tmp_path: Path) -> None:
     whole, broken, exact = tmp_path / "whole", tmp_path / "broken", SMALL | {"deterministic": True}
     train("math-tools", run={"dir": str(whole), "save_every": 2}, optimizers=pair, **exact)

@@ -144,7 +144,7 @@ def test_one_run_goes_through_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [(1, 3), (2, 4), (3, 5)])
+@pytest.mark.parametrize("kills", [(1, 3), *(pytest.param(k, marks=pytest.mark.long) for k in ((2, 4), (3, 5)))])
 def test_killed_in_any_stage_it_ends_the_same(kills: tuple[int, ...], tmp_path: Path) -> None:
     stages = [
         {"steps": 2, "env": {"level": 2}},
