@@ -259,10 +259,10 @@ def _cannot(command: Command) -> str | None:
 
 
 def _marked(number: int, command: Command) -> Any:
-    """Of what takes seconds, the commands that people meet first are slow tests, and of the others one in three."""
+    """Of what takes seconds, the commands that people meet first are slow tests, and of the others one in six."""
     quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command) is not None
     quick = quick and "runs/symbols" not in command.words
-    first = "README" in str(command.page) or "quickstart" in str(command.page) or number % 3 == 0
+    first = "README" in str(command.page) or "quickstart" in str(command.page) or number % 6 == 0
     seldom = pytest.mark.slow if first else pytest.mark.long
     return pytest.param(command, id=_id(command), marks=() if quick else seldom)
 

@@ -96,7 +96,7 @@ def test_the_plugin_is_found_by_its_entry_points(tmp_path: Path, monkeypatch: py
     assert main(["check", "tool", "roll"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_plugin_installs_and_registers(tmp_path: Path) -> None:
     """In a venv of its own that sees this one's packages."""
     venv.create(tmp_path / "venv", with_pip=True, symlinks=True)

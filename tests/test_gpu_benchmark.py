@@ -36,6 +36,7 @@ def test_sections_of_a_cpu_run_and_agree() -> None:
     assert said.count(" ok ") == 2, "flex attention's values; greedy tokens of the new weights"
 
 
+@pytest.mark.long
 def test_a_section_that_fails_ends_no_other() -> None:
     status, said = run("--device", "cpu", "--model", "no-such-model", "--only", "engine", "flex")
     assert status == 1

@@ -49,6 +49,7 @@ def test_shop_is_learned(tmp_path: Path) -> None:
     assert summary["after"]["sampled"]["calls"] > 2.0
 
 
+@pytest.mark.long
 def test_a_dataset_of_prompts_is_learned(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "data": str(DATA / "symbols.jsonl"),

@@ -47,12 +47,12 @@ DATA_VERBS = {
 
 
 def pair(things: Iterable[str], verbs: Iterable[str]) -> list[Any]:
-    """Pair each thing with one verb in turn, every second long; with every verb where AGENTRL_EVERY_VERB is set."""
+    """Pair each thing with one verb in turn, two of three long; with every verb where AGENTRL_EVERY_VERB is set."""
     things, verbs = list(things), list(verbs)
     if "AGENTRL_EVERY_VERB" in os.environ:
         return [pytest.param(thing, verb) for thing in things for verb in verbs]
     return [
-        pytest.param(thing, verbs[n % len(verbs)], marks=[pytest.mark.long] if n % 2 else [])
+        pytest.param(thing, verbs[n % len(verbs)], marks=[pytest.mark.long] if n % 3 else [])
         for n, thing in enumerate(things)
     ]
 

@@ -100,7 +100,7 @@ def test_two_processes_learn_what_one_learns(loss: str, cut: str, tmp_path: Path
         torch.testing.assert_close(mine, whole, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_by_the_command_line(tmp_path: Path) -> None:
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "2", "--eval.final_tasks", "8"]
     words += [

@@ -67,7 +67,7 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, signals: list[signal
     return sent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 def test_it_ends_as_if_no_process_had_been_killed(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", tmp_path / "whole.txt")

@@ -71,6 +71,7 @@ def test_the_example_runs_and_its_table_is_one_output_that_was_updated(tmp_path:
 
 
 @pytest.mark.anyio
+@pytest.mark.long
 async def test_an_interrupt_saves_and_returns_the_run(tmp_path: Path) -> None:
     async with kernel(tmp_path) as own:
         call = f'run = agentrl.train("math-tools", steps=100000, run={{"dir": "run"}}, {SMALL})'
@@ -119,6 +120,7 @@ agentrl.train(Quiz, steps=1, {SMALL})"""
 
 
 @pytest.mark.anyio
+@pytest.mark.long
 async def test_a_loss_of_a_cell_is_given_as_it_is(tmp_path: Path) -> None:
     source = f"""import agentrl
 def plain(t, log_ratio):

@@ -45,7 +45,7 @@ def test_sampling_that_learns_nothing_or_keeps_nothing_is_refused() -> None:
             config(rollout=rollout)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_policy_learns_from_truncated_sampling_in_two_passes_over_each_batch(tmp_path: Path) -> None:
     run = train(
         "math-tools",

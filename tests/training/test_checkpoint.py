@@ -73,7 +73,7 @@ def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param(m, marks=pytest.mark.long if "dtype" in m else pytest.mark.slow)
+        pytest.param(m, marks=pytest.mark.long if m else pytest.mark.slow)
         for m in ({}, {"lora": {"rank": 4}}, {"dtype": "bfloat16"})
     ],
 )
@@ -102,7 +102,11 @@ def test_it_ends_with_the_same_weights_to_the_bit(more: dict[str, Any], tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "min_p": 0.05}], ids=["all tokens", "kept sets in flight"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param({}, marks=pytest.mark.long), {"top_p": 0.9, "min_p": 0.05}],
+    ids=["all tokens", "kept sets in flight"],
+)
 def test_ahead_of_the_learner_no_task_is_lost_or_learned_from_twice(sampling: dict[str, Any], tmp_path: Path) -> None:
     ahead = {"tasks_per_step": 3, "group_size": 2, "max_staleness": 2, **sampling}
     settings = EXACT | {"rollout": ahead, "steps": 6, "deterministic": False}
@@ -391,7 +395,7 @@ def test_a_curriculum_goes_on_with_the_options_that_it_gave(tmp_path: Path) -> N
     [
         {"learner": {"optimizer": "adamw", "beta": 0.01}},
         *(
-            pytest.param(m, marks=pytest.mark.slow)
+            pytest.param(m, marks=pytest.mark.long)
             for m in ({"learner": {"optimizer": "muon"}}, {"lora": {"rank": 4}}, {"dtype": "bfloat16"})
         ),
     ],
@@ -420,10 +424,8 @@ def test_killed_again_and_again_it_ends_as_if_never(staleness: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "ending", ["SIGTERM", pytest.param("ENOSPC later", marks=pytest.mark.long)]
-)  # `make long` ends in all ways
+@pytest.mark.long
+@pytest.mark.parametrize("ending", ["SIGTERM", "ENOSPC later"])  # `make long ARGS=endings` ends in all ways
 def test_ended_in_another_way_it_goes_on_as_if_never(ending: str) -> None:
     """By the command that its last lines name; the script says what it compares."""
     script = Path(__file__).parents[2] / "benchmarks" / "kills.py"

@@ -25,7 +25,7 @@ def train(processes: int, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_numbers_of_processes_go_on_with_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(2, *SETTINGS.split(), "--steps", "3", "--run.dir", str(run))

@@ -222,7 +222,7 @@ def test_another_number_of_steps_is_refused_where_there_are_stages() -> None:
         build_config(("file", tomllib.loads(TOML)), read_overrides(["--steps", "9"]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_learns_the_format_and_then_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / "stages.py"))["main"](steps=60)
