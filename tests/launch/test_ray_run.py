@@ -1,6 +1,6 @@
 """A whole run on a Ray cluster of three local nodes: ranks, servers and players, one of each killed on the way.
 
-It really runs vLLM: `make vllm`.
+It really runs vLLM: `make vllm`, and this by `make long ARGS=vllm`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 from tests.helpers.fleet import SETTINGS, FleetRun, find_process, kill, list_pids, read_words
 from tests.helpers.ray_cluster import open_cluster
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 KEY = "the-key-of-this-test"
 LAUNCH = "-m agentrl train --steps 26 --launcher ray --ranks 2 --servers 2 --max_restarts 3"
 

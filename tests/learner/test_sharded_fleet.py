@@ -1,6 +1,6 @@
 """Two processes of the learner, two vLLM servers and two players, one of each killed on the way: the usual reward.
 
-These really run vLLM: `make vllm`.
+These really run vLLM: `make vllm`, and this by `make long ARGS=vllm`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentrl.engines.vllm.server_process import ServerSettings, VLLMServer
 from agentrl.models.source import locate_model
 from tests.helpers.fleet import SETTINGS, FleetRun, find_child, kill
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 3 -m agentrl train --steps 60"
 
 
