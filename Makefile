@@ -44,11 +44,13 @@ LOW := transformers==5.16.1 numpy==2.0.0 pydantic==2.11.0 anyio==4.11.0 httpx2==
 	jinja2==3.1.0 pyarrow==18.0.0 rich==13.9.0 tomli-w==1.1.0 pyyaml==6.0 peft==0.18.1 accelerate==1.10.0 \
 	bitsandbytes==0.50.0 gguf==0.17.0 llguidance==1.7.0 packaging==24.0
 HIGH := transformers==5.23.0
+VERSIONS_TESTS := tests/models tests/engines/embedded tests/renderer/test_template.py tests/learner/prefix_tree \
+	$(patsubst %,tests/learner/test_%.py,bf16_products hidden_states learner logprobs muon optimizers packing_choice \
+	quantized_layers router_balance router_replay)
 TORCH_LOW ?= $(TORCH)  # 2.11.0, where the index has a build of it for the CPU
 versions: $(VERSIONS_VENV)/low/.installed $(VERSIONS_VENV)/high/.installed
 	for end in low high; do OMP_NUM_THREADS=1 $(VERSIONS_VENV)/$$end/bin/python -m pytest -n 2 --dist worksteal \
-		-m "not slow and not vllm and not browser" tests/models tests/engines tests/learner tests/renderer/test_template.py \
-		--ignore tests/learner/test_sampling_rules.py --ignore tests/learner/test_updates.py $(ARGS) || exit 1; done
+		-m "not slow and not vllm and not browser" $(VERSIONS_TESTS) $(ARGS) || exit 1; done
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -361,7 +361,7 @@ anyio.run(main)  # no main guard, on purpose
 """
 
 
-@pytest.mark.parametrize("end", ["raise", "interrupt", "hang"])
+@pytest.mark.parametrize("end", [*(pytest.param(e, marks=pytest.mark.long) for e in ("raise", "interrupt")), "hang"])
 def test_no_process_is_left_however_the_run_ends(tmp_path: Path, end: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
