@@ -273,7 +273,9 @@ async def test_another_model_is_noticed(servers: list[VLLMServer]) -> None:
             pass
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(s, marks=pytest.mark.long) for s in (signal.SIGINT, signal.SIGKILL)), signal.SIGTERM]
+)
 def test_the_command_prints_a_url_and_leaves_nothing_behind(end: signal.Signals) -> None:
     command = [sys.executable, "-m", "agentrl", "serve", "--model", "nano", "--max_model_len", "256"]
     run = subprocess.Popen(

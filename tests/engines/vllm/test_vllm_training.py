@@ -76,7 +76,8 @@ def test_with_servers_of_which_one_dies_and_comes_back(embedded: float, tmp_path
     assert not any(map(is_there, (one, two, *again)))
 
 
-@pytest.mark.parametrize("engine", [pytest.param("vllm", marks=pytest.mark.long), "launched"])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["vllm", "launched"])
 def test_an_adapter(engine: str, tmp_path: Path) -> None:
     """Its matrices alone are sent: with servers their base weights are those that they were started with."""
     run = {"dir": str(tmp_path / "run")}
