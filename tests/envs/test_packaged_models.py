@@ -142,10 +142,8 @@ print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "most_mib"), [(SMOLLM2.name, 4200), pytest.param(GEMMA3.name, 4800, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "most_mib"), [(SMOLLM2.name, 4200), (GEMMA3.name, 4800)])
 def test_it_learns_a_tool_s_calls_from_an_expert_within_its_memory(name: str, most_mib: int, tmp_path: Path) -> None:
     try:
         locate_model(name)

@@ -137,6 +137,7 @@ async def test_rewards_and_metrics_are_those_of_verifiers_own_evaluation(name: s
     wait_until_none_is_left()
 
 
+@pytest.mark.long
 async def test_sixty_four_at_once_and_cancelled_ones_leave_nothing() -> None:
     spec = EnvSpec(Verifiers, name="stock-count")
     engine = ScriptedEngine(lambda session, turn: "12" if turn else call("store_count", thing="nails"))
@@ -155,6 +156,7 @@ async def test_sixty_four_at_once_and_cancelled_ones_leave_nothing() -> None:
     wait_until_none_is_left()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_killed_in_mid_episode_is_a_fault_and_begins_anew() -> None:
     spec = EnvSpec(Verifiers, name="stock-count")
     engine = ScriptedEngine(["12"], latency_s=3.0)
@@ -184,7 +186,8 @@ async def _kill_worker(spec: EnvSpec) -> None:
     os.kill(spec.shared._workers[0]._process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("by", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.long
 def test_a_run_that_is_interrupted_or_killed_leaves_no_processes(by: signal.Signals) -> None:
     words = [sys.executable, "-m", "agentrl", "train", "--env", "verifiers:stock-count", "--steps", "1000", *SMALL]
     with subprocess.Popen(

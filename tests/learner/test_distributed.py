@@ -122,7 +122,7 @@ def test_by_the_command_line(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "grad_norm" in line] == [1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_processes_resume_together(tmp_path: Path) -> None:
     """The optimizer's memory is everybody's: copies that step apart would not stay the same."""
     words = ["-m", "agentrl", "train", "--env", "math-tools", "--steps", "3", "--eval.final_tasks", "2"]

@@ -37,8 +37,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [2, 3])
 def test_engines_and_folders_have_the_weights_of_one_process(processes: int, tmp_path: Path) -> None:
     alone, many = run(1, tmp_path, *CASES), run(processes, tmp_path, *CASES)
     for case in CASES:

@@ -72,7 +72,7 @@ def test_the_gradients_of_one_process(
     print(f"\n{dtype}, {processes} processes, {len(cases)} cases: at most {max(worst.values()):.1e} apart")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_experts_checkpointed_layers_and_bfloat16_are_as_in_one_process(tmp_path: Path) -> None:
     alone, many = run(1, tmp_path, "float32", BESIDE), run(3, tmp_path, "float32", BESIDE)
     for case in BESIDE:

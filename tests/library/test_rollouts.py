@@ -120,7 +120,7 @@ def test_the_example_is_a_loop_of_at_most_fifteen_lines(capsys: pytest.CaptureFi
     assert (loop.end_lineno or 0) - loop.lineno + 1 <= 15
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_reaches_nine_tenths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole of it by `make long ARGS=seeds`; less than half of its steps come to six tenths."""
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,6 @@
 """Every causal LM of transformers is right, or refused in a sentence; docs/models.md has the table.
 
-One in three of the families, and all where AGENTRL_EVERY_CASE is set (make long ARGS=families).
+One in six of the families, and all where AGENTRL_EVERY_CASE is set (make long ARGS=families).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def rows() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore")  # transformers' own, of families that it no longer tends
-@pytest.mark.parametrize("name", [name for name in names() if name not in UNMADE][:: 1 if EVERY_CASE else 3])
+@pytest.mark.parametrize("name", [name for name in names() if name not in UNMADE][:: 1 if EVERY_CASE else 6])
 def test_a_causal_lm_is_right_or_refused_in_a_sentence(name: str) -> None:
     model = subject(name)
     found = verdicts(model)

@@ -40,7 +40,7 @@ def test_a_loaded_model_is_trained_in_place(tmp_path: Path) -> None:
     assert evaluate("math-tools", model, tasks=4, out=str(tmp_path / "eval")).episodes == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loaded_model_s_own_adapter_is_trained(tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(locate_model("nano"))
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))

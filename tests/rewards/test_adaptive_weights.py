@@ -58,7 +58,7 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "step_time" in line]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_weight_is_kept_told_and_the_same_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

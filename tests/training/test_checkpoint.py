@@ -200,7 +200,7 @@ def test_a_run_resumes_with_its_servers_at_other_addresses(tmp_path: Path) -> No
     assert now.url in (tmp_path / "run" / "config.toml").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_half_written_is_written_anew(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = EXACT | {"steps": 2}
@@ -248,7 +248,7 @@ def test_what_an_evaluation_beside_wrote_after_the_checkpoint_of_its_step_is_tak
     assert not (tmp_path / "events.jsonl").read_bytes() + (tmp_path / "timeline.jsonl").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_that_goes_on_keeps_its_last_evaluation_and_ends_as_one_that_was_never_finished(
     tmp_path: Path,
 ) -> None:

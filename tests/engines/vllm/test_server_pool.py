@@ -216,6 +216,7 @@ async def test_a_server_that_stops_in_the_middle_of_an_update_is_dropped_and_tak
             assert set(done.versions) == {1}
 
 
+@pytest.mark.long
 async def test_a_killed_server_loses_nothing_and_takes_part_again_with_the_current_weights() -> None:
     port, model = find_free_port(), changed(nano(), 0.05)
     serving = ServerSettings(locate_model("nano"), max_context=512, capacity=16, port=port)
