@@ -41,7 +41,8 @@ def test_families_choose_what_they_are_told(name: str, count: int, first: str, e
     """Found on the large model; tried on its miniature, whose experts are given what was chosen."""
     large = build_large(name)
     found = find_routers(large)
-    assert (len(found.names), found.names[0], found.experts, found.top_k) == (count, first, experts, top_k)
+    assert found.names[0] in (first, f"{first}.router")  # Jamba's is a module of its own from transformers 5.23 on
+    assert (len(found.names), found.experts, found.top_k) == (count, experts, top_k)
     small = build_miniature(large)
     routers = find_routers(small)
     assert routers.names == found.names
