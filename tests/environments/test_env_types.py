@@ -63,7 +63,7 @@ def check(folder: Path, source: str) -> str:
     return run.stdout + run.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_users_environment_is_typed_and_its_shared_part_too(tmp_path: Path) -> None:
     assert "Success: no issues found in 1 source file" in check(tmp_path, CITY_QUIZ)
     wrong = CITY_QUIZ
