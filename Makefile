@@ -29,7 +29,7 @@ test: $(VENV)/.installed-test
 slow: $(VENV)/.installed-bench
 	$(PYTEST) -m "slow and not long and not vllm and not browser" $(ARGS)
 
-# The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once, the longest first.
+# The engines that are vLLM, with its build for the CPU, in a venv of its own; two tests at once, trainings first.
 vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "vllm and not long" $$(grep -rl --include="*.py" "mark.vllm" tests | sort -r) $(ARGS)
 

@@ -15,10 +15,14 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-QUICK = ["-m", "pytest", "-n", "2", "-q", "-m", "not slow and not vllm and not browser", "tests"]
+_TESTS = ["-m", "pytest", "-n", "2", "-q", "tests", "-m"]
+QUICK = [*_TESTS, "not slow and not vllm and not browser"]
+STAGES = {  # of CI, with the tests that are long; else as they are there, so without ENVIRONMENT
+    "slow": [*_TESTS, "slow and not vllm and not browser"],
+    "vllm": [*_TESTS, "vllm"],
+}
 COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
-    "slow": ["-m", "pytest", "-n", "2", "-q", "-m", "slow and not vllm and not browser", "tests"],
-    "vllm": ["-m", "pytest", "-n", "2", "-q", "-m", "vllm", "tests"],
+    **STAGES,
     "kills": ["benchmarks/kills.py", "--kills", "50"],
     "kills-ahead": ["benchmarks/kills.py", "--kills", "50", "--staleness", "2"],
     "endings": ["benchmarks/kills.py", "--endings"],
@@ -40,8 +44,10 @@ COMMANDS: dict[str, list[str]] = {  # add yours here: what python is given
     "versions-high": QUICK,
     "mutated-calls": ["-m", "pytest", "-q", "-s", "-m", "slow", "tests/renderer/call_formats/test_mutations.py"],
 }
-PYTHONS = {f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("low", "high")}  # made by `make versions`
-PYTHONS["vllm"] = ".venv-vllm/bin/python"  # made by `make vllm`
+PYTHONS = {  # made by `make versions` and `make vllm`
+    **{f"versions-{end}": f".venv-versions/{end}/bin/python" for end in ("low", "high")},
+    "vllm": ".venv-vllm/bin/python",
+}
 ENVIRONMENT = {  # what the tests leave out
     "AGENTRL_AGENTS_PYTHON": str(HERE.parent / ".venv-agents/bin/python"),
     "AGENTRL_EVERY_VERB": "1",
@@ -65,7 +71,7 @@ def measured_commit() -> str:
 def measure(name: str) -> int:
     """Run one benchmark and write its file; return its exit status."""
     commit, begun = measured_commit(), time.monotonic()
-    pipe, environment = subprocess.PIPE, {**os.environ, **({} if name in ("slow", "vllm") else ENVIRONMENT)}
+    pipe, environment = subprocess.PIPE, {**os.environ, **({} if name in STAGES else ENVIRONMENT)}
     command = [PYTHONS.get(name, sys.executable), *COMMANDS[name]]
     done = subprocess.run(
         command, cwd=HERE.parent, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False

@@ -68,7 +68,7 @@ def pages(browser: Any) -> Iterator[Pages]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is long is slow."""
+    """Mark what is long as slow, too."""
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)

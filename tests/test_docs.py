@@ -259,7 +259,7 @@ def _cannot(command: Command) -> str | None:
 
 
 def _marked(number: int, command: Command) -> Any:
-    """Of what takes seconds, the commands that people meet first are slow tests, and of the others one in six."""
+    """Mark what takes seconds: as slow what people meet first, and of the others one in six; as long the rest."""
     quick = command.words[1] in QUICK or "--help" in command.words or _cannot(command) is not None
     quick = quick and "runs/symbols" not in command.words
     first = "README" in str(command.page) or "quickstart" in str(command.page) or number % 6 == 0

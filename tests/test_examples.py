@@ -33,10 +33,7 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         "hello",
-        *(
-            pytest.param(n, marks=pytest.mark.long if n == "warm_start" else pytest.mark.slow)
-            for n in ("prompt_dataset", "adaptive_rewards", "stages", "warm_start")
-        ),
+        *(pytest.param(n, marks=pytest.mark.long if n == "warm_start" else pytest.mark.slow) for n in SLOW),
     ],
 )
 def test_scripts(name: str, capsys: pytest.CaptureFixture[str]) -> None:

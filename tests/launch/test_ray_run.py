@@ -1,6 +1,6 @@
 """A whole run on a Ray cluster of three local nodes: ranks, servers and players, one of each killed on the way.
 
-It really runs vLLM: `make vllm`, and this by `make long ARGS=vllm`.
+It really runs vLLM: `make long ARGS=vllm`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two processes of the learner, two vLLM servers and two players, one of each killed on the way: the usual reward.
 
-These really run vLLM: `make vllm`, and this by `make long ARGS=vllm`.
+These really run vLLM: `make long ARGS=vllm`.
 """
 
 from __future__ import annotations
